@@ -1,0 +1,89 @@
+"""The table of commands, and the one place that turns errors into exit codes (2 usage, 1 failure)."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple, NoReturn
+
+from . import __version__
+from .errors import GpufragError, UsageError
+
+
+class Command(NamedTuple):
+    """One row: the module `commands.MODULE` has add_arguments(parser) and run(options) -> exit code."""
+
+    name: str
+    module: str
+    help: str
+    example: str
+
+
+COMMANDS = (
+    Command("run", "run", "run a job with the agent inside it", "gpufrag run -- torchrun --nproc-per-node 8 train.py"),
+    Command("serve", "serve", "the sidecar: publish all ranks on /metrics", "gpufrag serve --port 9836"),
+    Command("measure", "measure", "every quantity of a saved snapshot", "gpufrag measure snapshot.pickle --limit 40GiB"),
+    Command("check-config", "check_config", "read a sidecar's config file and say what is wrong", "gpufrag check-config gpufrag.yaml"),
+    Command("demo", "demo", "two simulated ranks, a real sidecar and a live table", "gpufrag demo --duration 20 --once"),
+)  # fmt: skip
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, with errors that go the way of all others."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message} (see '{self.prog} --help')")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code. No exception of ours, and no traceback, leaves this function."""
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    try:
+        return _dispatch(arguments)
+    except GpufragError as error:
+        return _fail(str(error), error.exit_code)
+    except BrokenPipeError:  # the reader of our output (head, less) has left: nothing to say, and nobody to hear it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    except OSError as error:
+        return _fail(f"{error.filename or 'system'}: {error.strerror or error}", 1)
+    except Exception as error:
+        if os.environ.get("GPUFRAG_TRACEBACK"):
+            raise
+        what = f"{type(error).__name__}: {error}"
+        return _fail(f"a fault in gpufrag itself ({what}); set GPUFRAG_TRACEBACK=1 and report what it prints", 1)
+
+
+def _fail(text: str, code: int) -> int:
+    print(f"gpufrag: {text}", file=sys.stderr)
+    return code
+
+
+def _dispatch(arguments: Sequence[str]) -> int:
+    parser = _parser(arguments[0] if arguments else None)
+    options = parser.parse_args(arguments)
+    if options.command is None:
+        parser.print_help()
+        return 2
+    result = options.run(options)
+    sys.stdout.flush()  # here, so that a closed pipe is met inside main
+    return int(result or 0)
+
+
+def _parser(named: str | None) -> Parser:
+    """The whole table for help, but only the named command's module is imported: start-up stays short."""
+    parser = Parser(prog="gpufrag", description="Why a GPU with free memory still runs out of it.")
+    parser.add_argument("--version", action="version", version=f"gpufrag {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
+    for row in COMMANDS:
+        child = commands.add_parser(row.name, help=row.help, description=row.help, epilog=f"example: {row.example}")
+        if row.name == named:
+            module = importlib.import_module(f".commands.{row.module}", __package__)
+            module.add_arguments(child)
+            child.set_defaults(run=module.run)
+    return parser

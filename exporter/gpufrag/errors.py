@@ -1,0 +1,34 @@
+"""Every error that gpufrag raises on purpose.
+
+    GpufragError            exit code 1: something failed; the text says what, where and what to do
+    ├── UsageError          exit code 2: a wrong flag, key or value; the caller must change the call
+    ├── BadInput            a file, snapshot, trace or sample that cannot be what it claims to be
+    │   └── NewerVersion    written by a newer gpufrag: skipped, counted, never guessed at
+    └── Unavailable         something outside (driver, folder, port, process) is not there now
+
+The command line is the only place that turns these into exit codes.
+"""
+
+
+class GpufragError(Exception):
+    """Base of all; its text is one line that a user can act on."""
+
+    exit_code = 1
+
+
+class UsageError(GpufragError):
+    """The call itself is wrong: an unknown flag or key, a value out of range."""
+
+    exit_code = 2
+
+
+class BadInput(GpufragError):
+    """Input that is broken or is not of the form it claims."""
+
+
+class NewerVersion(BadInput):
+    """Input written by a newer version of gpufrag."""
+
+
+class Unavailable(GpufragError):
+    """A thing outside this process that is missing, busy or refuses."""

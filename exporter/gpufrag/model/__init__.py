@@ -1,0 +1,1 @@
+"""The pure model: standard library only; no clock, no file, no thread, no torch."""

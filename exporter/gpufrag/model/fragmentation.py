@@ -1,0 +1,158 @@
+"""Every quantity of a heap and its driver, from one snapshot and one reading taken together.
+
+All figures are bytes of one process on one device. The largest allocatable request, the one figure that
+cannot be read off by adding up, is in `reach`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass, field
+
+from .heap import ALLOCATED, AWAITING, INACTIVE, Heap, Segment
+from .reach import Driver, largest_allocatable, main_stream, reclaimable_bytes
+from .settings import Settings
+
+SIZE_BOUNDS = tuple(512 * 4**n for n in range(13))
+"""Upper bounds, inclusive, of the free-block size histogram: 512 B to 8 GiB; a last bucket takes the rest."""
+
+
+@dataclass
+class Pool:
+    """What one pool (large or small requests) holds; private pools are not in it."""
+
+    reserved: int = 0
+    allocated: int = 0
+    active: int = 0
+    requested: int = 0
+    inactive_split: int = 0
+    """Free blocks beside others in a segment that cannot be given back piecewise (torch's own definition)."""
+    free_cached: int = 0
+    awaiting_free: int = 0
+    """Freed by their owner, not yet by their stream: active - allocated."""
+    largest_free_block: int = 0
+    largest_active_block: int = 0
+    reclaimable: int = 0
+    segments: int = 0
+    active_blocks: int = 0
+    awaiting_blocks: int = 0
+    inactive_blocks: int = 0
+    free_block_sizes: list[int] = field(default_factory=lambda: [0] * (len(SIZE_BOUNDS) + 1))
+    """How many inactive blocks are in each bucket of SIZE_BOUNDS; not cumulative."""
+
+    @property
+    def stranded(self) -> int:
+        """Free bytes pinned between live blocks: no flush brings them back, only their neighbours' end."""
+        return self.free_cached + self.awaiting_free - self.reclaimable
+
+
+@dataclass(frozen=True)
+class Fragmentation:
+    """Every row of the table of quantities for one device. None is a figure that the inputs cannot tell."""
+
+    device: int
+    stream: int
+    """The stream that largest_allocatable is told for: the one that holds most reserved memory."""
+    large: Pool
+    small: Pool
+    private_pool_reserved: int
+    captive: int
+    """Inactive bytes of private pools: in neither free_cached nor free_total."""
+    limit: int | None
+    headroom: int | None
+    free_total: int | None
+    largest_allocatable: int | None
+
+    @property
+    def reserved(self) -> int:
+        return self.large.reserved + self.small.reserved + self.private_pool_reserved
+
+    @property
+    def free_cached(self) -> int:
+        return self.large.free_cached + self.small.free_cached
+
+    @property
+    def reclaimable(self) -> int:
+        return self.large.reclaimable + self.small.reclaimable
+
+    @property
+    def stranded(self) -> int:
+        return self.large.stranded + self.small.stranded
+
+    @property
+    def largest_free_block(self) -> int:
+        return max(self.large.largest_free_block, self.small.largest_free_block)
+
+    @property
+    def ratio(self) -> float | None:
+        """free_total / largest_allocatable: 1 is perfect, above 4 is the trigger; None where nothing fits."""
+        return self.free_total / self.largest_allocatable if self.free_total and self.largest_allocatable else None
+
+    @property
+    def cache_ratio(self) -> float | None:
+        """free_cached / largest_free_block: the same rule from the cache alone, which cries wolf."""
+        return self.free_cached / self.largest_free_block if self.largest_free_block else None
+
+
+def measure(heap: Heap, driver: Driver, stream: int | None = None) -> Fragmentation:
+    """Every quantity of a one-device heap.
+
+    `stream` (a cudaStream_t as torch prints it) is where the next request is made; None takes the stream that
+    holds most of the reserved memory. Raises ValueError for a heap of several devices: narrow it first.
+    """
+    if len(heap.devices) > 1:
+        raise ValueError(f"measure one device at a time: this heap holds {heap.devices}; use Heap.on_device")
+    large, small = Pool(), Pool()
+    private_reserved = captive = 0
+    for segment in heap.segments:
+        if segment.private:
+            private_reserved += segment.size
+            captive += _inactive_bytes(segment)
+        else:
+            _add(small if segment.small else large, segment, heap.settings)
+    reserved = large.reserved + small.reserved + private_reserved
+    stream = main_stream(heap) if stream is None else stream
+    limit, headroom = driver.cap, driver.headroom(reserved)
+    free = large.free_cached + large.awaiting_free + small.free_cached + small.awaiting_free
+    return Fragmentation(
+        device=heap.devices[0] if heap.devices else 0,
+        stream=stream,
+        large=large,
+        small=small,
+        private_pool_reserved=private_reserved,
+        captive=captive,
+        limit=limit,
+        headroom=headroom,
+        free_total=None if headroom is None else free + headroom,
+        largest_allocatable=largest_allocatable(heap, driver, stream, reserved, large.reclaimable + small.reclaimable),
+    )
+
+
+def _inactive_bytes(segment: Segment) -> int:
+    return sum([size for size, state in zip(segment.sizes, segment.states) if state is INACTIVE])
+
+
+def _add(pool: Pool, segment: Segment, settings: Settings) -> None:
+    sizes, states = segment.sizes, segment.states
+    live = [size for size, state in zip(sizes, states) if state is ALLOCATED]
+    free = [size for size, state in zip(sizes, states) if state is INACTIVE]
+    awaiting = [size for size, state in zip(sizes, states) if state is AWAITING] if AWAITING in states else []
+    total, allocated, waiting, inactive = segment.size, sum(live), sum(awaiting), sum(free)
+    pool.segments += 1
+    pool.reserved += total
+    pool.allocated += allocated
+    pool.awaiting_free += waiting
+    pool.active += allocated + waiting
+    pool.free_cached += inactive
+    pool.requested += sum([asked for asked, state in zip(segment.requested, states) if state is not INACTIVE])
+    pool.active_blocks += len(live)
+    pool.awaiting_blocks += len(awaiting)
+    pool.inactive_blocks += len(free)
+    pool.largest_active_block = max(pool.largest_active_block, max(live, default=0), max(awaiting, default=0))
+    for size in free:
+        pool.free_block_sizes[bisect_left(SIZE_BOUNDS, size)] += 1
+    pool.largest_free_block = max(pool.largest_free_block, max(free, default=0))
+    if free and len(sizes) > 1 and not segment.expandable:
+        pool.inactive_split += inactive
+    if free or awaiting:
+        pool.reclaimable += reclaimable_bytes(segment, settings)

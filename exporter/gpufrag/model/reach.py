@@ -1,0 +1,225 @@
+"""The largest single request that would succeed now: torch's allocation path, read backwards.
+
+A request is served from a cached block of its pool and stream, or by the driver. Before the allocator gives up
+it waits for all streams, returns every free segment (of an expandable one: every free page) and asks the
+driver once more. So what counts is the state after that flush.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from .heap import ALLOCATED, INACTIVE, Heap, Segment
+from .settings import MIN_BLOCK, MIN_OWN_SEGMENT, SEGMENT_GRID, SMALL_REQUEST, SMALL_SEGMENT, Settings
+
+UNBOUNDED = 1 << 62
+
+
+@dataclass(frozen=True)
+class Driver:
+    """The driver's side, read together with the snapshot; None is what could not be read.
+
+    free and size are cudaMemGetInfo's two figures. limit is the bytes that set_per_process_memory_fraction
+    allows, None where no fraction was set.
+    """
+
+    free: int | None = None
+    size: int | None = None
+    limit: int | None = None
+
+    @property
+    def cap(self) -> int | None:
+        """The most this process may reserve: its limit, else the device's size."""
+        known = [bound for bound in (self.limit, self.size) if bound is not None]
+        return min(known, default=None)
+
+    def headroom(self, reserved: int) -> int | None:
+        """min(driver free, cap - reserved), never below 0; None where neither is known."""
+        room = [] if self.free is None else [self.free]
+        if self.cap is not None:
+            room.append(self.cap - reserved)
+        return max(0, min(room)) if room else None
+
+
+class Hole(NamedTuple):
+    """A run without live blocks in an expandable segment, as it stands after a flush."""
+
+    span: int
+    """Address space it offers, UNBOUNDED at the end of the segment."""
+    edge: int
+    """Free mapped bytes before its first unmapped page."""
+    pages: int
+    """Bytes of its unmapped pages, UNBOUNDED at the end of the segment."""
+
+
+def main_stream(heap: Heap) -> int:
+    """The stream with most reserved memory in the default pools (0 where there is none): the job's own."""
+    reserved: Counter[int] = Counter()
+    for segment in heap.segments:
+        if not segment.private:
+            reserved[segment.stream] += segment.size
+    return min(reserved, key=lambda stream: (-reserved[stream], stream), default=0)
+
+
+def reclaimable_bytes(segment: Segment, settings: Settings) -> int:
+    """What a flush gives back of one segment: all of it, or its free pages, or nothing."""
+    if ALLOCATED not in segment.states:
+        return segment.size
+    if not segment.expandable:
+        return 0
+    page = settings.page_size(segment.small)
+    return sum(max(0, end // page - -(-start // page)) * page for start, end in _free_runs(segment))
+
+
+def largest_allocatable(heap: Heap, driver: Driver, stream: int, reserved: int, reclaimable: int) -> int | None:
+    """The largest request on `stream` that would succeed now, to 512 bytes; None where the driver is unknown.
+
+    `reserved` and `reclaimable` are the heap's own sums (private pools in the first, not in the second). An
+    upper part of the answer that no snapshot can tell: a MemPool that serves when all else fails.
+    """
+    if driver.free is None and driver.limit is None:
+        return None
+    settings = heap.settings
+    kept = reserved - reclaimable
+    allowed = UNBOUNDED if driver.limit is None else max(0, driver.limit - kept)
+    physical = UNBOUNDED if driver.free is None else driver.free + reclaimable
+    if settings.expandable_segments:
+        fresh = _largest_mapped(heap, stream, driver, allowed, physical)
+    else:
+        fresh = _largest_segment(settings, min(allowed, physical))
+    return max(_largest_cached(heap, stream), fresh)
+
+
+def _largest_cached(heap: Heap, stream: int) -> int:
+    """The largest request that a cached block serves as it lies, without the driver."""
+    settings = heap.settings
+    usable = [s for s in heap.segments if s.stream == stream and not s.private and _serves(s, settings)]
+    small = max((size for s in usable if s.small for size in _inactive(s)), default=0)
+    large = sorted(size for s in usable if not s.small for size in _inactive(s))
+    requests = (settings.largest_request(size) for size in reversed(large))
+    best = next((request for request in requests if _best_fit_serves(request, large, settings)), 0)
+    return max(best, settings.largest_request(min(small, SMALL_REQUEST)))
+
+
+def _serves(segment: Segment, settings: Settings) -> bool:
+    """With expandable segments switched off again, the blocks of those that exist are passed over."""
+    return settings.expandable_segments or not segment.expandable
+
+
+def _inactive(segment: Segment) -> list[int]:
+    return [size for size, state in zip(segment.sizes, segment.states) if state is INACTIVE]
+
+
+def _best_fit_serves(request: int, sizes: Sequence[int], settings: Settings) -> bool:
+    """Whether the smallest block that holds `request`, the only one that torch looks at, may serve it."""
+    if request <= SMALL_REQUEST:
+        return False  # belongs to the small pool
+    block = sizes[bisect_left(sizes, request)]
+    split = settings.max_split_size
+    if split is None or block < split:
+        return True
+    return request >= split and block < request + settings.max_non_split_rounding
+
+
+def _largest_segment(settings: Settings, room: int) -> int:
+    """The largest request that a new segment serves when the driver and the limit leave `room` bytes."""
+    tops = (room // SEGMENT_GRID * SEGMENT_GRID, MIN_OWN_SEGMENT - MIN_BLOCK, SMALL_REQUEST)
+    requests = (settings.largest_request(min(top, room)) for top in tops)
+    return next((request for request in requests if 0 < request and settings.segment_size(request) <= room), 0)
+
+
+def _largest_mapped(heap: Heap, stream: int, driver: Driver, allowed: int, physical: int) -> int:
+    """The same for expandable segments: the limit counts whole requests, the driver only the missing pages."""
+    settings = heap.settings
+    page = settings.page_size(small=False)
+    pages = physical // page * page
+    holes = list(_holes(heap, stream, driver))
+    fits = [
+        request
+        for top in (allowed // SEGMENT_GRID * SEGMENT_GRID, MIN_OWN_SEGMENT - MIN_BLOCK)
+        for hole in holes
+        if (request := settings.largest_request(min(top, _reach(hole, pages)))) > SMALL_REQUEST
+        and settings.segment_size(request) <= allowed
+        and _lands_in(holes, request, pages)
+    ]
+    small = settings.largest_request(SMALL_REQUEST) if min(allowed, physical) >= SMALL_SEGMENT else 0
+    return max(fits, default=small)
+
+
+def _reach(hole: Hole, pages: int) -> int:
+    """The largest block that the hole takes when the driver has `pages` bytes of whole pages to map."""
+    return hole.span if hole.pages <= pages else hole.edge + pages
+
+
+def _lands_in(holes: Sequence[Hole], request: int, pages: int) -> bool:
+    """Torch takes the first hole with the address space, and fails if the driver cannot fill that one."""
+    return request <= _reach(next(hole for hole in holes if hole.span >= request), pages)
+
+
+def _holes(heap: Heap, stream: int, driver: Driver) -> Iterator[Hole]:
+    """Where a large request on `stream` may be mapped, in the order in which torch looks."""
+    page = heap.settings.page_size(small=False)
+    reserve = UNBOUNDED if driver.size is None else -(-driver.size * 9 // 8 // page) * page
+    ranges = [s for s in heap.segments if s.expandable and not s.private and not s.small and s.stream == stream]
+    for mapped in _by_reservation(ranges, reserve):
+        yield from _holes_of(mapped, page, mapped[0].address + reserve)
+    yield Hole(UNBOUNDED, 0, UNBOUNDED)  # a new expandable segment
+
+
+def _by_reservation(ranges: Sequence[Segment], reserve: int) -> Iterator[list[Segment]]:
+    """Mapped ranges that share one reserved address range (9/8 of the device), lowest first."""
+    start = 0
+    for index, segment in enumerate(ranges):
+        if segment.address + segment.size > ranges[start].address + reserve:
+            yield list(ranges[start:index])
+            start = index
+    if ranges:
+        yield list(ranges[start:])
+
+
+def _holes_of(mapped: Sequence[Segment], page: int, end: int) -> Iterator[Hole]:
+    """The holes of one reservation that ends at address `end`."""
+    edge = pages = tail = 0  # of the run without live blocks that is being walked
+    gaps = [after.address for after in mapped[1:]] + [end]
+    for segment, gap_end in zip(mapped, gaps):
+        walked = 0
+        for start, stop in _free_runs(segment):
+            if start > walked:  # live blocks lie between: the run so far is complete
+                if pages:
+                    yield Hole(edge + pages + tail, edge, pages)
+                edge = pages = tail = 0
+            first, last = -(-start // page) * page, stop // page * page
+            if last > first:
+                edge, pages, tail = edge + (0 if pages else first - start), pages + last - first, stop - last
+            elif pages:
+                tail += stop - start
+            else:
+                edge += stop - start
+            walked = stop
+        size = segment.size
+        if walked < size:
+            if pages:
+                yield Hole(edge + pages + tail, edge, pages)
+            edge = pages = tail = 0
+        pages += gap_end - segment.address - size
+    yield Hole(edge + pages, edge, pages)
+
+
+def _free_runs(segment: Segment) -> Iterator[tuple[int, int]]:
+    """Runs without live blocks, as offsets into the segment; blocks that wait for a stream count as free."""
+    at = 0
+    start: int | None = None
+    for size, state in zip(segment.sizes, segment.states):
+        if state is ALLOCATED:
+            if start is not None:
+                yield start, at
+                start = None
+        elif start is None:
+            start = at
+        at += size
+    if start is not None:
+        yield start, at

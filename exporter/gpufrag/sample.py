@@ -1,0 +1,186 @@
+"""What crosses from a training process to its readers: one ProcessSample, as one line of JSON.
+
+The file is replaced whole, so that a reader sees one consistent reading. `schema` is the version of this
+module's records: a reader refuses a newer one (NewerVersion) and passes over keys that it does not know, so
+that agent and sidecar need not be of one release. A figure that could not be read is None, never 0 or -1.
+"""
+
+from __future__ import annotations
+
+import json
+import types
+import typing
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from functools import lru_cache
+from typing import Any
+
+from .errors import BadInput, NewerVersion
+from .model.fragmentation import Fragmentation
+
+SCHEMA = 1
+MAX_BYTES = 4 << 20  # a file above this is not ours
+MOMENTS = ("boundary", "peak", "timer")
+"""When a snapshot was taken: at the end of an optimizer step, at a step's memory peak, or by the clock."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Who the process is. `start` is its start, in seconds of the system clock; pid and start together are unique."""
+
+    host: str
+    pid: int
+    start: float
+    rank: int | None = None
+    local_rank: int | None = None
+    world_size: int | None = None
+    framework: str | None = None
+    framework_version: str | None = None
+
+
+@dataclass(frozen=True)
+class PoolTotals:
+    """Torch's own counters of one pool, in bytes; cheap, so fresher than a snapshot."""
+
+    allocated: int
+    active: int
+    requested: int
+    reserved: int
+    inactive_split: int
+
+
+@dataclass(frozen=True)
+class Counters:
+    """Events since the process began; they never fall, even where the user resets torch's statistics."""
+
+    alloc_retries: int | None = None
+    ooms: int | None = None
+    device_allocs: int | None = None
+    device_frees: int | None = None
+    stream_syncs: int | None = None
+
+
+@dataclass(frozen=True)
+class Totals:
+    """One reading of the allocator's statistics. Peaks are since the process began or the user's last reset."""
+
+    time: float
+    large: PoolTotals
+    small: PoolTotals
+    peak_active: int
+    peak_reserved: int
+    counters: Counters = Counters()
+    private_pool_reserved: int | None = None
+
+
+@dataclass(frozen=True)
+class DriverReading:
+    """cudaMemGetInfo as the process sees it."""
+
+    time: float
+    free: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A measured heap: when, at which moment, and for how many seconds the process was held for it."""
+
+    time: float
+    at: str
+    duration: float
+    measured: Fragmentation
+
+
+@dataclass(frozen=True)
+class DeviceSample:
+    """One device of one process. `snapshots` holds the latest of each moment."""
+
+    device: int
+    backend: str
+    uuid: str | None = None
+    mig_uuid: str | None = None
+    alloc_conf: str | None = None
+    driver_version: str | None = None
+    limit: int | None = None
+    totals: Totals | None = None
+    driver: DriverReading | None = None
+    largest_recurring: int | None = None
+    snapshots: tuple[Snapshot, ...] = ()
+
+
+@dataclass(frozen=True)
+class AgentHealth:
+    """What the agent cost and where it failed, since the process began."""
+
+    stall_seconds: dict[str, float] = field(default_factory=dict)
+    """By cause (stats, snapshot, wait): how long the process's Python was held."""
+    errors: dict[str, int] = field(default_factory=dict)
+    """By source: errors that were swallowed."""
+
+
+@dataclass(frozen=True)
+class ProcessSample:
+    """All that one process says at one time."""
+
+    identity: Identity
+    time: float
+    devices: tuple[DeviceSample, ...] = ()
+    steps: int | None = None
+    """Optimizer steps since the agent began; None where the process has no step hook."""
+    health: AgentHealth = AgentHealth()
+    schema: int = SCHEMA
+
+
+def encode(sample: ProcessSample) -> bytes:
+    return json.dumps(asdict(sample), separators=(",", ":"), allow_nan=False).encode() + b"\n"
+
+
+def decode(data: bytes) -> ProcessSample:
+    """Raises BadInput for what is not a sample, NewerVersion for one of a newer gpufrag."""
+    if len(data) > MAX_BYTES:
+        raise BadInput(f"a sample of {len(data)} bytes: the most is {MAX_BYTES}")
+    try:
+        raw = json.loads(data)
+    except (ValueError, RecursionError):
+        raise BadInput("not a sample: no JSON (torn, or not written by an agent)") from None
+    if not isinstance(raw, dict) or type(raw.get("schema")) is not int:
+        raise BadInput("not a sample: it has no schema number")
+    if raw["schema"] > SCHEMA:
+        raise NewerVersion(f"a sample of schema {raw['schema']}: this gpufrag reads up to {SCHEMA}; upgrade the reader")
+    sample: ProcessSample = _read(ProcessSample, raw, "sample")
+    return sample
+
+
+def _read(kind: Any, raw: Any, where: str) -> Any:
+    """`raw` as a value of the annotated type `kind`; raises BadInput that names the place."""
+    if is_dataclass(kind):
+        return _read_record(kind, raw, where)
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is types.UnionType:  # only `X | None` is used here
+        return None if raw is None else _read(arguments[0], raw, where)
+    if origin in (tuple, list) and isinstance(raw, list):
+        return origin(_read(arguments[0], item, f"{where}[{i}]") for i, item in enumerate(raw))
+    if origin is dict and isinstance(raw, dict):
+        return {str(key): _read(arguments[1], item, f"{where}[{key!r}]") for key, item in raw.items()}
+    if kind is float and type(raw) is int:
+        return float(raw)
+    if type(raw) is not kind:
+        raise BadInput(f"not a sample: {where} is a {type(raw).__name__}")
+    return raw
+
+
+def _read_record(kind: Any, raw: Any, where: str) -> Any:
+    if not isinstance(raw, dict):
+        raise BadInput(f"not a sample: {where} is a {type(raw).__name__}, not a record")
+    hints = _hints(kind)
+    known = {name: _read(hint, raw[name], f"{where}.{name}") for name, hint in hints.items() if name in raw}
+    try:
+        return kind(**known)
+    except TypeError:
+        missing = sorted(f.name for f in fields(kind) if f.name not in known)
+        raise BadInput(f"not a sample: {where} lacks {', '.join(missing)}") from None
+
+
+@lru_cache(maxsize=None)
+def _hints(kind: Any) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
