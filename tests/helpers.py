@@ -1,0 +1,46 @@
+"""What several test folders share. On the path of every test: `from helpers import …`."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+from gpufrag.model.heap import Heap, parse
+from gpufrag.model.reach import Driver
+
+TESTS = Path(__file__).parent
+SNAPSHOTS = TESTS / "fixtures" / "snapshots"
+GOLDEN_NAMES = tuple(sorted(path.name.removesuffix(".json.gz") for path in (TESTS / "golden").glob("*.json.gz")))
+
+
+@dataclass(frozen=True)
+class GoldenCase:
+    """One recorded process; `raw` is its file (tests/golden/README.md tells the keys)."""
+
+    name: str
+    raw: dict[str, Any]
+
+    @property
+    def snapshot(self) -> dict[str, Any]:
+        """As torch.cuda.memory._snapshot() returns it."""
+        return {"segments": self.raw["segments"], "allocator_settings": self.raw["settings"]}
+
+    @cached_property
+    def heap(self) -> Heap:
+        return parse(self.snapshot)
+
+    @property
+    def driver(self) -> Driver:
+        """The driver's reading at the snapshot."""
+        return Driver(self.raw["driver_free"], self.raw["driver_total"], self.raw["cap_bytes"] or None)
+
+
+@lru_cache(maxsize=None)
+def golden_case_named(name: str) -> GoldenCase:
+    """Read once a session: tests must not change what is in `raw`."""
+    with gzip.open(TESTS / "golden" / f"{name}.json.gz", "rt", encoding="utf-8") as file:
+        return GoldenCase(name, json.load(file))

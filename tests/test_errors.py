@@ -1,0 +1,17 @@
+import pytest
+
+from gpufrag import errors
+
+
+def children() -> list[type[errors.GpufragError]]:
+    return [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.GpufragError)]
+
+
+@pytest.mark.parametrize("kind", children(), ids=lambda kind: kind.__name__)
+def test_every_error_is_drawn_in_the_tree(kind: type[errors.GpufragError]) -> None:
+    assert kind.__name__ in (errors.__doc__ or "")
+
+
+@pytest.mark.parametrize("kind", children(), ids=lambda kind: kind.__name__)
+def test_only_a_wrong_call_exits_with_2(kind: type[errors.GpufragError]) -> None:
+    assert kind.exit_code == (2 if issubclass(kind, errors.UsageError) else 1)
