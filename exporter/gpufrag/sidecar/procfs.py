@@ -1,0 +1,51 @@
+"""Which processes stand behind NVML's pids, from /proc."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from .readings import HostProcess, Sight
+
+PROC = Path("/proc")
+FIRST_PID_NAMESPACE = "pid:[4026531836]"  # the kernel's fixed number (PROC_PID_INIT_INO)
+
+
+def look(pids: Iterable[int], proc: Path = PROC) -> Sight:
+    """What /proc says of `pids`; those that are gone or hidden are left out."""
+    booted = _boot_time(proc)
+    found = {pid: process for pid in pids if booted is not None and (process := _process(proc / str(pid), booted))}
+    return Sight(found, _in_first_namespace(proc))
+
+
+def _process(folder: Path, booted: float) -> HostProcess | None:
+    try:
+        status = (folder / "status").read_text(errors="replace")
+        stat = (folder / "stat").read_text(errors="replace")
+    except OSError:  # it ended, or /proc hides other users' processes
+        return None
+    after_name = stat.rpartition(")")[2].split()  # the name may hold blanks and brackets
+    start = booted + int(after_name[19]) / os.sysconf("SC_CLK_TCK")
+    return HostProcess(_innermost_pid(status, int(folder.name)), start)
+
+
+def _innermost_pid(status: str, pid: int) -> int:
+    """The last of NSpid: the pid in each namespace from the reader's inwards. Kernels before 4.1 lack the line."""
+    line = next((line for line in status.splitlines() if line.startswith("NSpid:")), None)
+    return int(line.split()[-1]) if line else pid
+
+
+def _boot_time(proc: Path) -> float | None:
+    try:
+        lines = (proc / "stat").read_text().splitlines()
+    except OSError:
+        return None
+    return next((float(line.split()[1]) for line in lines if line.startswith("btime ")), None)
+
+
+def _in_first_namespace(proc: Path) -> bool:
+    try:
+        return os.readlink(proc / "self/ns/pid") == FIRST_PID_NAMESPACE
+    except OSError:
+        return False
