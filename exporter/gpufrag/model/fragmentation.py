@@ -7,9 +7,11 @@ cannot be read off by adding up, is in `reach`.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from .heap import ALLOCATED, AWAITING, INACTIVE, Heap, Segment
+from .heap import ALLOCATED, INACTIVE, Heap, Segment
 from .reach import Driver, largest_allocatable, main_stream, reclaimable_bytes
 from .settings import Settings
 
@@ -17,7 +19,7 @@ SIZE_BOUNDS = tuple(512 * 4**n for n in range(13))
 """Upper bounds, inclusive, of the free-block size histogram: 512 B to 8 GiB; a last bucket takes the rest."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Pool:
     """What one pool (large or small requests) holds; private pools are not in it."""
 
@@ -102,14 +104,11 @@ def measure(heap: Heap, driver: Driver, stream: int | None = None) -> Fragmentat
     """
     if len(heap.devices) > 1:
         raise ValueError(f"measure one device at a time: this heap holds {heap.devices}; use Heap.on_device")
-    large, small = Pool(), Pool()
-    private_reserved = captive = 0
-    for segment in heap.segments:
-        if segment.private:
-            private_reserved += segment.size
-            captive += _inactive_bytes(segment)
-        else:
-            _add(small if segment.small else large, segment, heap.settings)
+    private = [segment for segment in heap.segments if segment.private]
+    shared = [segment for segment in heap.segments if not segment.private]
+    large = _pool([segment for segment in shared if not segment.small], heap.settings)
+    small = _pool([segment for segment in shared if segment.small], heap.settings)
+    private_reserved = sum([segment.size for segment in private])
     reserved = large.reserved + small.reserved + private_reserved
     stream = main_stream(heap) if stream is None else stream
     limit, headroom = driver.cap, driver.headroom(reserved)
@@ -120,7 +119,7 @@ def measure(heap: Heap, driver: Driver, stream: int | None = None) -> Fragmentat
         large=large,
         small=small,
         private_pool_reserved=private_reserved,
-        captive=captive,
+        captive=sum([_inactive_bytes(segment) for segment in private]),
         limit=limit,
         headroom=headroom,
         free_total=None if headroom is None else free + headroom,
@@ -132,27 +131,47 @@ def _inactive_bytes(segment: Segment) -> int:
     return sum([size for size, state in zip(segment.sizes, segment.states) if state is INACTIVE])
 
 
-def _add(pool: Pool, segment: Segment, settings: Settings) -> None:
-    sizes, states = segment.sizes, segment.states
-    live = [size for size, state in zip(sizes, states) if state is ALLOCATED]
-    free = [size for size, state in zip(sizes, states) if state is INACTIVE]
-    awaiting = [size for size, state in zip(sizes, states) if state is AWAITING] if AWAITING in states else []
-    total, allocated, waiting, inactive = segment.size, sum(live), sum(awaiting), sum(free)
-    pool.segments += 1
-    pool.reserved += total
-    pool.allocated += allocated
-    pool.awaiting_free += waiting
-    pool.active += allocated + waiting
-    pool.free_cached += inactive
-    pool.requested += sum([asked for asked, state in zip(segment.requested, states) if state is not INACTIVE])
-    pool.active_blocks += len(live)
-    pool.awaiting_blocks += len(awaiting)
-    pool.inactive_blocks += len(free)
-    pool.largest_active_block = max(pool.largest_active_block, max(live, default=0), max(awaiting, default=0))
-    for size in free:
-        pool.free_block_sizes[bisect_left(SIZE_BOUNDS, size)] += 1
-    pool.largest_free_block = max(pool.largest_free_block, max(free, default=0))
-    if free and len(sizes) > 1 and not segment.expandable:
-        pool.inactive_split += inactive
-    if free or awaiting:
-        pool.reclaimable += reclaimable_bytes(segment, settings)
+def _pool(segments: Sequence[Segment], settings: Settings) -> Pool:
+    live: list[int] = []
+    awaiting: list[int] = []
+    free: list[int] = []
+    requested = inactive_split = reclaimable = 0
+    for segment in segments:
+        before = len(free)
+        for size, asked, state in zip(segment.sizes, segment.requested, segment.states):
+            if state is ALLOCATED:
+                live.append(size)
+                requested += asked
+            elif state is INACTIVE:
+                free.append(size)
+            else:
+                awaiting.append(size)
+                requested += asked
+        if len(segment.sizes) > 1 and not segment.expandable:
+            inactive_split += sum(free[before:])
+        reclaimable += reclaimable_bytes(segment, settings)
+    allocated, awaiting_free, free_cached = sum(live), sum(awaiting), sum(free)
+    return Pool(
+        reserved=allocated + awaiting_free + free_cached,
+        allocated=allocated,
+        active=allocated + awaiting_free,
+        requested=requested,
+        inactive_split=inactive_split,
+        free_cached=free_cached,
+        awaiting_free=awaiting_free,
+        largest_free_block=max(free, default=0),
+        largest_active_block=max(max(live, default=0), max(awaiting, default=0)),
+        reclaimable=reclaimable,
+        segments=len(segments),
+        active_blocks=len(live),
+        awaiting_blocks=len(awaiting),
+        inactive_blocks=len(free),
+        free_block_sizes=_histogram(free),
+    )
+
+
+def _histogram(sizes: Sequence[int]) -> list[int]:
+    counts = [0] * (len(SIZE_BOUNDS) + 1)
+    for size, number in Counter(sizes).items():
+        counts[bisect_left(SIZE_BOUNDS, size)] += number
+    return counts

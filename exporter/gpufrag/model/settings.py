@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from reprlib import repr as shown
 from typing import Any
 
 from ..errors import BadInput
@@ -81,39 +82,36 @@ def _power2_step(size: int, divisions: int) -> int:
 def parse_conf(text: str) -> Settings:
     """Settings from the text of PYTORCH_CUDA_ALLOC_CONF; keys that do not change sizes are passed over.
 
-    Raises BadInput for a value that is not of its key's form.
+    Raises BadInput for a value that torch would not take.
     """
-    settings = Settings()
+    changes: dict[str, Any] = {}
     for key, value in _split(text):
-        if (field := _CONF_FIELDS.get(key)) is not None:
+        if key in _CONF_KEYS:
+            name, convert = _CONF_KEYS[key]
             try:
-                settings = replace(settings, **field(value))
+                changes[name] = convert(value)
             except ValueError:
-                raise BadInput(f"allocator setting {key}:{value} is not of the form that torch takes") from None
-    return settings
+                raise BadInput(f"allocator setting {key}:{shown(value)} is not of the form that torch takes") from None
+    return Settings(**changes)
 
 
 def parse_recorded(recorded: Mapping[str, Any]) -> Settings:
     """Settings from a snapshot's `allocator_settings` (torch >= 2.3).
 
     The conf text inside fills in what the dict leaves out; where both speak the dict wins, because it is what
-    the allocator acts on.
+    the allocator acts on. Raises BadInput for a value that torch does not write.
     """
-    settings = parse_conf(str(recorded.get("PYTORCH_CUDA_ALLOC_CONF") or ""))
-    try:
-        if (split := recorded.get("max_split_size")) is not None:
-            settings = replace(settings, max_split_size=None if int(split) < 0 else int(split))
-        if (threshold := recorded.get("garbage_collection_threshold")) is not None:
-            settings = replace(settings, garbage_collection_threshold=float(threshold))
-        if (expandable := recorded.get("expandable_segments")) is not None:
-            settings = replace(settings, expandable_segments=bool(expandable))
-        if (divisions := recorded.get("roundup_power2_divisions")) is not None:
-            by_start = {int(start): int(n) for start, n in divisions.items()}
-            table = tuple(by_start.get(1 << i, 0) for i in range(INTERVALS))
-            settings = replace(settings, roundup_power2_divisions=table)
-    except (AttributeError, TypeError, ValueError) as error:
-        raise BadInput(f"allocator_settings of the snapshot cannot be read: {error}") from None
-    return settings
+    conf = recorded.get("PYTORCH_CUDA_ALLOC_CONF") or ""
+    if not isinstance(conf, str):
+        raise BadInput(f"allocator_settings of the snapshot: PYTORCH_CUDA_ALLOC_CONF is {shown(conf)}, not a text")
+    changes: dict[str, Any] = {}
+    for key, convert in _RECORDED_KEYS.items():
+        if (value := recorded.get(key)) is not None:
+            try:
+                changes[key] = convert(value)
+            except (AttributeError, OverflowError, TypeError, ValueError):
+                raise BadInput(f"allocator_settings of the snapshot: {key} cannot be {shown(value)}") from None
+    return replace(parse_conf(conf), **changes)
 
 
 def _split(text: str) -> list[tuple[str, str]]:
@@ -122,35 +120,85 @@ def _split(text: str) -> list[tuple[str, str]]:
     return [(key, value.strip()) for key, value in pairs]
 
 
-def _parse_divisions(value: str) -> tuple[int, ...]:
-    """One number for all intervals, or `[256:1,512:2,>:8]`: MiB starts, each up to the next named one."""
+def _divisions(value: str) -> tuple[int, ...]:
+    """One number for all intervals, or a list such as `[256:1,512:2,>:8]` of intervals by their start in MiB.
+
+    As torch reads it (before 2.3, where this text is all there is): the first entry also holds for all smaller
+    sizes, `>` for the last named interval and all above; an interval that is not named has none.
+    """
     if not value.startswith("["):
-        return (int(value),) * INTERVALS
+        return (_power_of_2(value),) * INTERVALS
     table = [0] * INTERVALS
-    done = 0  # first interval that no entry has filled
-    divisions = 0
+    named: list[int] = []
     for entry in value.strip("[] ").split(","):
         start, _, number = entry.partition(":")
-        divisions = int(number)
-        end = INTERVALS - 1 if start.strip() == ">" else min(int(start).bit_length() - 1, INTERVALS - 1)
-        table[done : end + 1] = [divisions] * (end + 1 - done)
-        done = max(done, end + 1)
-    table[done:] = [divisions] * (INTERVALS - done)
+        divisions = _power_of_2(number)
+        if start.strip() == ">":
+            last = named[-1] if named else 0
+            table[last:] = [divisions] * (INTERVALS - last)
+            continue
+        interval = min(_power_of_2(start).bit_length() - 1, INTERVALS - 1)
+        table[0 if not named else interval : interval + 1] = [divisions] * (1 if named else interval + 1)
+        named.append(interval)
     return tuple(table)
 
 
-def _parse_bool(value: str) -> bool:
+def _power_of_2(value: str) -> int:
+    """0 too: no divisions."""
+    number = int(value)
+    if number < 0 or number & (number - 1):
+        raise ValueError(number)
+    return number
+
+
+def _mebibytes(value: str) -> int:
+    if not 0 < int(value) < 1 << 40:
+        raise ValueError(value)
+    return int(value) * MIB
+
+
+def _bool(value: str) -> bool:
     if value not in ("True", "False"):
         raise ValueError(value)
     return value == "True"
 
 
-_CONF_FIELDS = {
-    "max_split_size_mb": lambda v: {"max_split_size": int(v) * MIB},
-    "max_non_split_rounding_mb": lambda v: {"max_non_split_rounding": int(v) * MIB},
-    "roundup_power2_divisions": lambda v: {"roundup_power2_divisions": _parse_divisions(v)},
-    "garbage_collection_threshold": lambda v: {"garbage_collection_threshold": float(v)},
-    "expandable_segments": lambda v: {"expandable_segments": _parse_bool(v)},
-    "large_segment_size_mb": lambda v: {"large_segment_size": int(v) * MIB},
-    "per_process_memory_fraction": lambda v: {"per_process_memory_fraction": float(v)},
+def _share(value: str | float) -> float:
+    if not 0 <= float(value) <= 1:
+        raise ValueError(value)
+    return float(value)
+
+
+_CONF_KEYS: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "max_split_size_mb": ("max_split_size", _mebibytes),
+    "max_non_split_rounding_mb": ("max_non_split_rounding", _mebibytes),
+    "roundup_power2_divisions": ("roundup_power2_divisions", _divisions),
+    "garbage_collection_threshold": ("garbage_collection_threshold", _share),
+    "expandable_segments": ("expandable_segments", _bool),
+    "large_segment_size_mb": ("large_segment_size", _mebibytes),
+    "per_process_memory_fraction": ("per_process_memory_fraction", _share),
+}
+
+
+def _recorded_size(value: int) -> int | None:
+    return None if int(value) < 0 else int(value)  # torch writes SIZE_MAX, unlimited, as -1
+
+
+def _recorded_divisions(by_start: Mapping[Any, Any]) -> tuple[int, ...]:
+    """Keyed by the interval's start in MiB, as a text."""
+    table = {int(start): _power_of_2(number) for start, number in by_start.items()}
+    return tuple(table.get(1 << interval, 0) for interval in range(INTERVALS))
+
+
+def _recorded_bool(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(value)
+    return value
+
+
+_RECORDED_KEYS: dict[str, Callable[[Any], Any]] = {
+    "max_split_size": _recorded_size,
+    "roundup_power2_divisions": _recorded_divisions,
+    "garbage_collection_threshold": _share,
+    "expandable_segments": _recorded_bool,
 }
