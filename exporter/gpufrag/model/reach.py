@@ -139,7 +139,7 @@ def _largest_segment(settings: Settings, room: int) -> int:
     """The largest request that a new segment serves when the driver and the limit leave `room` bytes."""
     tops = (room // SEGMENT_GRID * SEGMENT_GRID, MIN_OWN_SEGMENT - MIN_BLOCK, SMALL_REQUEST)
     requests = (settings.largest_request(min(top, room)) for top in tops)
-    return next((request for request in requests if 0 < request and settings.segment_size(request) <= room), 0)
+    return next((request for request in requests if request > 0 and settings.segment_size(request) <= room), 0)
 
 
 def _largest_mapped(heap: Heap, stream: int, driver: Driver, allowed: int, physical: int) -> int:
