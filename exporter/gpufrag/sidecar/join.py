@@ -41,16 +41,13 @@ class _Slot:
 
 @dataclass(frozen=True)
 class _Place:
-    """One process on one device. `slots` are those that it can be on; `pid` is how NVML lists it, if it was found."""
+    """One process on one device. It is on one of `possible`; `slot` is the one, `pid` how NVML lists it, if known."""
 
     rank: RankView
     sample: DeviceSample
-    slots: tuple[_Slot, ...]
+    possible: tuple[_Slot, ...]
+    slot: _Slot | None = None
     pid: int | None = None
-
-    @property
-    def slot(self) -> _Slot | None:
-        return self.slots[0] if len(self.slots) == 1 else None
 
 
 def join(ranks: Sequence[RankView], reading: NvmlReading | None, sight: Sight) -> Joined:
@@ -83,14 +80,13 @@ def _with_memory(view: DeviceView, memory: Memory | None) -> DeviceView:
 
 def _place(rank: RankView, sample: DeviceSample, slots: Sequence[_Slot], sight: Sight) -> _Place:
     possible = _possible(sample, slots)
-    identity = rank.sample.identity
-    found = [
-        (slot, pid) for slot in possible for pid in slot.processes or () if _same(sight.processes.get(pid), identity)
-    ]
-    if len(found) != 1:  # not seen, or containers whose pids and starts are alike: no telling which
-        return _Place(rank, sample, possible)
-    slot, pid = found[0]
-    return _Place(rank, sample, (slot,), pid)
+    own = {pid for pid, process in sight.processes.items() if _same(process, rank.sample.identity)}
+    found = [(slot, pid) for slot in possible for pid in slot.processes or () if pid in own]
+    if len(found) == 1:
+        return _Place(rank, sample, possible, *found[0])
+    # Not seen, or several containers whose pids and starts are alike: only the UUID can tell the slot now.
+    certain = len(possible) == 1 and (sample.uuid or sample.mig_uuid)
+    return _Place(rank, sample, possible, possible[0] if certain else None)
 
 
 def _possible(sample: DeviceSample, slots: Sequence[_Slot]) -> tuple[_Slot, ...]:
@@ -140,7 +136,7 @@ def _key(uuid: str) -> str:
 
 def _other_used(slot: _Slot, alive: Iterable[_Place], sight: Sight) -> int | None:
     """Only where every process is seen, and every rank that may be on the device was found among them."""
-    here = [place for place in alive if slot in place.slots]
+    here = [place for place in alive if slot in ((place.slot,) if place.slot else place.possible)]
     if slot.processes is None or not sight.complete or any(place.pid is None for place in here):
         return None
     ours = {place.pid for place in here}
@@ -158,7 +154,7 @@ def _agent_views(alive: Iterable[_Place]) -> Iterator[DeviceView]:
     by_uuid: dict[str, list[_Place]] = {}
     for place in alive:
         uuid, mig_uuid = _names(place)
-        if not place.slots and place.sample.driver and (known := mig_uuid or uuid):
+        if not place.possible and place.sample.driver and (known := mig_uuid or uuid):
             by_uuid.setdefault(known, []).append(place)
     for uuid, places in by_uuid.items():
         yield _agent_view(uuid, places)
