@@ -1,0 +1,89 @@
+"""What the agent asks of a framework, and the frameworks it knows.
+
+A source answers for one process. It reads and never acts: no synchronisation, no release of memory, no reset of a
+statistic, no first use of a device. All memory is in bytes, all times in seconds of the system clock. What a
+framework cannot tell is None; a device that it does not use is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from ..model.heap import Heap
+from ..sample import DriverReading, Totals
+
+
+@dataclass(frozen=True)
+class DeviceFacts:
+    """What stays the same about a device as long as the process lives."""
+
+    backend: str
+    """The allocator that serves it: native, cudaMallocAsync, pluggable, …"""
+    uuid: str | None = None
+    mig_uuid: str | None = None
+    driver_version: str | None = None
+
+
+@dataclass(frozen=True)
+class DeviceReading:
+    """The cheap figures of one device, read together. `device` is the ordinal by which the process knows it."""
+
+    device: int
+    totals: Totals | None = None
+    """Its counters never fall, whatever the user resets."""
+    driver: DriverReading | None = None
+
+
+@dataclass(frozen=True)
+class Capture:
+    """The heap of every device at one moment, copied but not yet understood.
+
+    Copying holds the process up; `heap` does the rest of the work, later and in another thread. `readings` are
+    taken directly after the copy.
+    """
+
+    heap: Callable[[], Heap]
+    readings: Sequence[DeviceReading]
+    limits: Mapping[int, int] = field(default_factory=dict)
+    """By device: the most that the process may reserve; a device without a limit is left out."""
+    alloc_conf: str | None = None
+    """The allocator's settings as their user wrote them."""
+
+
+class Source(Protocol):
+    """One framework in this process. `read` and `capture` may be called from any thread, at any time."""
+
+    @property
+    def framework(self) -> str: ...
+
+    @property
+    def framework_version(self) -> str | None: ...
+
+    def facts(self, device: int) -> DeviceFacts:
+        """About a device that `read` or `capture` has named."""
+        ...
+
+    def read(self) -> Sequence[DeviceReading]:
+        """Every device whose allocator holds memory; some ten microseconds a device, called about once a second."""
+        ...
+
+    def capture(self) -> Capture | None:
+        """A copy of the heap as it is now; None where there is none, or where this moment is not safe."""
+        ...
+
+    def recording(self) -> bool:
+        """Whether the user records the allocator's history: each capture then leaves an entry in it."""
+        ...
+
+    def watch_steps(self, on_step: Callable[[object], None]) -> bool:
+        """Have `on_step(optimizer)` called after each optimizer step, in the thread that made the step.
+
+        False where the framework has no such hook. Called once, from the user's own thread.
+        """
+        ...
+
+    def close(self) -> None:
+        """Stop calling `on_step`."""
+        ...
