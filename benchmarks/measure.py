@@ -1,6 +1,6 @@
 """What it costs to read and measure a heap of 100,000 blocks: it is done inside the training process.
 
-    make bench            (or: PYTHONPATH=exporter python3 benchmarks/measure.py [--blocks 100000] [--repeats 15])
+    make bench        (PYTHONPATH=exporter python3 benchmarks/measure.py [--blocks 100000] [--repeats 15])
 
 Four shapes that 100,000 blocks can have, from few long segments to many short ones. Garbage collection stays on,
 as it is in a training job. Prints the median and the slowest of the repeats, in milliseconds; exits with 1 where a
@@ -39,7 +39,7 @@ SHAPES = {
     "training": Shape(0.7, 40, 8),
     "inference": Shape(0.3, 60, 15),
     "expandable": Shape(0.5, 5000, 5000, expandable=True),
-    "shredded": Shape(0.5, 10, 2),
+    "shredded": Shape(0.5, 5, 8),  # 16,000 segments: 145 GB at 2 and 20 MiB each, all that one GPU holds
 }
 
 

@@ -1,0 +1,37 @@
+# Every target makes its own virtual environment in .venv from nothing but Python >= 3.10; no root, no torch, no GPU.
+PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python3.10; do \
+	$$python -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && echo $$python && break; done)
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/installed
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check fix bench
+
+help: ## this list
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 8
+
+demo: $(STAMP) ## two simulated ranks, a real sidecar and a live table, on any machine; ARGS="--duration 20 --once" ends by itself
+	@$(BIN)/gpufrag demo $(ARGS)
+
+test: $(STAMP) ## the whole test suite without a GPU; ARGS="tests/model -k heap" narrows it
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: $(STAMP) ## what CI checks beside the tests: lint, format, types, import direction
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+fix: $(STAMP) ## repair what lint and format can repair by themselves
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+bench: $(STAMP) ## what it costs to read and measure a heap of 100,000 blocks
+	@$(BIN)/python benchmarks/measure.py $(ARGS)
+
+$(STAMP): pyproject.toml
+	@test -n "$(PYTHON)" || { echo "gpufrag needs Python 3.10 or newer: install it, or name it: make PYTHON=/path/to/python3" >&2; exit 1; }
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
