@@ -2,7 +2,7 @@
 
 Devices are matched by UUID, which torch writes without its prefix. A process is matched only where /proc shows
 that the pid NVML lists is the agent's own process; a pid that is merely equal may be another container's.
-Where NVML is silent about a device, the agents' own readings of the driver stand in for it.
+Where NVML says nothing of a device's memory, the agents' own readings of the driver stand in for it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
-from ..sample import DeviceSample, DriverReading, Identity
+from ..sample import DeviceSample, Identity
 from ..view import DeviceView, ProcessView, RankView
 from .readings import HostProcess, Memory, NvmlReading, Sight
 
@@ -59,7 +59,7 @@ def join(ranks: Sequence[RankView], reading: NvmlReading | None, sight: Sight) -
         for rank, of_rank in zip(ranks, places)
     )
     alive = [place for of_rank in places for place in of_rank if place.rank.alive]
-    views = [replace(slot.view, other_used=_other_used(slot, alive, sight)) for slot in slots]
+    views = [_slot_view(slot, alive, sight) for slot in slots]
     views += _agent_views(alive)
     return Joined(joined, tuple(sorted(views, key=lambda view: (view.device, view.uuid))))
 
@@ -125,13 +125,29 @@ def _names(place: _Place) -> tuple[str | None, str | None]:
     if slot:
         named = {_key(name) for name in (uuid, mig_uuid) if name}
         return slot.gpu, next((name for name in slot.uuids if _key(name) in named), slot.uuids[0])
-    if mig_uuid and uuid and _key(uuid) == _key(mig_uuid):  # CUDA gives the MIG device's UUID as the GPU's
+    if uuid and mig_uuid and _key(uuid) == _key(mig_uuid):  # CUDA gives the MIG device's UUID as the GPU's
         uuid = None
     return uuid and f"GPU-{_key(uuid)}", mig_uuid and f"MIG-{_key(mig_uuid)}"
 
 
 def _key(uuid: str) -> str:
     return uuid.removeprefix("MIG-").removeprefix("GPU-").lower()
+
+
+def _slot_view(slot: _Slot, alive: Sequence[_Place], sight: Sight) -> DeviceView:
+    view = replace(slot.view, other_used=_other_used(slot, alive, sight))
+    if view.size is not None:
+        return view
+    return _with_driver_reading(view, [place for place in alive if place.slot == slot])
+
+
+def _with_driver_reading(view: DeviceView, places: Iterable[_Place]) -> DeviceView:
+    """The memory as the latest of the processes on the device read it."""
+    readings = [place.sample.driver for place in places if place.sample.driver]
+    if not readings:
+        return view
+    latest = max(readings, key=lambda reading: reading.time)
+    return replace(view, size=latest.size, free=latest.free, used=latest.size - latest.free)
 
 
 def _other_used(slot: _Slot, alive: Iterable[_Place], sight: Sight) -> int | None:
@@ -162,17 +178,10 @@ def _agent_views(alive: Iterable[_Place]) -> Iterator[DeviceView]:
 
 def _agent_view(uuid: str, places: Sequence[_Place]) -> DeviceView:
     first = min(places, key=_rank_order)
-    readings: list[DriverReading] = [place.sample.driver for place in places if place.sample.driver]
-    latest = max(readings, key=lambda reading: reading.time)
-    return DeviceView(
-        uuid=uuid,
-        device=first.sample.device,
-        size=latest.size,
-        free=latest.free,
-        used=latest.size - latest.free,
-        driver_version=first.sample.driver_version,
-        parent_uuid=_names(first)[0] if uuid.startswith("MIG-") else None,
-    )
+    parent = _names(first)[0] if uuid.startswith("MIG-") else None
+    sample = first.sample
+    view = DeviceView(uuid, sample.device, driver_version=sample.driver_version, parent_uuid=parent)
+    return _with_driver_reading(view, places)
 
 
 def _rank_order(place: _Place) -> tuple[bool, int, int]:

@@ -1,0 +1,104 @@
+"""A process that sees the machine a test describes, through the real pynvml and a built libnvidia-ml.so.1."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FAKE = Path(__file__).parent / "fake_nvml"
+GIB = 1 << 30
+
+
+class NvmlProcess:
+    """What runs behind fake_nvml/remote.py: its methods by name, `machine` to describe, `calls` to look at."""
+
+    def __init__(self, library: Path, folder: Path, machine: str) -> None:
+        self._machine, self._calls = folder / "machine", folder / "calls"
+        self.describe(machine)
+        environment = {
+            **os.environ,
+            "LD_LIBRARY_PATH": str(library),
+            "FAKE_NVML_MACHINE": str(self._machine),
+            "FAKE_NVML_CALLS": str(self._calls),
+            "PYTHONPATH": os.pathsep.join(sys.path),
+        }
+        command = [sys.executable, str(FAKE / "remote.py")]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+
+    def describe(self, machine: str) -> None:
+        """The words are told in fake_nvml/nvml.c. Replaced whole: a call in flight sees the one or the other."""
+        new = self._machine.with_suffix(".new")
+        new.write_text(machine)
+        new.replace(self._machine)
+
+    def calls(self, name: str) -> int:
+        """How often the library's function was called."""
+        return self._calls.read_text().split().count(name)
+
+    def read(self) -> Any:
+        return self._ask("read")
+
+    def collect(self, deadline: float = 20.0) -> Any:
+        """One collector; the deadline counts at its first call."""
+        return self._ask("collect", deadline)
+
+    def pass_time(self, seconds: float) -> None:
+        self._ask("pass_time", seconds)
+
+    def threads(self) -> Any:
+        return self._ask("threads")
+
+    def _ask(self, name: str, *arguments: object) -> Any:
+        assert self.process.stdin
+        assert self.process.stdout
+        pickle.dump((name, arguments), self.process.stdin)
+        self.process.stdin.flush()
+        answer = pickle.load(self.process.stdout)  # noqa: S301 (from the process that we started)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+@pytest.fixture(scope="session")
+def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
+    """The folder of the library of one generation of drivers (fake_nvml/nvml.c), built once."""
+    compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
+    if compiler is None:
+        pytest.skip("no C compiler (cc, gcc or clang): NVML's code path was NOT tested; install one")
+    built: dict[int, Path] = {}
+
+    def build(generation: int) -> Path:
+        if generation not in built:
+            built[generation] = tmp_path_factory.mktemp(f"nvml{generation}")
+            output = built[generation] / "libnvidia-ml.so.1"
+            flags = ["-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", f"-DGENERATION={generation}"]
+            subprocess.run([compiler, *flags, "-o", output, FAKE / "nvml.c"], check=True)
+        return built[generation]
+
+    return build
+
+
+@pytest.fixture
+def nvml_machine(nvml_library: Callable[[int], Path], tmp_path: Path) -> Iterator[Callable[..., NvmlProcess]]:
+    """Starts the process for a described machine; `generation` is the driver's age."""
+    started: list[NvmlProcess] = []
+
+    def start(machine: str, generation: int = 3) -> NvmlProcess:
+        started.append(NvmlProcess(nvml_library(generation), tmp_path, machine))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.close()

@@ -1,0 +1,189 @@
+"""pynvml as it is, against a library that is built here and answers for a described machine."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpufrag.errors import Unavailable
+from gpufrag.sidecar.nvml_errors import FAULTS
+from gpufrag.sidecar.readings import Device, Instance, Memory, Problem
+
+pytestmark = pytest.mark.real
+
+DRIVER = "driver version=550.54.15\n"
+GPU_0 = "gpu uuid=GPU-aaaa total=1000 reserved=10 used=300 name=NVIDIA H200\n"
+GPU_1 = "gpu uuid=GPU-bbbb total=2000 reserved=20 used=500 name=NVIDIA H200\n"
+TWO_GPUS = DRIVER + GPU_0 + GPU_1
+MIG = (
+    DRIVER
+    + "gpu uuid=GPU-aaaa total=1000 reserved=10 used=300 mig=1 name=NVIDIA H100\n"
+    + "mig gpu=0 instance=5 uuid=MIG-1111 total=400 reserved=4 used=50 name=NVIDIA H100 MIG 1c.2g.20gb\n"
+    + "mig gpu=0 instance=5 uuid=MIG-2222 total=400 reserved=4 used=50 name=NVIDIA H100 MIG 1c.2g.20gb\n"
+    + "mig gpu=0 instance=3 uuid=MIG-3333 total=200 reserved=2 used=60 name=NVIDIA H100 MIG 1g.10gb+me\n"
+    + "process gpu=0 slot=0 pid=7 used=30\nprocess gpu=0 slot=1 pid=8 used=10\nprocess gpu=0 slot=2 pid=9 used=60\n"
+)
+Machine = Callable[..., Any]
+
+
+def test_two_gpus_with_all_that_a_new_driver_tells(nvml_machine: Machine) -> None:
+    processes = "process gpu=0 pid=42 used=200\nprocess gpu=0 pid=43 used=90\n"
+    reading = nvml_machine(TWO_GPUS + processes).read()
+    assert (reading.time, reading.driver_version, reading.problems) == (1.7e9, "550.54.15", ())
+    assert reading.devices == (
+        Device(0, "GPU-aaaa", "NVIDIA H200", Memory(1000, 690, 300, 10), {42: 200, 43: 90}),
+        Device(1, "GPU-bbbb", "NVIDIA H200", Memory(2000, 1480, 500, 20), {}),
+    )
+
+
+def test_a_driver_without_memory_v2_counts_reserved_as_used(nvml_machine: Machine) -> None:
+    reading = nvml_machine(TWO_GPUS + "process gpu=0 pid=42 used=200\n", generation=2).read()
+    assert reading.devices[0].memory == Memory(1000, 690, 310, None)
+    assert reading.devices[0].processes == {42: 200}
+    assert reading.problems == ()
+
+
+def test_a_driver_before_mig_tells_no_processes(nvml_machine: Machine) -> None:
+    (device,) = nvml_machine(DRIVER + GPU_0 + "process gpu=0 pid=42 used=200\n", generation=1).read().devices
+    assert device == Device(0, "GPU-aaaa", "NVIDIA H200", Memory(1000, 690, 310, None), None)
+
+
+def test_mig_memory_comes_once_per_gpu_instance(nvml_machine: Machine) -> None:
+    (device,) = nvml_machine(MIG).read().devices
+    assert device == Device(
+        0,
+        "GPU-aaaa",
+        "NVIDIA H100",
+        memory=None,
+        processes=None,
+        instances=(
+            Instance(3, ("MIG-3333",), "1g.10gb+me", Memory(200, 138, 60, 2), {9: 60}),
+            Instance(5, ("MIG-1111", "MIG-2222"), "2g.20gb", Memory(400, 346, 50, 4), {7: 30, 8: 10}),
+        ),
+    )
+
+
+def test_mig_mode_without_instances_shows_the_whole_gpu(nvml_machine: Machine) -> None:
+    (device,) = nvml_machine(DRIVER + GPU_0.replace("name", "mig=1 name")).read().devices
+    assert device.memory == Memory(1000, 690, 300, 10)
+
+
+def test_a_process_that_computes_and_draws_is_counted_once(nvml_machine: Machine) -> None:
+    both = "process gpu=0 pid=42 used=200\nprocess gpu=0 pid=42 used=200 graphics=1\n"
+    assert nvml_machine(TWO_GPUS + both).read().devices[0].processes == {42: 200}
+
+
+def test_a_figure_that_the_driver_hides_is_none(nvml_machine: Machine) -> None:
+    hidden = "process gpu=0 pid=42\nprocess gpu=0 pid=43 graphics=1 used=5\n"
+    assert nvml_machine(TWO_GPUS + hidden).read().devices[0].processes == {42: None, 43: 5}
+
+
+@pytest.mark.parametrize("call", ["nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetMemoryInfo_v2", "*"])
+def test_a_lost_gpu_is_reported_and_the_other_survives(nvml_machine: Machine, call: str) -> None:
+    answer = nvml_machine(f"{TWO_GPUS}error call={call} gpu=1 code=15\n").collect()
+    assert [device.uuid for device in answer.value.devices] == ["GPU-aaaa"]
+    assert answer.value.problems == (Problem(1, FAULTS["GPU_IS_LOST"].text, lost=True),)
+    assert not answer.result.success
+    assert answer.result.reason == f"GPU 1: {FAULTS['GPU_IS_LOST'].text}"
+
+
+def test_what_is_not_permitted_is_noted_once_and_the_rest_is_told(nvml_machine: Machine) -> None:
+    forbidden = "".join(f"error call=nvmlDeviceGetMemoryInfo{version} gpu=0 code=4\n" for version in ("", "_v2"))
+    answer = nvml_machine(TWO_GPUS + forbidden).collect()
+    assert [device.memory is None for device in answer.value.devices] == [True, False]
+    assert answer.result.success
+    assert answer.result.reason == f"GPU 0: memory: {FAULTS['NO_PERMISSION'].text}"
+
+
+def test_a_gpu_without_framebuffer_figures_is_no_problem(nvml_machine: Machine) -> None:
+    unsupported = "".join(f"error call=nvmlDeviceGetMemoryInfo{version} gpu=0 code=3\n" for version in ("", "_v2"))
+    reading = nvml_machine(TWO_GPUS + unsupported).read()
+    assert (reading.devices[0].memory, reading.problems) == (None, ())
+
+
+def test_a_code_that_is_newer_than_we_are_costs_one_gpu(nvml_machine: Machine) -> None:
+    reading = nvml_machine(f"{TWO_GPUS}error call=nvmlDeviceGetName gpu=0 code=77\n").read()
+    assert [device.uuid for device in reading.devices] == ["GPU-bbbb"]
+    assert "NVML error 77" in reading.problems[0].text
+
+
+def test_no_gpu_is_a_state_with_a_reason(nvml_machine: Machine) -> None:
+    answer = nvml_machine(DRIVER).collect()
+    assert answer.value is None
+    assert not answer.result.success
+    assert "NVML sees no GPU" in answer.result.reason
+    assert answer.result.duration_seconds > 0
+
+
+def test_no_library_is_a_state_with_a_reason(tmp_path: Path) -> None:
+    (tmp_path / "libnvidia-ml.so.1").touch()  # hides a real one
+    script = "from gpufrag.sidecar.nvml import Collector; print(Collector(60).collect().result.reason)"
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == FAULTS["LIBRARY_NOT_FOUND"].text
+
+
+def test_after_a_driver_reload_it_is_initialised_again(nvml_machine: Machine) -> None:
+    nvml = nvml_machine(TWO_GPUS)
+    nvml.read()
+    nvml.describe(TWO_GPUS + "error call=nvmlDeviceGetCount_v2 code=9\nerror call=nvmlInitWithFlags code=9\n")
+    for _ in range(2):
+        with pytest.raises(Unavailable, match="driver is not loaded"):
+            nvml.read()
+    nvml.describe(TWO_GPUS.replace("550.54.15", "580.1"))
+    assert nvml.read().driver_version == "580.1"
+
+
+def test_initialised_once_for_many_readings(nvml_machine: Machine) -> None:
+    nvml = nvml_machine(TWO_GPUS)
+    for _ in range(3):
+        nvml.read()
+    assert nvml.calls("nvmlInitWithFlags") == 1
+
+
+def test_a_lost_gpu_makes_it_initialise_again_once_a_minute(nvml_machine: Machine) -> None:
+    nvml = nvml_machine(f"{TWO_GPUS}error call=* gpu=1 code=15\n")
+    for _ in range(3):
+        nvml.read()
+    assert nvml.calls("nvmlInitWithFlags") == 1
+    nvml.pass_time(61)
+    for _ in range(3):
+        nvml.read()
+    assert nvml.calls("nvmlInitWithFlags") == 2
+    assert nvml.calls("nvmlShutdown") == 1
+
+
+def test_a_hung_driver_never_hangs_a_scrape(nvml_machine: Machine, tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    nvml = nvml_machine(TWO_GPUS)
+    fresh = nvml.collect(deadline=1.0)
+    threads = nvml.threads()
+    nvml.describe(f"{TWO_GPUS}hang call=nvmlDeviceGetName gpu=1 fifo={fifo}\n")
+    stale = [nvml.collect() for _ in range(5)]
+    assert all(answer.value == fresh.value and not answer.result.success for answer in stale)
+    assert "nvml has not answered for" in stale[-1].result.reason
+    assert nvml.threads() == threads
+
+    nvml.describe(TWO_GPUS.replace("550", "580"))
+    fifo.open("w").close()  # lets the call return
+    assert _until_success(nvml).value.driver_version == "580.54.15"
+    assert nvml.threads() == threads
+
+
+def test_a_driver_that_hangs_from_the_start_gives_no_figures(nvml_machine: Machine, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    nvml = nvml_machine(f"{TWO_GPUS}hang call=nvmlInitWithFlags fifo={tmp_path / 'fifo'}\n")
+    answer = nvml.collect(deadline=0.1)
+    assert (answer.value, answer.result.success, answer.result.duration_seconds) == (None, False, None)
+
+
+def _until_success(nvml: Any) -> Any:
+    """The call that hung must first end; each `collect` waits for that up to its deadline."""
+    return next(answer for answer in (nvml.collect() for _ in range(20)) if answer.result.success)
