@@ -81,11 +81,9 @@ def main() -> None:
             free = driver.room()
             first = driver.largest(0, free + 8 * MIB)
             again = driver.largest(0, free + 8 * MIB)
-            after = driver.room()
             for pointer in held:
                 driver.free(pointer)
-            row = dict(left_gib=left, piece_mib=piece // MIB, pieces=len(held), free=free, largest=first,
-                       again=again, free_after=after, short=free - first, fill_mod=free % (2 * MIB))  # fmt: skip
+            row = {"left_gib": left, "piece_mib": piece // MIB, "free": free, "largest": first, "again": again}
             rows.append(row)
             print(row, file=sys.stderr, flush=True)
     json.dump(rows, sys.stdout, indent=1)

@@ -16,6 +16,14 @@ import random
 import subprocess
 import sys
 import time
+from dataclasses import asdict, dataclass
+
+import torch
+from driver_reserve import Runtime
+
+from gpufrag.model.fragmentation import measure
+from gpufrag.model.heap import parse
+from gpufrag.model.reach import Driver
 
 MIB = 1 << 20
 CONFS = {
@@ -30,52 +38,70 @@ CONFS = {
 }
 
 
-def worker(conf: str, layouts: int, seed: int, cases: str | None) -> list[dict]:
+@dataclass(frozen=True)
+class Row:
+    """One layout: what was predicted and what the real allocator answered, in bytes."""
+
+    conf: str
+    seed: int
+    index: int
+    limit: int | None
+    free: int
+    predicted: int
+    truth: int
+    exact: bool
+    blocks: int
+    graph: bool
+    mempool: bool
+    ratio: float | None
+
+    @property
+    def off(self) -> int:
+        return self.predicted - self.truth
+
+
+def worker(conf: str, layouts: int, seed: int, cases: str | None) -> list[Row]:
     """Measure and probe `layouts` random heaps in this process (a setting holds for a whole process)."""
-    import torch
-    from driver_reserve import Runtime
-
-    from gpufrag.model.fragmentation import measure
-    from gpufrag.model.heap import parse
-    from gpufrag.model.reach import Driver
-
     driver = Runtime()
+    return [probe(driver, conf, seed, index, cases) for index in range(layouts)]
+
+
+def probe(driver: Runtime, conf: str, seed: int, index: int, cases: str | None) -> Row:
+    rng = random.Random(seed * 1000 + index)
+    limit = set_limit(rng.choice((None, rng.randrange(2 << 30, 12 << 30))))
+    torch.cuda.empty_cache()
+    ballast = None
+    if limit is None and index % 8:  # make the driver tight, from outside the allocator: probes are quick then
+        ballast = driver.malloc(torch.cuda.mem_get_info()[0] - rng.randrange(3 << 30, 12 << 30))
+    held, graph, pool = layout(rng, index)
+    torch.cuda.synchronize()
+    raw = torch.cuda.memory._snapshot()
+    free, size = torch.cuda.mem_get_info()
+    heap = parse(raw).on_device(0)
+    measured = measure(heap, Driver(free, size, limit), stream=0)
+    predicted = measured.largest_allocatable or 0
+    truth, exact = search(predicted)
+    blocks = sum(len(segment.sizes) for segment in heap.segments)
+    row = Row(conf, seed, index, limit, free, predicted, truth, exact, blocks,
+              graph is not None, pool is not None, measured.ratio)  # fmt: skip
+    if cases and not exact:
+        save_case(cases, row, raw, size)
+    del held, graph, pool
+    torch.cuda.synchronize()
+    if ballast is not None:
+        driver.free(ballast)
+    return row
+
+
+def set_limit(limit: int | None) -> int | None:
+    """Cap the process; returns the bytes that the allocator makes of it."""
     total = torch.cuda.get_device_properties(0).total_memory
-    rows = []
-    for index in range(layouts):
-        rng = random.Random(seed * 1000 + index)
-        limit = rng.choice((None, rng.randrange(2 << 30, 12 << 30)))
-        torch.cuda.set_per_process_memory_fraction(1.0)
-        torch.cuda.empty_cache()
-        ballast = None
-        if limit is None and index % 8:  # make the driver tight, from outside the allocator, so that probes are quick
-            ballast = driver.malloc(torch.cuda.mem_get_info()[0] - rng.randrange(3 << 30, 12 << 30))
-        allowed = None
-        if limit is not None:
-            torch.cuda.set_per_process_memory_fraction(limit / total)
-            allowed = int(limit / total * total)
-        keep, graph, pool = layout(torch, rng, index)
-        torch.cuda.synchronize()
-        raw = torch.cuda.memory._snapshot()
-        free, size = torch.cuda.mem_get_info()
-        main = measure(parse(raw).on_device(0), Driver(free, size, allowed), stream=0)
-        predicted = main.largest_allocatable
-        truth, exact = search(torch, predicted)
-        rows.append(dict(
-            conf=conf, seed=seed, index=index, limit=allowed, free=free, predicted=predicted, truth=truth, exact=exact,
-            off=truth - predicted, blocks=sum(len(s["blocks"]) for s in raw["segments"]), segments=len(raw["segments"]),
-            ballast=ballast is not None, graph=graph is not None, pool=pool is not None, ratio=main.ratio,
-        ))  # fmt: skip
-        if not exact and cases:
-            save_case(cases, conf, rows[-1], raw, size)
-        del keep, graph, pool
-        torch.cuda.synchronize()
-        if ballast is not None:
-            driver.free(ballast)
-    return rows
+    fraction = 1.0 if limit is None else limit / total
+    torch.cuda.set_per_process_memory_fraction(fraction)
+    return None if limit is None else int(fraction * total)
 
 
-def layout(torch, rng, index):
+def layout(rng, index):
     """Random blocks, some freed again; in a quarter each a captured graph, or a MemPool, that stays."""
     streams = [torch.cuda.default_stream()] + [torch.cuda.Stream() for _ in range(rng.choice((0, 0, 2)))]
     top = rng.choice((1 << 20, 64 << 20, 400 << 20))
@@ -106,7 +132,7 @@ def layout(torch, rng, index):
     return held[: max(1, len(held) // rng.choice((1, 2, 3, 8)))], graph, pool
 
 
-def succeeds(torch, size: int) -> bool:
+def succeeds(size: int) -> bool:
     torch.cuda.empty_cache()
     try:
         block = torch.empty(size, dtype=torch.uint8, device="cuda")
@@ -116,44 +142,50 @@ def succeeds(torch, size: int) -> bool:
     return True
 
 
-def search(torch, predicted: int) -> tuple[int, bool]:
+def search(predicted: int) -> tuple[int, bool]:
     """(the true largest to 512 bytes, whether it is the predicted one)."""
     ladder = [predicted + step * MIB for step in (1, 2, 4, 10, 20, 40, 200)]
-    fits = [size for size in ladder if succeeds(torch, size)]
-    low_ok = succeeds(torch, predicted)
-    if low_ok and not fits and not succeeds(torch, predicted + 1):
+    fits = [size for size in ladder if succeeds(size)]
+    low_ok = succeeds(predicted)
+    if low_ok and not fits and not succeeds(predicted + 1):
         return predicted, True
     low = max(fits, default=predicted if low_ok else max(512, predicted - 200 * MIB))
     high = low + 200 * MIB if fits or low_ok else predicted
     while high - low > 512:
         middle = (low + high) // 2 // 512 * 512
-        low, high = (middle, high) if succeeds(torch, middle) else (low, middle)
+        low, high = (middle, high) if succeeds(middle) else (low, middle)
     return low, False
 
 
-def save_case(folder: str, conf: str, row: dict, raw: dict, total: int) -> None:
+def save_case(folder: str, row: Row, raw: dict, total: int) -> None:
     for segment in raw["segments"]:
-        segment.pop("frames", None)
-        for block in segment["blocks"]:
-            block.pop("frames", None)
-            block.pop("history", None)
-    case = dict(workload="layout", seed=row["seed"], conf=conf, settings=raw["allocator_settings"], row=row,
-                cap_bytes=row["limit"] or 0, driver_free=row["free"], driver_total=total, segments=raw["segments"],
-                largest_request_that_succeeds=row["truth"])  # fmt: skip
+        for record in (segment, *segment["blocks"]):
+            record.pop("frames", None)
+    case = {
+        "workload": "layout",
+        "seed": row.seed,
+        "conf": row.conf,
+        "settings": raw["allocator_settings"],
+        "cap_bytes": row.limit or 0,
+        "driver_free": row.free,
+        "driver_total": total,
+        "segments": raw["segments"],
+        "largest_request_that_succeeds": row.truth,
+    }
     os.makedirs(folder, exist_ok=True)
-    with open(f"{folder}/layout-{row['seed']}-{row['index']}.json", "w") as file:
+    with open(f"{folder}/layout-{row.seed}-{row.index}.json", "w") as file:
         json.dump(case, file)
 
 
-def report(rows: list[dict]) -> None:
+def report(rows: list[Row]) -> None:
     for limited in (True, False):
-        some = [row for row in rows if (row["limit"] is not None) == limited]
-        exact = sum(row["exact"] for row in some)
-        worst = max((abs(row["off"]) for row in some), default=0)
+        some = [row for row in rows if (row.limit is not None) == limited]
+        exact = sum(row.exact for row in some)
+        worst = max((abs(row.off) for row in some), default=0)
         print(f"{'limit' if limited else 'no limit'}: {exact} of {len(some)} exact, worst off by {worst / MIB:.3f} MiB")
     for row in rows:
-        if not row["exact"]:
-            print({key: row[key] for key in ("conf", "seed", "index", "limit", "predicted", "off", "graph", "pool")})
+        if not row.exact:
+            print(row)
 
 
 def main() -> None:
@@ -166,24 +198,21 @@ def main() -> None:
     options = parser.parse_args()
     each = -(-options.layouts // len(CONFS))
     if options.worker is not None:
-        json.dump(worker(options.worker, each, options.seed, options.cases), sys.stdout)
+        found = worker(options.worker, each, options.seed, options.cases)
+        json.dump([asdict(row) for row in found], sys.stdout)
         return
-    rows: list[dict] = []
+    rows: list[Row] = []
     for number, (name, conf) in enumerate(CONFS.items()):
         started = time.monotonic()
         command = [sys.executable, __file__, "--worker", conf, "--layouts", str(options.layouts)]
         command += ["--seed", str(options.seed + number), *(["--cases", options.cases] if options.cases else [])]
-        done = subprocess.run(
-            command, env={**os.environ, "PYTORCH_CUDA_ALLOC_CONF": conf}, stdout=subprocess.PIPE, text=True
-        )
-        if done.returncode:
-            print(f"{name}: the worker failed ({done.returncode})")
-            continue
-        rows += json.loads(done.stdout)
+        environment = {**os.environ, "PYTORCH_CUDA_ALLOC_CONF": conf}
+        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+        rows += [Row(**row) for row in json.loads(done.stdout)]
         print(f"{name}: {time.monotonic() - started:.1f} s", file=sys.stderr, flush=True)
     if options.out:
         with open(options.out, "w") as file:
-            json.dump(rows, file)
+            json.dump([asdict(row) for row in rows], file)
     report(rows)
 
 
