@@ -7,6 +7,7 @@ from typing import Any
 
 import hypothesis
 import pytest
+
 from helpers import GOLDEN_NAMES, GoldenCase, golden_case_named
 
 hypothesis.settings.register_profile("gpufrag", deadline=None)  # a slow machine is no failure

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ class GoldenCase:
         return Driver(self.raw["driver_free"], self.raw["driver_total"], self.raw["cap_bytes"] or None)
 
 
-@lru_cache(maxsize=None)
+@cache
 def golden_case_named(name: str) -> GoldenCase:
     """Read once a session: tests must not change what is in `raw`."""
     with gzip.open(TESTS / "golden" / f"{name}.json.gz", "rt", encoding="utf-8") as file:

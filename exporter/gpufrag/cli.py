@@ -14,21 +14,24 @@ from .errors import GpufragError, UsageError
 
 
 class Command(NamedTuple):
-    """One row: the module `commands.MODULE` has add_arguments(parser) and run(options) -> exit code."""
+    """One row: a module of `commands` with add_arguments(parser) and run(options) -> exit code."""
 
     name: str
-    module: str
     help: str
     example: str
 
+    @property
+    def module(self) -> str:
+        return self.name.replace("-", "_")
+
 
 COMMANDS = (
-    Command("run", "run", "run a job with the agent inside it", "gpufrag run -- torchrun --nproc-per-node 8 train.py"),
-    Command("serve", "serve", "the sidecar: publish all ranks on /metrics", "gpufrag serve --port 9836"),
-    Command("measure", "measure", "every quantity of a saved snapshot", "gpufrag measure snapshot.pickle --limit 40GiB"),
-    Command("check-config", "check_config", "read a sidecar's config file and say what is wrong", "gpufrag check-config gpufrag.yaml"),
-    Command("demo", "demo", "two simulated ranks, a real sidecar and a live table", "gpufrag demo --duration 20 --once"),
-)  # fmt: skip
+    Command("run", "run a job with the agent inside it", "gpufrag run -- torchrun --nproc-per-node 8 train.py"),
+    Command("serve", "the sidecar: publish all ranks on /metrics", "gpufrag serve --port 9836"),
+    Command("measure", "every quantity of a saved snapshot", "gpufrag measure snapshot.pickle --limit 40GiB"),
+    Command("check-config", "say what is wrong with a sidecar's config file", "gpufrag check-config gpufrag.yaml"),
+    Command("demo", "two simulated ranks, a real sidecar and a live table", "gpufrag demo --duration 20 --once"),
+)
 
 
 class Parser(argparse.ArgumentParser):

@@ -8,12 +8,9 @@ that agent and sidecar need not be of one release. A figure that could not be re
 from __future__ import annotations
 
 import json
-import types
-import typing
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
-from functools import lru_cache
-from typing import Any
+from dataclasses import asdict, dataclass, field
 
+from . import json_record
 from .errors import BadInput, NewerVersion
 from .model.fragmentation import Fragmentation
 
@@ -132,6 +129,7 @@ class ProcessSample:
 
 
 def encode(sample: ProcessSample) -> bytes:
+    """One line of JSON. Raises ValueError for a figure that is infinite or not a number."""
     return json.dumps(asdict(sample), separators=(",", ":"), allow_nan=False).encode() + b"\n"
 
 
@@ -140,47 +138,14 @@ def decode(data: bytes) -> ProcessSample:
     if len(data) > MAX_BYTES:
         raise BadInput(f"a sample of {len(data)} bytes: the most is {MAX_BYTES}")
     try:
-        raw = json.loads(data)
+        raw = json_record.loads(data)
     except (ValueError, RecursionError):
         raise BadInput("not a sample: no JSON (torn, or not written by an agent)") from None
-    if not isinstance(raw, dict) or type(raw.get("schema")) is not int:
+    if not isinstance(raw, dict) or type(raw.get("schema")) is not int or raw["schema"] < 1:
         raise BadInput("not a sample: it has no schema number")
     if raw["schema"] > SCHEMA:
         raise NewerVersion(f"a sample of schema {raw['schema']}: this gpufrag reads up to {SCHEMA}; upgrade the reader")
-    sample: ProcessSample = _read(ProcessSample, raw, "sample")
-    return sample
-
-
-def _read(kind: Any, raw: Any, where: str) -> Any:
-    """`raw` as a value of the annotated type `kind`; raises BadInput that names the place."""
-    if is_dataclass(kind):
-        return _read_record(kind, raw, where)
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin is types.UnionType:  # only `X | None` is used here
-        return None if raw is None else _read(arguments[0], raw, where)
-    if origin in (tuple, list) and isinstance(raw, list):
-        return origin(_read(arguments[0], item, f"{where}[{i}]") for i, item in enumerate(raw))
-    if origin is dict and isinstance(raw, dict):
-        return {str(key): _read(arguments[1], item, f"{where}[{key!r}]") for key, item in raw.items()}
-    if kind is float and type(raw) is int:
-        return float(raw)
-    if type(raw) is not kind:
-        raise BadInput(f"not a sample: {where} is a {type(raw).__name__}")
-    return raw
-
-
-def _read_record(kind: Any, raw: Any, where: str) -> Any:
-    if not isinstance(raw, dict):
-        raise BadInput(f"not a sample: {where} is a {type(raw).__name__}, not a record")
-    hints = _hints(kind)
-    known = {name: _read(hint, raw[name], f"{where}.{name}") for name, hint in hints.items() if name in raw}
     try:
-        return kind(**known)
-    except TypeError:
-        missing = sorted(f.name for f in fields(kind) if f.name not in known)
-        raise BadInput(f"not a sample: {where} lacks {', '.join(missing)}") from None
-
-
-@lru_cache(maxsize=None)
-def _hints(kind: Any) -> dict[str, Any]:
-    return typing.get_type_hints(kind)
+        return json_record.read(ProcessSample, raw)
+    except json_record.Misfit as misfit:
+        raise BadInput(f"not a sample: {misfit}") from None

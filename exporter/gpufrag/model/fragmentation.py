@@ -42,6 +42,10 @@ class Pool:
     free_block_sizes: list[int] = field(default_factory=lambda: [0] * (len(SIZE_BOUNDS) + 1))
     """How many inactive blocks are in each bucket of SIZE_BOUNDS; not cumulative."""
 
+    def __post_init__(self) -> None:
+        if len(self.free_block_sizes) != len(SIZE_BOUNDS) + 1:
+            raise ValueError(f"a histogram of {len(self.free_block_sizes)} buckets, not {len(SIZE_BOUNDS) + 1}")
+
     @property
     def stranded(self) -> int:
         """Free bytes pinned between live blocks: no flush brings them back, only their neighbours' end."""
