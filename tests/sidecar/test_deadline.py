@@ -1,0 +1,170 @@
+"""A worker: one thread, one call at a time, nobody waits longer than the deadline."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from gpufrag.errors import Unavailable
+from gpufrag.sidecar.deadline import Worker
+
+PATIENCE = 20.0  # of a test for what must come
+
+
+class Gate:
+    """Work that hangs while the gate is shut."""
+
+    def __init__(self) -> None:
+        self.open, self.entered = threading.Event(), threading.Semaphore(0)
+        self.open.set()
+        self.calls = 0
+
+    def __call__(self) -> int:
+        self.calls += 1
+        self.entered.release()
+        assert self.open.wait(PATIENCE)
+        return self.calls
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    gate = Gate()
+    yield gate
+    gate.open.set()
+
+
+@pytest.fixture
+def worker_of() -> Iterator[Callable[..., Worker[int]]]:
+    made: list[Worker[int]] = []
+
+    def make(work: Callable[[], int], **options: object) -> Worker[int]:
+        made.append(Worker("thing", work, **options))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield make
+    for worker in made:
+        worker.close()
+
+
+def test_each_ask_is_answered_afresh(worker_of: Callable[..., Worker[int]], gate: Gate) -> None:
+    worker = worker_of(gate, deadline=PATIENCE)
+    answers = [worker.ask() for _ in range(3)]
+    assert [answer.value for answer in answers] == [1, 2, 3]
+    assert all(answer.result.success and answer.result.reason is None for answer in answers)
+
+
+def test_a_failure_is_a_reason_and_forgets_the_last_value(worker_of: Callable[..., Worker[int]]) -> None:
+    results: list[int | Exception] = [5, Unavailable("gone: bring it back")]
+
+    def work() -> int:
+        result = results.pop(0)
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    worker = worker_of(work, deadline=PATIENCE)
+    assert worker.ask().value == 5
+    failed = worker.ask()
+    assert (failed.value, failed.result.success, failed.result.reason) == (None, False, "gone: bring it back")
+
+
+def test_a_fault_of_ours_is_told_and_the_thread_lives_on(worker_of: Callable[..., Worker[int]]) -> None:
+    divisors = [0, 1]
+    worker = worker_of(lambda: 7 // divisors.pop(0), deadline=PATIENCE)
+    broken = worker.ask().result
+    assert (broken.success, "ZeroDivisionError" in str(broken.reason)) == (False, True)
+    assert worker.ask().value == 7
+
+
+def test_who_asks_during_a_hang_gets_the_last_value_with_its_age(
+    worker_of: Callable[..., Worker[int]], gate: Gate
+) -> None:
+    clock = Clock()
+    worker = worker_of(gate, deadline=PATIENCE, keep=60.0, clock=clock)
+    worker.ask()
+    _hang(worker, gate, clock)
+    clock.now = 30.0
+    answer = worker.ask()
+    assert (answer.value, answer.result.success) == (1, False)
+    assert answer.result.reason == "thing has not answered for 30.0 s; its last figures, 30.0 s old, are shown"
+
+
+def test_an_old_value_is_shown_no_longer(worker_of: Callable[..., Worker[int]], gate: Gate) -> None:
+    clock = Clock()
+    worker = worker_of(gate, deadline=PATIENCE, keep=60.0, clock=clock)
+    worker.ask()
+    _hang(worker, gate, clock)
+    clock.now = 61.0
+    answer = worker.ask()
+    assert answer.value is None
+    assert "are no longer shown" in str(answer.result.reason)
+
+
+def test_a_hang_is_one_call_and_one_thread(gate: Gate) -> None:
+    gate.open.clear()
+    worker: Worker[int] = Worker("hanging", gate, deadline=0.0)
+    for _ in range(50):
+        assert worker.ask().value is None
+    assert gate.entered.acquire(timeout=PATIENCE)
+    threads = [thread for thread in threading.enumerate() if thread.name == "gpufrag-hanging"]
+    assert (gate.calls, len(threads)) == (1, 1)
+    worker.close()
+
+
+def test_it_recovers_when_the_call_returns(worker_of: Callable[..., Worker[int]], gate: Gate) -> None:
+    clock = Clock()
+    worker = worker_of(gate, deadline=PATIENCE, clock=clock)
+    waiting = _hang(worker, gate, clock)
+    assert not worker.ask().result.success
+    gate.open.set()
+    waiting.join(PATIENCE)  # it has its answer, so the call that hung has ended
+    answer = worker.ask()
+    assert (answer.value, answer.result.success) == (2, True)
+
+
+def test_many_who_ask_at_once_share_one_call(worker_of: Callable[..., Worker[int]], gate: Gate) -> None:
+    gate.open.clear()
+    worker = worker_of(gate, deadline=PATIENCE)
+    with ThreadPoolExecutor(4) as pool:
+        asked = [pool.submit(worker.ask)]
+        assert gate.entered.acquire(timeout=PATIENCE)
+        begun = threading.Barrier(4)
+        asked += [pool.submit(lambda: (begun.wait(PATIENCE), worker.ask())[1]) for _ in range(3)]
+        begun.wait(PATIENCE)
+        gate.open.set()
+        answers = [future.result(PATIENCE) for future in asked]
+    assert all(answer.result.success for answer in answers)
+    assert gate.calls <= 2  # a second one for whoever came only after the first had ended
+
+
+def test_a_closed_worker_ends_its_thread(gate: Gate) -> None:
+    worker: Worker[int] = Worker("closing", gate, deadline=PATIENCE)
+    worker.ask()
+    (thread,) = [thread for thread in threading.enumerate() if thread.name == "gpufrag-closing"]
+    assert thread.daemon
+    worker.close()
+    thread.join(PATIENCE)
+    assert not thread.is_alive()
+
+
+def _hang(worker: Worker[int], gate: Gate, clock: Clock) -> threading.Thread:
+    """Bring `worker` into a call that hangs past its deadline; the thread that comes back asked for it."""
+    gate.open.clear()
+    while gate.entered.acquire(blocking=False):
+        pass
+    asker = threading.Thread(target=worker.ask, daemon=True)
+    asker.start()
+    assert gate.entered.acquire(timeout=PATIENCE)
+    clock.now += PATIENCE
+    return asker
