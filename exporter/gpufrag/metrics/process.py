@@ -1,0 +1,88 @@
+"""The rows about processes and the devices they run on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..view import DeviceView
+from .identity import NamedRank
+from .row import COUNTER, GAUGE, INFO, Metric
+from .sources import DEVICE, GPU, RANK, OnDevice
+
+_INFO = (
+    "local_rank", "world_size", "uuid", "mig_uuid", "pid", "framework", "framework_version", "backend", "alloc_conf",
+    "driver_version",
+)  # fmt: skip
+_DEVICE_INFO = ("name", "driver_version", "mig_profile", "parent_uuid")
+
+
+def _identity(place: OnDevice) -> Mapping[str, object]:
+    """From the agent, but the device's names rather from the driver: an agent may know it by another form."""
+    who, sample, memory = place.rank.view.sample.identity, place.sample, place.memory
+    values = (
+        who.local_rank, who.world_size, memory.uuid or sample.uuid, memory.mig_uuid or sample.mig_uuid, who.pid,
+        who.framework, who.framework_version, sample.backend, sample.alloc_conf, sample.driver_version,
+    )  # fmt: skip
+    return dict(zip(_INFO, values))
+
+
+def _hardware(view: DeviceView) -> Mapping[str, object]:
+    return {label: getattr(view, label) for label in _DEVICE_INFO}
+
+
+def _steps(rank: NamedRank) -> int | None:
+    return rank.view.sample.steps
+
+
+PROCESS: tuple[Metric[Any], ...] = (
+    Metric(
+        "gpufrag_process_info", INFO, DEVICE, _identity,
+        "Who the process is; always 1. Join it to the other metrics on rank and device (and process, where it is "
+        "there).",
+        adds=_INFO,
+    ),
+    Metric(
+        "gpufrag_process_device_memory_used_bytes", GAUGE, DEVICE, lambda place: place.memory.used,
+        "All that the process holds on the device, as the driver counts it: allocator, CUDA context and libraries. "
+        "Absent where the driver shows no processes, as in most containers.",
+    ),
+    Metric(
+        "gpufrag_process_context_memory_bytes", GAUGE, DEVICE, lambda place: place.memory.context,
+        "What the process holds outside its allocator (used - reserved): CUDA context, NCCL, cuBLAS workspaces.",
+    ),
+    Metric(
+        "gpufrag_steps_total", COUNTER, RANK, _steps,
+        "Optimizer steps that the agent has seen. Absent where the process takes none.",
+    ),
+)  # fmt: skip
+
+GPUS: tuple[Metric[Any], ...] = (
+    Metric(
+        "gpufrag_device_info", INFO, GPU, _hardware,
+        "What the device is; always 1. A GPU that is cut up by MIG is shown by its instances, each with the GPU as "
+        "parent_uuid.",
+        adds=_DEVICE_INFO,
+    ),
+    Metric(
+        "gpufrag_device_memory_size_bytes", GAUGE, GPU, lambda view: view.size,
+        "Memory of the device (of a MIG instance: its share).",
+    ),
+    Metric(
+        "gpufrag_device_memory_free_bytes", GAUGE, GPU, lambda view: view.free,
+        "Memory that nobody on the device holds.",
+    ),
+    Metric(
+        "gpufrag_device_memory_used_bytes", GAUGE, GPU, lambda view: view.used,
+        "Memory that all processes on the device hold.",
+    ),
+    Metric(
+        "gpufrag_device_memory_reserved_bytes", GAUGE, GPU, lambda view: view.reserved,
+        "Memory that the driver keeps for itself. Absent where it cannot be told apart and is counted in used.",
+    ),
+    Metric(
+        "gpufrag_device_other_processes_memory_used_bytes", GAUGE, GPU, lambda view: view.other_used,
+        "Memory held by processes without an agent: neighbours that this job cannot see. Absent where the driver does "
+        "not show them.",
+    ),
+)  # fmt: skip

@@ -1,0 +1,109 @@
+"""Samples come from other people's processes: whatever one says, the scrape stays whole and the others are in it."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+
+from gpufrag.errors import BadInput
+from gpufrag.metrics import families, render
+from gpufrag.sample import AgentHealth, decode, encode
+from gpufrag.view import CollectorResult, Fleet, RankView
+
+NASTY = st.one_of(st.none(), st.sampled_from([-1, 10**400, "\ud800", True]), st.floats(), st.integers(), st.text())
+
+
+def _leaves(raw, path=()):
+    """The path to each value of nested JSON."""
+    if not isinstance(raw, dict | list):
+        return [path]
+    items = raw.items() if isinstance(raw, dict) else enumerate(raw)
+    return [leaf for key, value in items for leaf in _leaves(value, (*path, key))]
+
+
+def _exchanged(raw, path, value):
+    """A copy of `raw` with another value at the end of `path`."""
+    if not path:
+        return value
+    copy = raw.copy()
+    copy[path[0]] = _exchanged(raw[path[0]], path[1:], value)
+    return copy
+
+
+def _parsed(fleet):
+    body = render(fleet, "application/openmetrics-text")[1].decode()
+    return [(s.name, s.labels, s.value) for f in text_string_to_metric_families(body) for s in f.samples]
+
+
+def _assert_no_series_twice(fleet):
+    series = [(s.name, *sorted(s.labels.items())) for family in families(fleet) for s in family.samples]
+    assert len(set(series)) == len(series)
+
+
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(changes=st.lists(st.tuples(st.floats(0, 1, exclude_max=True), NASTY), min_size=1, max_size=5))
+def test_a_broken_rank_spoils_no_other(fleet, changes):
+    first, second, *_ = fleet.ranks
+    raw = json.loads(encode(second.sample))
+    leaves = _leaves(raw)
+    for where, value in changes:
+        raw = _exchanged(raw, leaves[int(where * len(leaves))], value)
+    try:
+        sample = decode(json.dumps(raw).encode())
+    except BadInput:
+        assume(False)
+    mixed = replace(fleet, ranks=(first, RankView(sample)))
+    _assert_no_series_twice(mixed)
+    assert ("gpufrag_steps_total", {"rank": "0"}, 120.0) in _parsed(mixed)
+
+
+@pytest.mark.parametrize("conf", ['a"b', "a\nb", "a\\b", "é🙂", "\x00\r", "}{,=", 'a="b",rank="7"'])
+def test_any_text_can_be_a_label(a_device, a_process, conf):
+    device = replace(a_device("train-cap4"), alloc_conf=conf)
+    parsed = _parsed(Fleet(0.0, (RankView(a_process(device, rank=0)),)))
+    assert [labels["alloc_conf"] for name, labels, _ in parsed if name == "gpufrag_process_info"] == [conf]
+
+
+def test_a_label_is_cut_and_made_valid(a_device, a_process):
+    device = replace(a_device("train-cap4"), alloc_conf="x" * 100_000, backend="\ud800")
+    parsed = _parsed(Fleet(0.0, (RankView(a_process(device, rank=0)),)))
+    (info,) = [labels for name, labels, _ in parsed if name == "gpufrag_process_info"]
+    assert info["alloc_conf"] == "x" * 255 + "…"
+    assert info["backend"] == "?"
+
+
+def test_causes_that_become_equal_when_cut_are_one_series(a_process):
+    health = AgentHealth(errors={"x" * 300: 1, "x" * 301: 2})
+    _assert_no_series_twice(Fleet(0.0, (RankView(replace(a_process(rank=0), health=health)),)))
+
+
+@pytest.mark.parametrize("value", [-1, float("nan"), float("inf"), 10**400])
+def test_a_figure_that_cannot_be_is_absent(a_process, value):
+    fleet = Fleet(0.0, (RankView(a_process(rank=0, steps=value)),), collectors={"nvml": CollectorResult(True, value)})
+    names = {name for name, *_ in _parsed(fleet)}
+    assert "gpufrag_up" in names
+    assert not names & {"gpufrag_steps_total", "gpufrag_collector_duration_seconds"}
+
+
+def test_a_histogram_with_an_impossible_count_is_absent(a_device, a_process):
+    device = a_device("train-cap4")
+    (snapshot,) = device.snapshots
+    large = replace(snapshot.measured.large, free_block_sizes=[10**400] * len(snapshot.measured.large.free_block_sizes))
+    device = replace(device, snapshots=(replace(snapshot, measured=replace(snapshot.measured, large=large)),))
+    parsed = _parsed(Fleet(0.0, (RankView(a_process(device, rank=0)),)))
+    assert {labels["pool"] for name, labels, _ in parsed if "_gsum" in name} == {"small"}
+
+
+def test_a_device_or_moment_said_twice_is_shown_once(a_device, a_process):
+    device = a_device("train-cap4", moments=("timer", "timer"))
+    fleet = Fleet(0.0, (RankView(a_process(device, device, rank=0)),))
+    _assert_no_series_twice(fleet)
+    times = [value for name, _, value in _parsed(fleet) if name == "gpufrag_snapshot_timestamp_seconds"]
+    assert times == [device.snapshots[-1].time]
+
+
+def test_nothing_tells_where_the_process_runs(fleet):
+    assert b"node-7" not in render(fleet)[1]
