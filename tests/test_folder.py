@@ -1,0 +1,113 @@
+"""The folder that agents and sidecar share, and the names in it."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpufrag import folder
+from gpufrag.errors import Unavailable
+from gpufrag.folder import FileName
+from gpufrag.sample import Identity
+
+hosts = st.text(min_size=0, max_size=100)
+
+
+@given(hosts, st.integers(1, 2**22), st.floats(0, 2e9))
+def test_a_name_that_is_built_can_be_read_back(host: str, pid: int, start: float) -> None:
+    name = FileName.of(Identity(host, pid, start))
+    assert FileName.parse(name.sample) == FileName.parse(name.socket) == name
+
+
+@given(hosts, st.integers(1, 2**22))
+def test_a_name_stays_in_its_folder_and_fits_a_socket(host: str, pid: int) -> None:
+    name = FileName.of(Identity(host, pid, 1764430000.123)).socket
+    assert "/" not in name
+    assert not name.startswith(".")
+    assert len(f"/proc/self/fd/999/{name}") <= 107
+
+
+ALIEN = ("", "notes.json", "a-1.json", "a-x-2.json", "a-1-2.txt", ".a-1-2.json", "a-1-2.json.tmp", "a/b-1-2.json")
+
+
+@pytest.mark.parametrize("name", ALIEN)
+def test_other_names_are_nobodys(name: str) -> None:
+    assert FileName.parse(name) is None
+
+
+def test_a_named_folder_is_made_and_used_by_both_sides(tmp_path: Path) -> None:
+    environment = {"GPUFRAG_DIR": str(tmp_path / "a" / "b")}
+    assert folder.to_write(environment) == folder.to_read(environment) == tmp_path / "a" / "b"
+    assert (tmp_path / "a" / "b").is_dir()
+
+
+def test_the_shared_folder_is_used_where_it_can_be_written(tmp_path: Path) -> None:
+    assert folder.to_write({}, shared=tmp_path) == folder.to_read({}, shared=tmp_path, temp=tmp_path) == tmp_path
+
+
+def test_else_a_private_folder_is_made(tmp_path: Path) -> None:
+    missing = tmp_path / "missing"
+    path = folder.to_write({}, shared=missing, temp=tmp_path)
+    assert path.stat().st_mode & 0o777 == 0o700
+    assert folder.to_read({}, shared=missing, temp=tmp_path) == path == folder.to_write({}, missing, tmp_path)
+
+
+def test_a_reader_makes_nothing(tmp_path: Path) -> None:
+    assert not folder.to_read({}, shared=tmp_path / "missing", temp=tmp_path).exists()
+
+
+def _link(path: Path) -> None:
+    (path.parent / "elsewhere").mkdir(mode=0o700)
+    path.symlink_to(path.parent / "elsewhere")
+
+
+def _open_to_all(path: Path) -> None:
+    path.mkdir()
+    path.chmod(0o755)
+
+
+@pytest.mark.parametrize("prepare", [_link, _open_to_all, Path.touch])
+def test_a_private_folder_that_others_could_have_laid_is_refused(tmp_path: Path, prepare: object) -> None:
+    prepare(tmp_path / f"gpufrag-{os.geteuid()}")  # type: ignore[operator]
+    for choose in (folder.to_write, folder.to_read):
+        with pytest.raises(Unavailable, match="GPUFRAG_DIR"):
+            choose({}, shared=tmp_path / "missing", temp=tmp_path)
+
+
+def test_a_private_folder_of_somebody_else_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stranger = os.geteuid() + 1
+    monkeypatch.setattr(os, "geteuid", lambda: stranger)
+    (tmp_path / f"gpufrag-{stranger}").mkdir(mode=0o700)
+    with pytest.raises(Unavailable, match=f"not a private folder of uid {stranger}"):
+        folder.to_write({}, shared=tmp_path / "missing", temp=tmp_path)
+
+
+def test_a_folder_that_cannot_be_made_says_what_to_set(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(Unavailable, match=r"file/sub: cannot be made: .*; set GPUFRAG_DIR"):
+        folder.to_write({"GPUFRAG_DIR": str(tmp_path / "file" / "sub")})
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write everywhere
+    with pytest.raises(Unavailable, match="not writable for uid"):
+        folder.to_write({"GPUFRAG_DIR": str(tmp_path)})
+
+
+@pytest.mark.parametrize("depth", [0, 30])
+def test_a_socket_is_bound_and_asked_at_any_path(tmp_path: Path, depth: int) -> None:
+    deep = tmp_path.joinpath(*["long-name"] * depth)
+    deep.mkdir(parents=True, exist_ok=True)
+    path = deep / "host-1-2.sock"
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as caller:
+        with folder.socket_address(path) as address:
+            listener.bind(address)
+        listener.listen()
+        assert path.is_socket()
+        with folder.socket_address(path) as address:
+            caller.connect(address)
