@@ -133,19 +133,38 @@ def test_it_recovers_when_the_call_returns(worker_of: Callable[..., Worker[int]]
     assert (answer.value, answer.result.success) == (2, True)
 
 
-def test_many_who_ask_at_once_share_one_call(worker_of: Callable[..., Worker[int]], gate: Gate) -> None:
+def test_many_who_ask_during_a_call_share_it(worker_of: Callable[..., Worker[int]], gate: Gate) -> None:
     gate.open.clear()
-    worker = worker_of(gate, deadline=PATIENCE)
+    looks = threading.Semaphore(0)
+
+    def clock() -> float:
+        looks.release()
+        return 0.0
+
+    worker = worker_of(gate, deadline=PATIENCE, clock=clock)
     with ThreadPoolExecutor(4) as pool:
-        asked = [pool.submit(worker.ask)]
-        assert gate.entered.acquire(timeout=PATIENCE)
-        begun = threading.Barrier(4)
-        asked += [pool.submit(lambda: (begun.wait(PATIENCE), worker.ask())[1]) for _ in range(3)]
-        begun.wait(PATIENCE)
+        asked = [pool.submit(worker.ask) for _ in range(4)]
+        for _ in range(6):  # each asker looks at the clock before it waits, the first one and the worker once more
+            assert looks.acquire(timeout=PATIENCE)
         gate.open.set()
         answers = [future.result(PATIENCE) for future in asked]
+    assert [answer.value for answer in answers] == [1, 1, 1, 1]
+    assert gate.calls == 1
+
+
+def test_calls_never_overlap(worker_of: Callable[..., Worker[int]]) -> None:
+    running = threading.Lock()
+
+    def work() -> int:
+        with_the_lock = running.acquire(blocking=False)
+        assert with_the_lock
+        running.release()
+        return 1
+
+    worker = worker_of(work, deadline=PATIENCE)
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda _: worker.ask(), range(200)))
     assert all(answer.result.success for answer in answers)
-    assert gate.calls <= 2  # a second one for whoever came only after the first had ended
 
 
 def test_a_closed_worker_ends_its_thread(gate: Gate) -> None:

@@ -1,0 +1,110 @@
+"""NVML on a real GPU against torch in this very process: `pytest -m gpu tests/gpu/test_nvml_gpu.py`."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from gpufrag.sample import DeviceSample, DriverReading, Identity, PoolTotals, ProcessSample, Totals
+from gpufrag.sidecar import procfs
+from gpufrag.sidecar.join import join
+from gpufrag.sidecar.readings import Device, Instance, NvmlReading
+from gpufrag.view import RankView
+
+pytestmark = pytest.mark.gpu
+
+GIB = 1 << 30
+MIB = 1 << 20
+MOST_CONTEXT = 2 * GIB  # of one process: CUDA's context, its modules and libraries
+
+
+@pytest.fixture(scope="module")
+def torch() -> Iterator[Any]:
+    """Torch with 1 GiB held on device 0."""
+    torch = pytest.importorskip("torch", reason="needs torch with CUDA")
+    if not torch.cuda.is_available():
+        pytest.skip("torch sees no GPU")
+    held = torch.empty(GIB, dtype=torch.uint8, device="cuda:0")
+    torch.cuda.synchronize()
+    yield torch
+    del held
+
+
+@pytest.fixture(scope="module")
+def reading(torch: Any) -> NvmlReading:
+    from gpufrag.sidecar.nvml import Session
+
+    return Session().read()
+
+
+def test_torchs_uuid_names_one_device(torch: Any, reading: NvmlReading) -> None:
+    assert _own_unit(torch, reading) is not None
+    assert reading.driver_version
+
+
+def test_memory_agrees_with_the_runtime(torch: Any, reading: NvmlReading) -> None:
+    memory = _own_unit(torch, reading).memory
+    free, size = torch.cuda.mem_get_info(0)
+    assert memory is not None
+    assert memory.free + memory.used + (memory.reserved or 0) == memory.size
+    assert 0 <= memory.size - size <= MOST_CONTEXT
+    assert abs(memory.free - free) <= MOST_CONTEXT
+    assert memory.used >= GIB
+
+
+def test_our_own_memory_is_seen_or_absent_but_never_wrong(torch: Any, reading: NvmlReading) -> None:
+    joined = join([_own_rank(torch)], reading, procfs.look(reading.pids))
+    memory = joined.ranks[0].memory[0]
+    assert memory.uuid is not None
+    assert memory.uuid.startswith("GPU-")
+    listed = os.getpid() in (_own_unit(torch, reading).processes or {})
+    print(f"own pid listed: {listed}; used {memory.used}, context {memory.context}; {joined.devices}")
+    if listed:
+        assert memory.used is not None
+        assert memory.used >= torch.cuda.memory_reserved(0)
+        assert memory.context is not None
+        assert 16 * MIB <= memory.context <= MOST_CONTEXT
+    else:
+        assert (memory.used, memory.context) == (None, None)
+
+
+def test_without_nvml_the_agents_own_reading_is_the_same_device(torch: Any, reading: NvmlReading) -> None:
+    rank = _own_rank(torch)
+    (alone,) = join([rank], None, procfs.look(())).devices
+    beside = {view.uuid: view for view in join([rank], reading, procfs.look(reading.pids)).devices}
+    assert alone.uuid in beside
+    assert abs((alone.free or 0) - (beside[alone.uuid].free or 0)) <= MOST_CONTEXT
+
+
+def test_reading_makes_no_context_on_the_gpu() -> None:
+    script = "import os; from gpufrag.sidecar.nvml import Session; r = Session().read(); print(os.getpid() in r.pids)"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def _own_unit(torch: Any, reading: NvmlReading) -> Device | Instance:
+    """The GPU, or the MIG instance, that device 0 of torch is."""
+    own = str(torch.cuda.get_device_properties(0).uuid).lower()
+    units = [unit for device in reading.devices for unit in device.instances or (device,)]
+    named = {uuid: unit for unit in units for uuid in (unit.uuids if isinstance(unit, Instance) else (unit.uuid,))}
+    (found,) = [unit for uuid, unit in named.items() if uuid.lower().endswith(own)]
+    return found
+
+
+def _own_rank(torch: Any) -> RankView:
+    now = time.time()
+    start = procfs.look([os.getpid()]).processes[os.getpid()].start
+    empty = PoolTotals(0, 0, 0, 0, 0)
+    large = PoolTotals(0, 0, 0, torch.cuda.memory_reserved(0), 0)
+    totals = Totals(now, large, empty, peak_active=0, peak_reserved=0)
+    uuid = str(torch.cuda.get_device_properties(0).uuid)
+    driver = DriverReading(now, *torch.cuda.mem_get_info(0))
+    sample = DeviceSample(0, "native", uuid, totals=totals, driver=driver)
+    return RankView(ProcessSample(Identity("here", os.getpid(), start), now, (sample,)))
