@@ -82,6 +82,7 @@ def test_without_nvml_the_agents_own_reading_is_the_same_device(torch: Any, read
     assert abs((alone.free or 0) - (beside[alone.uuid].free or 0)) <= MOST_CONTEXT
 
 
+@pytest.mark.usefixtures("reading")
 def test_reading_makes_no_context_on_the_gpu() -> None:
     script = "import os; from gpufrag.sidecar.nvml import Session; r = Session().read(); print(os.getpid() in r.pids)"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
