@@ -67,8 +67,11 @@ class NvmlProcess:
         return answer
 
     def close(self) -> None:
-        self.process.kill()
-        self.process.communicate()
+        """It ends at the end of its input, even while NVML hangs in another thread of it."""
+        try:
+            self.process.communicate(timeout=20)
+        finally:
+            self.process.kill()
 
 
 @pytest.fixture(scope="session")

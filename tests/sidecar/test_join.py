@@ -201,6 +201,11 @@ def test_memory_that_nvml_does_not_tell_is_the_agents() -> None:
     assert (device.size, device.free, device.used, device.reserved) == (1000, 600, 400, None)
 
 
+def test_memory_that_nobody_tells_is_none() -> None:
+    (device,) = join([], a_reading(replace(a_gpu({}), memory=None)), seen()).devices
+    assert (device.size, device.free, device.used) == (None, None, None)
+
+
 pids = st.integers(1, 30)
 
 

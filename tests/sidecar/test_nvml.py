@@ -113,6 +113,28 @@ def test_a_code_that_is_newer_than_we_are_costs_one_gpu(nvml_machine: Machine) -
     assert "NVML error 77" in reading.problems[0].text
 
 
+def test_a_driver_that_hides_its_version_is_read_without_it(nvml_machine: Machine) -> None:
+    reading = nvml_machine(f"{TWO_GPUS}error call=nvmlSystemGetDriverVersion code=3\n").read()
+    assert (reading.driver_version, len(reading.devices)) == (None, 2)
+
+
+@pytest.mark.parametrize("call", ["nvmlSystemGetDriverVersion", "nvmlDeviceGetUUID", "nvmlDeviceGetMigMode"])
+def test_a_driver_that_goes_in_the_midst_of_it_ends_the_reading(nvml_machine: Machine, call: str) -> None:
+    answer = nvml_machine(f"{TWO_GPUS}error call={call} code=1\n").collect()
+    assert answer.value is None
+    assert answer.result.reason == FAULTS["UNINITIALIZED"].text
+
+
+def test_a_mig_device_that_goes_in_the_midst_of_it_is_left_out(nvml_machine: Machine) -> None:
+    gone = "error call=nvmlDeviceGetGpuInstanceId code=6\n"
+    (device,) = nvml_machine(MIG + gone).read().devices
+    assert (device.instances, device.memory) == ((), Memory(1000, 690, 300, 10))
+
+
+def test_every_pid_of_every_unit_is_known(nvml_machine: Machine) -> None:
+    assert nvml_machine(MIG).read().pids == {7, 8, 9}
+
+
 def test_no_gpu_is_a_state_with_a_reason(nvml_machine: Machine) -> None:
     answer = nvml_machine(DRIVER).collect()
     assert answer.value is None
