@@ -50,6 +50,8 @@ class Capture:
     """By device: the most that the process may reserve; a device without a limit is left out."""
     alloc_conf: str | None = None
     """The allocator's settings as their user wrote them."""
+    waited: float = 0.0
+    """Of the seconds that the copy took: how many went by in waiting for the allocator's lock."""
 
 
 class Source(Protocol):
@@ -82,6 +84,10 @@ class Source(Protocol):
 
         False where the framework has no such hook. Called once, from the user's own thread.
         """
+        ...
+
+    def graph_underway(self) -> bool:
+        """Whether the calling thread records a graph of the device's work, which a question could break."""
         ...
 
     def close(self) -> None:

@@ -1,0 +1,188 @@
+"""Reads the source, measures what it copied, and says it all as one ProcessSample. Owns no thread and no file."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from ..model.fragmentation import measure
+from ..model.heap import Heap
+from ..model.reach import Driver
+from ..model.recurring import Recurrence, observe
+from ..sample import AgentHealth, DeviceSample, Identity, ProcessSample, Snapshot
+from .schedule import Schedule
+from .settings import AgentSettings
+from .sources import Capture, DeviceFacts, DeviceReading, Source
+from .steps import Steps
+from .trouble import Trouble
+
+LONG_READ = 0.001
+"""Seconds. The cheap figures take microseconds: what is above this has waited for the allocator's lock."""
+
+
+@dataclass(frozen=True)
+class Clocks:
+    """Wall time for what is published, a monotonic one for durations, and this thread's own CPU time; seconds."""
+
+    wall: Callable[[], float] = time.time
+    monotonic: Callable[[], float] = time.perf_counter
+    cpu: Callable[[], float] = time.thread_time
+
+
+class Taken(NamedTuple):
+    """A copy that waits to be measured: when and at which moment it was taken, and how long that held the process."""
+
+    capture: Capture
+    time: float
+    at: str
+    duration: float
+
+
+@dataclass
+class Device:
+    """What is known of one device between two snapshots."""
+
+    facts: DeviceFacts
+    snapshots: dict[str, Snapshot] = field(default_factory=dict)
+    recurrence: Recurrence = Recurrence()
+    limit: int | None = None
+
+
+class Sampler:
+    """`on_step` runs in the trainer's threads and only copies; everything else runs in the agent's thread."""
+
+    def __init__(self, source: Source, settings: AgentSettings, trouble: Trouble, clocks: Clocks | None = None) -> None:
+        self._source, self._settings, self._trouble = source, settings, trouble
+        self._clocks = clocks or Clocks()
+        self.schedule = Schedule(settings, self._clocks.wall())
+        self._steps: Steps | None = None
+        self._taken: Taken | None = None
+        self._readings: tuple[DeviceReading, ...] = ()
+        self._devices: dict[int, Device] = {}
+        self._alloc_conf: str | None = None
+        self._stalls = {"snapshot": 0.0, "stats": 0.0, "wait": 0.0, "measure": 0.0}
+        self._read_at = 0.0
+
+    def watch_steps(self, wake: Callable[[], None]) -> None:
+        """Take snapshots at step boundaries where the framework tells them, and call `wake` after each.
+
+        The copy is made in the trainer's own thread: it holds the interpreter in any thread, and in another one
+        it would come some milliseconds later, in the midst of the next step.
+        """
+        steps = Steps()
+
+        def on_step(optimizer: object) -> None:
+            try:
+                now = self._clocks.wall()
+                if steps.note(optimizer) and self.schedule.at_step(now) and not self._source.graph_underway():
+                    self.take("boundary")
+                    wake()
+            except Exception as error:  # the trainer's stack is below: nothing may reach it
+                self._trouble.note("step", error, "snapshots come by the timer if this goes on")
+
+        if self._source.watch_steps(on_step):
+            self._steps = steps
+
+    def take(self, at: str) -> None:
+        """Copy the heap in this thread, now. It is measured by the next `digest`."""
+        now, began = self._clocks.wall(), self._clocks.monotonic()
+        self.schedule.taken(now, 0.0, recording=False)  # nobody else starts one meanwhile
+        capture = self._source.capture()
+        duration = self._clocks.monotonic() - began
+        waited = min(capture.waited, duration) if capture else 0.0
+        self._stalls["snapshot"] += duration - waited
+        self._stalls["wait"] += waited
+        if capture is not None:
+            self._taken = Taken(capture, now, at, duration)
+
+    def digest(self) -> None:
+        """Measure what was taken since the last call, and plan the next snapshot by what this one cost in all."""
+        taken, self._taken = self._taken, None
+        if taken is None:
+            return
+        began = self._clocks.cpu()
+        try:
+            self._measure(taken)
+        finally:
+            spent = self._clocks.cpu() - began  # in it, the trainer has to ask for the interpreter
+            self._stalls["measure"] += spent
+            cost = taken.duration + spent
+            self.schedule.taken(self._clocks.wall(), cost, self._source.recording())
+
+    def read(self) -> None:
+        """The cheap figures; after a reading that had to wait, the next one is put off by what that wait allows."""
+        now, began = self._clocks.wall(), self._clocks.monotonic()
+        self._readings = tuple(self._source.read())
+        duration = self._clocks.monotonic() - began
+        self._stalls["wait" if duration > LONG_READ else "stats"] += duration
+        self._read_at = now + max(self._settings.publish_every, duration / self._settings.budget)
+
+    @property
+    def read_due(self) -> float:
+        """When the cheap figures are to be read again, by the wall clock."""
+        return self._read_at
+
+    def sample(self, identity: Identity) -> ProcessSample:
+        """All that is known now. A device that was not in the last reading is left out: it has gone."""
+        return ProcessSample(
+            identity=replace(
+                identity, framework=self._source.framework, framework_version=self._source.framework_version
+            ),
+            time=self._clocks.wall(),
+            devices=tuple(self._device_sample(reading) for reading in self._readings),
+            steps=self._steps.count if self._steps else None,
+            health=AgentHealth(dict(self._stalls), self._trouble.counts),
+        )
+
+    def _measure(self, taken: Taken) -> None:
+        heap = taken.capture.heap()
+        self._alloc_conf = taken.capture.alloc_conf
+        for reading in taken.capture.readings:
+            own = heap.on_device(reading.device)
+            device = self._known(reading.device)
+            device.limit = taken.capture.limits.get(reading.device)
+            measured = measure(own, driver_at(own, reading, device.limit))
+            device.snapshots[taken.at] = Snapshot(taken.time, taken.at, taken.duration, measured)
+            device.recurrence = observe(device.recurrence, own, taken.time)
+
+    def _known(self, device: int) -> Device:
+        if device not in self._devices:
+            self._devices[device] = Device(self._source.facts(device))
+        return self._devices[device]
+
+    def _device_sample(self, reading: DeviceReading) -> DeviceSample:
+        device = self._known(reading.device)
+        facts = device.facts
+        return DeviceSample(
+            device=reading.device,
+            backend=facts.backend,
+            uuid=facts.uuid,
+            mig_uuid=facts.mig_uuid,
+            alloc_conf=self._alloc_conf,
+            driver_version=facts.driver_version,
+            limit=device.limit,
+            totals=reading.totals,
+            driver=reading.driver,
+            largest_recurring=device.recurrence.largest(self._clocks.wall()),
+            snapshots=tuple(_by_moment(device.snapshots.values())),
+        )
+
+
+def driver_at(heap: Heap, reading: DeviceReading, limit: int | None) -> Driver:
+    """The driver as it was when `heap` was copied.
+
+    The reading comes a little after the copy: what the process itself took or gave back in between is undone.
+    """
+    if reading.driver is None:
+        return Driver(limit=limit)
+    free, size = reading.driver.free, reading.driver.size
+    if reading.totals is not None:
+        reserved = reading.totals.large.reserved + reading.totals.small.reserved
+        free += reserved - sum(segment.size for segment in heap.segments)
+    return Driver(min(max(0, free), size), size, limit)
+
+
+def _by_moment(snapshots: Iterable[Snapshot]) -> list[Snapshot]:
+    return sorted(snapshots, key=lambda snapshot: snapshot.at)

@@ -1,0 +1,26 @@
+"""What goes wrong inside the agent: counted by source, logged once with its remedy, and never the trainer's problem."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+
+logger = logging.getLogger("gpufrag")
+
+
+class Trouble:
+    """Counts since the process began. May be used from any thread."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+
+    def note(self, source: str, error: BaseException | str, remedy: str) -> None:
+        """Count a failure of `source`; the first one of each is logged."""
+        self._counts[source] += 1
+        if self._counts[source] == 1:
+            what = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
+            logger.warning("gpufrag %s: %s; %s (training goes on; further ones are only counted)", source, what, remedy)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return dict(sorted(self._counts.items()))
