@@ -1,0 +1,91 @@
+"""What can be set, by subject. `load` reads it from YAML; a flag of the command wins over the file.
+
+Each field's docstring gives its unit, its meaning and why the default is what it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import yaml_record
+from .errors import UsageError
+from .yaml_record import Bytes, Count, Seconds
+
+DEFAULT_PORT = 9836
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+@dataclass(frozen=True)
+class WebSettings:
+    """The HTTP server: where it listens and how much it bears. Sidecar and restarter share it."""
+
+    listen_address: str = f"127.0.0.1:{DEFAULT_PORT}"
+    """host:port, [v6]:port, or :port for every interface. Loopback, because figures about a job are not for all."""
+    config_file: Path | None = None
+    """TLS and basic auth, in the form that Prometheus exporters share; plain HTTP without it."""
+    max_requests: Count = 16
+    """Requests in work at once; one more is answered 503. A pair of Prometheus servers needs 2."""
+    max_connections: Count = 64
+    """Open connections at once; one more is answered 503 and closed. Idle ones count."""
+    max_header_size: Bytes = 16 << 10
+    """The head of a request; a browser behind a proxy sends up to 8 KiB."""
+    request_timeout: Seconds = 10.0
+    """From the first byte of a request to the last of its answer; Prometheus gives up after 10 s too."""
+    keep_alive: Seconds = 65.0
+    """An idle connection is kept this long: over a scrape interval of a minute, so that TLS is set up once."""
+    drain_timeout: Seconds = 4.0
+    """After SIGTERM, for requests in work; with what comes before and after it stays under 5 s."""
+
+
+@dataclass(frozen=True)
+class FolderSettings:
+    """The folder in which agents leave their samples, and how much of it is read."""
+
+    path: Path | None = None
+    """None: $GPUFRAG_DIR, else /run/gpufrag, else a private folder under the temp dir, as the agents choose it."""
+    max_processes: Count = 1000
+    """Samples read at once, those with a listener first, then the newest; the rest is skipped and counted."""
+    max_file_size: Bytes = 1 << 20
+    """A larger file is skipped and counted; a sample of one device is some 5 KiB."""
+    max_total_size: Bytes = 64 << 20
+    """All samples together: what a folder full of rubbish can make the sidecar read."""
+    last_words: Seconds = 600.0
+    """How long a dead process's counters stay, and then its file: long enough for a few scrapes to see them."""
+    deadline: Seconds = 5.0
+    """A reading that takes longer (a hung network folder) is given up for this scrape, and reported so."""
+
+
+@dataclass(frozen=True)
+class NvmlSettings:
+    """The driver's own figures. A sidecar often sees no GPU: then the agents' readings serve."""
+
+    enabled: bool = True
+    """false never loads the library, and reports no NVML collector."""
+    deadline: Seconds = 2.0
+    """A call into a hung driver is left behind after this, so that a scrape ends in time."""
+
+
+@dataclass(frozen=True)
+class LogSettings:
+    level: str = "info"
+    """debug, info, warning or error. The log goes to stderr, a line an event."""
+
+    def __post_init__(self) -> None:
+        if self.level not in LOG_LEVELS:
+            raise UsageError(f"log.level is {self.level!r:.40}: one of {', '.join(LOG_LEVELS)} belongs here")
+
+
+@dataclass(frozen=True)
+class ServeConfig:
+    """All that `gpufrag serve` can be told."""
+
+    folder: FolderSettings = FolderSettings()
+    web: WebSettings = WebSettings()
+    nvml: NvmlSettings = NvmlSettings()
+    log: LogSettings = LogSettings()
+
+
+def load(path: Path) -> ServeConfig:
+    """Raises Unavailable, BadInput or UsageError, each of which names the file."""
+    return yaml_record.load(ServeConfig, path)
