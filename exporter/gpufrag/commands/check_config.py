@@ -1,0 +1,25 @@
+"""`gpufrag check-config`: is a config file, and the web config file that it names, what the sidecar can use?"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", metavar="FILE", type=Path, help="the YAML file of gpufrag serve --config")
+    parser.add_argument("--web", action="store_true", help="FILE is a web config file (--web.config.file) instead")
+
+
+def run(options: argparse.Namespace) -> int:
+    from .. import config
+    from ..web import files, listen
+
+    if options.web:
+        files.read(options.file)
+    else:
+        settings = config.load(options.file).web
+        listen.parse(settings.listen_address)
+        files.read(settings.config_file)
+    print(f"{options.file}: good")
+    return 0

@@ -1,0 +1,90 @@
+"""`gpufrag serve`: the sidecar."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..config import ServeConfig
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--config", metavar="FILE", type=Path, help="a YAML file; a flag wins over it")
+    parser.add_argument("--folder", metavar="DIR", type=Path, help="where agents leave their samples ($GPUFRAG_DIR)")
+    parser.add_argument("--host", help="the address to listen on; default 127.0.0.1")
+    parser.add_argument("--port", type=int, help="the port to listen on; default 9836, 0 takes any free one")
+    parser.add_argument("--web.listen-address", dest="listen_address", metavar="HOST:PORT", help="both in one")
+    parser.add_argument(
+        "--web.config.file", dest="web_config", metavar="FILE", type=Path, help="TLS and basic auth, as other exporters"
+    )
+    parser.add_argument(
+        "--nvml", action=argparse.BooleanOptionalAction, default=None, help="ask the driver too; default yes"
+    )
+    parser.add_argument("--log.level", dest="log_level", help="debug, info, warning or error; default info")
+
+
+def run(options: argparse.Namespace) -> int:
+    from .. import logs
+    from ..sidecar import server
+    from ..web import runner
+
+    config = _configured(options)
+    logs.setup(config.log.level)
+    sidecar = server.Sidecar(config, _folder, lambda: _configured(options))
+    gc.collect()
+    gc.freeze()  # what is loaded by now stays: no collection during a scrape need look at it
+    runner.run(sidecar.service(), config.web)
+    return 0
+
+
+def _configured(options: argparse.Namespace) -> ServeConfig:
+    """The file, with the flags on top."""
+    from .. import config
+
+    settings = config.load(options.config) if options.config else config.ServeConfig()
+    folder, web, nvml, log = settings.folder, settings.web, settings.nvml, settings.log
+    return config.ServeConfig(
+        folder=folder if options.folder is None else replace(folder, path=options.folder),
+        web=replace(
+            web,
+            listen_address=_address(options, web.listen_address),
+            config_file=web.config_file if options.web_config is None else options.web_config,
+        ),
+        nvml=nvml if options.nvml is None else replace(nvml, enabled=options.nvml),
+        log=log if options.log_level is None else replace(log, level=options.log_level),
+    )
+
+
+def _address(options: argparse.Namespace, configured: str) -> str:
+    from ..web.listen import Address, parse
+
+    base = parse(options.listen_address or configured)
+    host = base.host if options.host is None else options.host
+    port = base.port if options.port is None else options.port
+    return str(parse(str(Address(host, port))))
+
+
+def _folder(config: ServeConfig, environment: Mapping[str, str] = os.environ) -> Path:
+    """Where the agents write. Raises Unavailable for a place that can never be that folder.
+
+    One that was named and is missing is waited for: a sidecar starts before its job. The default one is made, so
+    that there is something to wait in.
+    """
+    from .. import folder
+    from ..errors import Unavailable
+
+    named = config.folder.path
+    path = named or folder.to_read(environment)
+    if named is None and not environment.get(folder.VARIABLE) and not path.exists():
+        path.mkdir(mode=0o700, exist_ok=True)
+    if path.exists() and not path.is_dir():
+        raise Unavailable(f"{path}: not a folder; name one with --folder or ${folder.VARIABLE}")
+    if path.exists() and not os.access(path, os.R_OK | os.X_OK):
+        raise Unavailable(f"{path}: not readable for uid {os.geteuid()}; share a user or a group with the job")
+    return path

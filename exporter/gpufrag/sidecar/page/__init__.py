@@ -1,0 +1,133 @@
+"""The landing page: which ranks there are, how they fare, and what could not be read. One file, nothing fetched."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import time
+from collections.abc import Iterable, Mapping
+from functools import cache
+from pathlib import Path
+from string import Template
+from typing import NamedTuple
+
+from ... import __version__
+from ...metrics.identity import NamedRank, name_ranks
+from ...sample import DeviceSample, Snapshot
+from ...units import format_bytes, format_duration
+from ...view import CollectorResult, Fleet
+
+_FOLDER = Path(__file__).parent
+_STYLE = (_FOLDER / "style.css").read_text()
+_STYLE_HASH = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
+_TRIGGER = 4.0
+NONE = "–"
+
+HEADERS: Mapping[str, str] = {
+    "content-type": "text/html; charset=utf-8",
+    "content-security-policy": f"default-src 'none'; style-src 'sha256-{_STYLE_HASH}'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-store",
+}
+
+
+class RankRow(NamedTuple):
+    """A line of the table of ranks; every value is text for people."""
+
+    rank: str
+    device: str
+    state: str
+    age: str
+    ratio: str
+    verdict: str
+    """A class name: `bad` above the trigger, else `good`; `unknown` without a ratio."""
+    free_total: str
+    largest_allocatable: str
+    stranded: str
+    reserved: str
+    limit: str
+
+
+def render(fleet: Fleet) -> bytes:
+    """The whole page; whatever comes from outside is escaped."""
+    now = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(fleet.time))
+    page = _template("index").substitute(
+        style=_STYLE,
+        version=html.escape(__version__),
+        time=now,
+        summary=html.escape(_summary(fleet)),
+        ranks=_fill("rank", (row._asdict() for row in rank_rows(fleet))) or _template("no_ranks").substitute(),
+        collectors=_fill("collector", collector_rows(fleet)),
+    )
+    return page.encode()
+
+
+def rank_rows(fleet: Fleet) -> list[RankRow]:
+    """A row a device of each rank; a process without a device has one row too."""
+    return [
+        _row(rank, device, fleet.time)
+        for rank in name_ranks(fleet.ranks)
+        for device in (rank.view.sample.devices or (None,))
+    ]
+
+
+def _row(rank: NamedRank, device: DeviceSample | None, now: float) -> RankRow:
+    sample = rank.view.sample
+    latest = _latest(device) if device and rank.view.alive else None
+    measured = latest.measured if latest else None
+    ratio = measured.ratio if measured else None
+    return RankRow(
+        rank=", ".join(value if name == "rank" else f"{name} {value}" for name, value in rank.labels.items()),
+        device=str(device.device) if device else NONE,
+        state=rank.view.state,
+        age=format_duration(max(0.0, now - sample.time)),
+        ratio=NONE if ratio is None else f"{ratio:.2f}",
+        verdict="unknown" if ratio is None else "bad" if ratio > _TRIGGER else "good",
+        free_total=_bytes(measured.free_total if measured else None),
+        largest_allocatable=_bytes(measured.largest_allocatable if measured else None),
+        stranded=_bytes(measured.stranded if measured else None),
+        reserved=_bytes(measured.reserved if measured else None),
+        limit=_bytes(measured.limit if measured else None),
+    )
+
+
+def _latest(device: DeviceSample) -> Snapshot | None:
+    return max(device.snapshots, key=lambda snapshot: snapshot.time, default=None)
+
+
+def collector_rows(fleet: Fleet) -> list[dict[str, str]]:
+    rows = [_collector_row(name, result) for name, result in sorted(fleet.collectors.items())]
+    skipped = [f"{count} {reason}" for reason, count in sorted(fleet.skipped.items()) if count]
+    if skipped:
+        rows.append({"name": "files skipped", "state": "failed", "took": NONE, "reason": ", ".join(skipped)})
+    return rows
+
+
+def _collector_row(name: str, result: CollectorResult) -> dict[str, str]:
+    return {
+        "name": name,
+        "state": "ok" if result.success else "failed",
+        "took": NONE if result.duration_seconds is None else format_duration(result.duration_seconds),
+        "reason": result.reason or "",
+    }
+
+
+def _summary(fleet: Fleet) -> str:
+    return ", ".join(f"{count} {state}" for state, count in fleet.states.items())
+
+
+def _bytes(size: int | None) -> str:
+    return NONE if size is None else format_bytes(size)
+
+
+def _fill(name: str, rows: Iterable[Mapping[str, str]]) -> str:
+    template = _template(name)
+    return "".join(template.substitute({key: html.escape(value) for key, value in row.items()}) for row in rows)
+
+
+@cache
+def _template(name: str) -> Template:
+    return Template((_FOLDER / f"{name}.html").read_text())

@@ -1,0 +1,189 @@
+"""The agents' folder: who is alive, what each says, and what else lies there.
+
+A process is alive if its control socket has a listener. A file without one is a dead process: its last words stay
+for a while after it was last seen alive, then its files are removed. Nothing in the folder is trusted, and no single
+file can fail the reading.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from operator import attrgetter
+from pathlib import Path
+from typing import NamedTuple
+
+from ..config import FolderSettings
+from ..errors import Unavailable
+from ..folder import FileName
+from ..logs import event
+from ..sample import ProcessSample
+from ..view import RankView
+from . import sample_files
+from .sample_files import Skip, Stamp
+
+log = logging.getLogger(__name__)
+_TOLD = 3  # names in a log line
+
+Skipped = dict[Skip, list[str]]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What the folder told at one time."""
+
+    ranks: tuple[RankView, ...] = ()
+    skipped: Mapping[str, int] = field(default_factory=dict)
+    """Files that gave no rank, by reason; every reason is there."""
+
+
+class _File(NamedTuple):
+    """A sample's file, by its name."""
+
+    name: FileName
+    stamp: Stamp
+    has_socket: bool
+
+
+class _Memory(NamedTuple):
+    """What is kept of a file until the next reading, so that an unchanged one is not read again."""
+
+    stamp: Stamp
+    content: ProcessSample | Skip
+    last_alive: float
+
+
+class ProcessReader:
+    """Reads the folder again and again. For one thread at a time. `clock` is in seconds of the system clock."""
+
+    def __init__(self, folder: Path, settings: FolderSettings, clock: Callable[[], float] = time.time) -> None:
+        self._folder, self._settings, self._clock = folder, settings, clock
+        self._names: dict[str, FileName | None] = {}
+        self._known: dict[FileName, _Memory] = {}
+        self._told: Skipped = {}
+        self._sweeps = True
+
+    def read(self) -> Reading:
+        """One reading; each process is as its latest file has it. Raises Unavailable where there is no folder."""
+        skipped: Skipped = {reason: [] for reason in Skip}
+        files = self._within_bounds(self._list(skipped), skipped)
+        before, self._known = self._known, {}
+        ranks = [rank for file in files if (rank := self._rank(file, before.get(file.name), skipped))]
+        self._tell(skipped)
+        return Reading(tuple(ranks), {reason.value: len(names) for reason, names in skipped.items()})
+
+    def _list(self, skipped: Skipped) -> list[_File]:
+        """The samples; a name that begins with a dot is half-written, and passed over in silence."""
+        listed = self._scan()
+        self._names = {text: self._names[text] if text in self._names else FileName.parse(text) for text in listed}
+        files = []
+        for text, name in self._names.items():
+            if name is None or listed[text].is_symlink():
+                skipped[Skip.ALIEN].append(text)
+            elif text == name.sample and (stamp := _stamp(listed[text])):
+                files.append(_File(name, stamp, _is_there(listed.get(name.socket))))
+            elif text == name.socket and name.sample not in listed:
+                self._sweep_lone_socket(name, _stamp(listed[text]))
+        return files
+
+    def _scan(self) -> dict[str, os.DirEntry[str]]:
+        try:
+            with os.scandir(self._folder) as entries:
+                return {entry.name: entry for entry in entries if not entry.name.startswith(".")}
+        except FileNotFoundError:
+            raise Unavailable(f"{self._folder}: no such folder yet; it comes with the first agent") from None
+        except OSError as error:
+            raise Unavailable(f"{self._folder}: {error.strerror}; {_REMEDY}") from None
+
+    def _within_bounds(self, files: list[_File], skipped: Skipped) -> list[_File]:
+        """By name; of too many, those that may be alive, then the latest."""
+        files.sort(key=lambda file: (not file.has_socket, -file.stamp.modified_ns))
+        chosen, left = [], self._settings.max_total_size
+        for file in files[: self._settings.max_processes]:
+            left -= min(file.stamp.size, self._settings.max_file_size)
+            if left < 0:
+                break
+            chosen.append(file)
+        skipped[Skip.TOO_MANY] += [file.name.sample for file in files[len(chosen) :]]
+        return sorted(chosen, key=attrgetter("name"))
+
+    def _rank(self, file: _File, before: _Memory | None, skipped: Skipped) -> RankView | None:
+        """The process, or None for one that is skipped, swept, or gone meanwhile."""
+        try:
+            alive = file.has_socket and sample_files.listens(self._folder / file.name.socket)
+        except PermissionError:
+            skipped[Skip.DENIED].append(file.name.socket)
+            return None
+        last_alive = self._last_alive(file, before, alive)
+        if not alive and self._clock() - last_alive > self._settings.last_words:
+            self._sweep(file.name.sample, file.name.socket)
+            return None
+        content = before.content if before and before.stamp == file.stamp else self._read(file)
+        if content is None:
+            return None
+        self._known[file.name] = _Memory(file.stamp, content, last_alive)
+        if isinstance(content, Skip):
+            skipped[content].append(file.name.sample)
+            return None
+        return RankView(content, alive)
+
+    def _last_alive(self, file: _File, before: _Memory | None, alive: bool) -> float:
+        """A file's time is in it too: it is all that is known of a process that died while nobody looked."""
+        now = self._clock()
+        if alive:
+            return now
+        written = min(file.stamp.modified_ns / 1e9, now)
+        return max(written, before.last_alive) if before else written
+
+    def _read(self, file: _File) -> ProcessSample | Skip | None:
+        content = sample_files.read(self._folder / file.name.sample, self._settings.max_file_size)
+        if isinstance(content, ProcessSample) and FileName.of(content.identity) != file.name:
+            return Skip.ALIEN  # a copy, or a forgery: its process has a file of its own
+        return content
+
+    def _sweep_lone_socket(self, name: FileName, stamp: Stamp | None) -> None:
+        """A process that has not sampled yet has one too: it listens."""
+        if stamp is None or self._clock() - stamp.modified_ns / 1e9 <= self._settings.last_words:
+            return
+        try:
+            alive = sample_files.listens(self._folder / name.socket)
+        except PermissionError:  # somebody else's, and no sample to show
+            return
+        if not alive:
+            self._sweep(name.socket)
+
+    def _sweep(self, *names: str) -> None:
+        """Best effort: a folder that only its agents may change costs some files, not the scrape."""
+        for name in names if self._sweeps else ():
+            try:
+                (self._folder / name).unlink(missing_ok=True)
+            except OSError as error:
+                self._sweeps = False
+                event(log, logging.WARNING, "files of dead processes stay", folder=self._folder, reason=error.strerror)
+                return
+
+    def _tell(self, skipped: Skipped) -> None:
+        """Log what is skipped when that changes, not at each reading."""
+        for reason, names in skipped.items():
+            if names and names != self._told.get(reason):
+                shown = ", ".join(sorted(names)[:_TOLD]) + (", …" if len(names) > _TOLD else "")
+                event(log, logging.WARNING, "files skipped", reason=reason.value, count=len(names), files=shown)
+        self._told = skipped
+
+
+_REMEDY = "let the sidecar and the job share a user or a group that may read it, or name another with --folder"
+
+
+def _is_there(socket: os.DirEntry[str] | None) -> bool:
+    return socket is not None and not socket.is_symlink()
+
+
+def _stamp(entry: os.DirEntry[str]) -> Stamp | None:
+    """None where the file has gone meanwhile."""
+    try:
+        return Stamp.of(entry.stat(follow_symlinks=False))
+    except OSError:
+        return None

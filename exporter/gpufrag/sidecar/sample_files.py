@@ -1,0 +1,85 @@
+"""One agent's file and one agent's socket: what may be opened, and how far it is trusted."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import stat
+from enum import Enum
+from pathlib import Path
+from typing import NamedTuple
+
+from ..errors import BadInput, NewerVersion
+from ..folder import socket_address
+from ..sample import ProcessSample, decode
+
+
+class Skip(str, Enum):
+    """Why a file in the folder gives no process."""
+
+    ALIEN = "alien"
+    """No agent wrote it: another name, another identity than its name says, a link, a pipe, a folder."""
+    DENIED = "denied"
+    """The file may not be read, or its socket not be asked."""
+    HUGE = "huge"
+    NEWER = "newer"
+    """Written by a newer gpufrag."""
+    TOO_MANY = "too_many"
+    TORN = "torn"
+    """Its name is an agent's, its content is not a sample."""
+
+
+class Stamp(NamedTuple):
+    """Changes whenever the file is written or replaced."""
+
+    modified_ns: int
+    size: int
+    inode: int
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> Stamp:
+        return cls(status.st_mtime_ns, status.st_size, status.st_ino)
+
+
+def read(path: Path, most: int) -> ProcessSample | Skip | None:
+    """The sample in a regular file of at most `most` bytes; None where the file has gone meanwhile.
+
+    Links are not followed and a pipe is not waited for: the folder may be writable by others.
+    """
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    except PermissionError:
+        return Skip.DENIED
+    except OSError:  # ELOOP: a link; ENXIO: a socket
+        return Skip.ALIEN
+    with open(file, "rb", buffering=0) as opened:
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            return Skip.ALIEN
+        data = opened.read(most + 1) or b""
+    return Skip.HUGE if len(data) > most else _decode(data)
+
+
+def _decode(data: bytes) -> ProcessSample | Skip:
+    try:
+        return decode(data)
+    except NewerVersion:
+        return Skip.NEWER
+    except BadInput:
+        return Skip.TORN
+
+
+def listens(path: Path) -> bool:
+    """Whether a process listens on the control socket at `path`. Raises PermissionError where it may not be asked.
+
+    The kernel answers: a process that hangs, or whose interpreter is busy, listens all the same.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
+        caller.setblocking(False)
+        with socket_address(path) as address:
+            code = caller.connect_ex(address)
+    if code in (errno.EACCES, errno.EPERM):
+        raise PermissionError(code, os.strerror(code), str(path))
+    return code in (0, errno.EAGAIN)  # EAGAIN: a listener whose queue is full

@@ -1,0 +1,128 @@
+"""The sidecar's HTTP side: /metrics, /-/healthy, /-/ready and the landing page."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from .. import metrics
+from ..config import ServeConfig
+from ..logs import event
+from ..view import CollectorResult, Fleet
+from ..web.listen import Address
+from ..web.runner import Reload, Service
+from ..web.worker import Worker
+from . import page
+from .source import FleetSource
+
+PROBES = frozenset({"/-/healthy", "/-/ready"})
+FIRST_READ_SECONDS = 1.0
+REREAD_SECONDS = 30.0
+GZIP_LEVEL = 1  # a ninth of the size already; the levels above cost more time than they save
+log = logging.getLogger(__name__)
+
+
+class Sidecar:
+    """The fleet's readings behind the routes. `load` gives the config anew, for SIGHUP."""
+
+    def __init__(
+        self, config: ServeConfig, folder: Callable[[ServeConfig], Path], load: Callable[[], ServeConfig]
+    ) -> None:
+        self._load, self._find_folder = load, folder
+        self._worker = Worker("gpufrag-scrape")
+        self._folder = folder(config)
+        self._source = FleetSource(self._folder, config.folder, config.nvml)
+
+    def service(self) -> Service:
+        """What the runner is to run."""
+        routes = [
+            Route("/", self._page),
+            Route("/metrics", self._metrics),
+            Route("/-/healthy", self._healthy),
+            Route("/-/ready", self._ready),
+        ]
+        return Service(
+            Starlette(routes=routes),
+            open_paths=PROBES,
+            reload=self._reload,
+            started=self._started,
+            background=self._keep_reading,
+        )
+
+    async def _metrics(self, request: Request) -> Response:
+        zipped = _accepts_gzip(request.headers.get("accept-encoding", ""))
+        accept = request.headers.get("accept", "")
+        content_type, body = await self._worker.run(lambda: self._scrape(accept, zipped))
+        headers = {"content-type": content_type, "vary": "accept, accept-encoding", "cache-control": "no-store"}
+        return Response(body, headers=headers | ({"content-encoding": "gzip"} if zipped else {}))
+
+    async def _page(self, request: Request) -> Response:
+        body = await self._worker.run(lambda: page.render(self._source.read()))
+        return Response(body, headers=page.HEADERS)
+
+    async def _healthy(self, request: Request) -> Response:
+        return PlainTextResponse("ok\n")
+
+    async def _ready(self, request: Request) -> Response:
+        reason = self._source.waiting_for
+        return PlainTextResponse(f"waiting for {reason}\n" if reason else "ready\n", 503 if reason else 200)
+
+    def _scrape(self, accept: str, zipped: bool) -> tuple[str, bytes]:
+        content_type, body = _render(self._source.read(), accept)
+        return content_type, gzip.compress(body, GZIP_LEVEL, mtime=0) if zipped else body
+
+    async def _keep_reading(self) -> None:
+        """Makes the sidecar ready, and sweeps the folder, where nobody scrapes."""
+        while True:
+            await self._worker.run(self._source.read)
+            await asyncio.sleep(FIRST_READ_SECONDS if self._source.waiting_for else REREAD_SECONDS)
+
+    def _started(self, address: Address) -> None:
+        event(log, logging.INFO, "listening", address=address, folder=self._folder)
+
+    def _reload(self) -> Reload:
+        config = self._load()
+        folder = self._find_folder(config)
+        return Reload(config.web, lambda: self._take(config, folder))
+
+    def _take(self, config: ServeConfig, folder: Path) -> None:
+        old, self._source = self._source, FleetSource(folder, config.folder, config.nvml)
+        old.close()
+        self._folder = folder
+        logging.getLogger().setLevel(config.log.level.upper())
+
+
+def _render(fleet: Fleet, accept: str) -> tuple[str, bytes]:
+    try:
+        return metrics.render(fleet, accept)
+    except Exception as error:  # one rank's odd figure must not hide the others, nor that something is wrong
+        log.exception("the metrics could not be rendered")
+        failed = CollectorResult(False, None, f"a fault in gpufrag itself ({type(error).__name__}: {error})")
+        ranks = tuple(rank for rank in fleet.ranks if _renders(Fleet(fleet.time, (rank,))))
+        collectors = {**fleet.collectors, "render": failed}
+        return metrics.render(Fleet(fleet.time, ranks, (), collectors, fleet.skipped), accept)
+
+
+def _renders(fleet: Fleet) -> bool:
+    try:
+        metrics.render(fleet)
+    except Exception:  # told by the caller
+        return False
+    return True
+
+
+def _accepts_gzip(header: str) -> bool:
+    """`gzip` or `*` in Accept-Encoding, unless with a quality of 0."""
+    for part in header.lower().split(","):
+        name, _, quality = part.partition(";")
+        if name.strip() in ("gzip", "*"):
+            return quality.replace(" ", "") not in ("q=0", "q=0.0", "q=0.00", "q=0.000")
+    return False
