@@ -1,0 +1,163 @@
+"""Where the driver puts a new segment: torch takes the lowest of equal free blocks, so addresses decide ties.
+
+Seen on an H200 (driver 580), and exact there but for the space that libraries hold: cudaMalloc reserves address
+space in chunks of 32 MiB, downwards from the last one; it fills the holes of the newest chunk first, and gives a
+chunk back when it is empty. To go between two others a chunk needs 32 MiB to spare.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right, insort
+from collections.abc import Iterable
+
+from .freelist import ADDRESS_BITS
+from .settings import SEGMENT_GRID
+
+TOP = 1 << 55
+CHUNK = 32 << 20
+
+
+class Chunk:
+    """Reserved address space and its holes, size by address. `rank` falls, so that the newest chunk sorts first."""
+
+    __slots__ = ("address", "end", "holes", "rank")
+
+    def __init__(self, address: int, end: int, rank: int) -> None:
+        self.address = address
+        self.end = end
+        self.rank = rank
+        self.holes: dict[int, int] = {}
+
+
+class AddressSpace:
+    """Gives each segment an address.
+
+    `recorded` are (address, size) of the segments of a recorded run, in order: they are used for as long as the
+    sizes that are asked for agree with them.
+    """
+
+    def __init__(self, recorded: Iterable[tuple[int, int]] = ()) -> None:
+        self._recorded = iter(recorded)
+        self._taken: dict[int, int] = {}  # size by address
+        self._chunks: dict[int, Chunk] = {}
+        self._bases: list[int] = []
+        self._holes: dict[int, list[tuple[int, int]]] = {}  # by size: (rank of the chunk, address), in that order
+        self._gaps: list[tuple[int, int]] = []  # start and end of what lies free between chunks
+        self._bottom: int | None = None
+        self._rank = 0
+
+    def take(self, size: int) -> int:
+        """The address of a new segment of `size` bytes."""
+        recorded = next(self._recorded, None)
+        if recorded is not None and recorded[1] == size and self.take_at(*recorded):
+            return recorded[0]
+        self._recorded = iter(())
+        size = _round_up(size, SEGMENT_GRID)
+        fitting = [holes[0] for found, holes in self._holes.items() if found >= size]
+        address = min(fitting)[1] if fitting else self._reserve(_round_up(size, CHUNK)).address
+        self._fill(self._chunk_at(address), address, address, size)
+        return address
+
+    def take_at(self, address: int, size: int) -> bool:
+        """Takes exactly this place; False where it is not free."""
+        size = _round_up(size, SEGMENT_GRID)
+        end = address + size
+        chunk = self._chunk_at(address) or self._reserve_at(address, size)
+        if end > chunk.end:  # the recorded chunk was larger than we thought
+            self._extend(chunk, min(end, address + self.room_at(address)))
+        hole = next((a for a, s in chunk.holes.items() if a <= address and end <= a + s), None)
+        if hole is not None:
+            self._fill(chunk, hole, address, size)
+        return hole is not None
+
+    def room_at(self, address: int) -> int:
+        """Bytes from `address` to the next reserved chunk above it."""
+        index = bisect_right(self._bases, address)
+        return (self._bases[index] if index < len(self._bases) else 1 << ADDRESS_BITS) - address
+
+    def give_back(self, address: int) -> None:
+        """Nothing happens for a place that `take_at` refused."""
+        size = self._taken.pop(address, None)
+        if size is None:
+            return
+        chunk = self._chunk_at(address)
+        assert chunk is not None
+        self._add_hole(chunk, address, size)
+        if chunk.holes.get(chunk.address) == chunk.end - chunk.address:
+            self._drop(chunk)
+
+    def _reserve_at(self, address: int, size: int) -> Chunk:
+        """A chunk for a recorded segment; one that begins off the grid lies in space that a library holds."""
+        end = address + (_round_up(size, CHUNK) if address % CHUNK == 0 else size)
+        return self._add_chunk(address, min(end, address + self.room_at(address)))
+
+    def _reserve(self, size: int) -> Chunk:
+        """A new chunk: in the highest gap with room to spare, else below all others."""
+        gap = next((gap for gap in reversed(self._gaps) if gap[1] - gap[0] >= size + CHUNK), None)
+        bottom = TOP if self._bottom is None else self._bottom
+        end = bottom if gap is None else gap[1]
+        return self._add_chunk(end - size, end)
+
+    def _add_chunk(self, address: int, end: int) -> Chunk:
+        self._rank -= 1
+        chunk = self._chunks[address] = Chunk(address, address, self._rank)
+        insort(self._bases, address)
+        self._bottom = address if self._bottom is None else min(self._bottom, address)
+        self._extend(chunk, end)
+        return chunk
+
+    def _extend(self, chunk: Chunk, end: int) -> None:
+        start, chunk.end = chunk.end, end
+        around = [part for gap in self._gaps for part in ((gap[0], min(gap[1], start)), (max(gap[0], end), gap[1]))]
+        self._gaps = [gap for gap in around if gap[0] < gap[1]]
+        if start < end:
+            self._add_hole(chunk, start, end - start)
+
+    def _drop(self, chunk: Chunk) -> None:
+        """Gives an empty chunk back; what is free beside it joins."""
+        start, end = chunk.address, chunk.end
+        self._remove_hole(chunk, start)
+        del self._chunks[start]
+        self._bases.remove(start)
+        for gap in self._gaps:
+            start = gap[0] if gap[1] == chunk.address else start
+            end = gap[1] if gap[0] == chunk.end else end
+        self._gaps = sorted([(start, end), *(gap for gap in self._gaps if gap[1] < start or gap[0] > end)])
+
+    def _chunk_at(self, address: int) -> Chunk | None:
+        index = bisect_right(self._bases, address)
+        chunk = self._chunks[self._bases[index - 1]] if index else None
+        return chunk if chunk is not None and address < chunk.end else None
+
+    def _fill(self, chunk: Chunk | None, hole: int, address: int, size: int) -> None:
+        """Takes `size` bytes at `address` out of the hole that begins at `hole`."""
+        assert chunk is not None
+        end = hole + self._remove_hole(chunk, hole)
+        if address > hole:
+            self._add_hole(chunk, hole, address - hole)
+        if end > address + size:
+            self._add_hole(chunk, address + size, end - address - size)
+        self._taken[address] = size
+
+    def _add_hole(self, chunk: Chunk, address: int, size: int) -> None:
+        """Adds a hole, joined with those beside it."""
+        if address + size in chunk.holes:
+            size += self._remove_hole(chunk, address + size)
+        before = next((a for a, s in chunk.holes.items() if a + s == address), None)
+        if before is not None:
+            size += self._remove_hole(chunk, before)
+            address = before
+        chunk.holes[address] = size
+        insort(self._holes.setdefault(size, []), (chunk.rank, address))
+
+    def _remove_hole(self, chunk: Chunk, address: int) -> int:
+        size = chunk.holes.pop(address)
+        holes = self._holes[size]
+        holes.remove((chunk.rank, address))
+        if not holes:
+            del self._holes[size]
+        return size
+
+
+def _round_up(size: int, grid: int) -> int:
+    return -(-size // grid) * grid

@@ -1,0 +1,202 @@
+"""The blocks of the simulated allocator, chained in the order of their addresses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from .freelist import FreeList
+from .heap import INACTIVE, Segment
+from .settings import MIN_BLOCK, SMALL_REQUEST, Settings
+
+UNMAPPED = "unmapped"  # address space of an expandable segment without memory behind it
+UNBOUNDED = 1 << 62
+
+
+class Block:
+    """A run of bytes with one state: ALLOCATED, AWAITING or INACTIVE (see heap), or UNMAPPED.
+
+    `born` is the pool's age when the block was last put into its free list; `shared` means that another stream
+    uses it, so that a free must wait for that stream.
+    """
+
+    __slots__ = ("address", "arena", "born", "next", "prev", "region", "requested", "shared", "size", "state")
+
+    def __init__(self, address: int, size: int, arena: Arena, region: Region | None = None) -> None:
+        self.address = address
+        self.size = size
+        self.arena = arena
+        self.region = region
+        self.requested = 0
+        self.state = INACTIVE
+        self.shared = False
+        self.born = 0
+        self.prev: Block | None = None
+        self.next: Block | None = None
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is alone in its segment."""
+        return self.prev is None and self.next is None
+
+    def split(self, size: int) -> Block:
+        """Cuts the block to `size` bytes; returns the rest, in the same state, chained behind it."""
+        rest = Block(self.address + size, self.size - size, self.arena, self.region)
+        rest.state = self.state
+        rest.prev = self
+        rest.next = after = self.next
+        if after is not None:
+            after.prev = rest
+        self.size = size
+        self.next = rest
+        return rest
+
+    def absorb_next(self) -> None:
+        """Takes over the bytes of the block behind it; the lower address survives, so a segment's head stays."""
+        gone = self.next
+        assert gone is not None
+        self.size += gone.size
+        self.next = after = gone.next
+        if after is not None:
+            after.prev = self
+
+
+class Region:
+    """The reserved address space of one expandable segment: pages of it are mapped and unmapped."""
+
+    __slots__ = ("address", "page", "size")
+
+    def __init__(self, address: int, size: int, page: int) -> None:
+        self.address = address
+        self.size = size
+        self.page = page
+
+
+class Pool:
+    """The small or the large half of a pool: of the default one, a CUDA graph's or a MemPool's.
+
+    page is the unit of its expandable segments, None where it has plain ones. age counts searches of its free
+    lists; only garbage collection looks at it.
+    """
+
+    __slots__ = ("age", "arenas", "id", "page", "small", "splits_below", "tail")
+
+    def __init__(self, settings: Settings, small: bool, pool: tuple[int, int], expandable: bool, whole: bool) -> None:
+        self.id = pool
+        self.small = small
+        self.page = settings.page_size(small) if expandable else None
+        self.age = 0
+        self.arenas: dict[int, Arena] = {}
+        # A block is cut to size where more than `tail` bytes would be left, for requests below `splits_below`.
+        self.tail = MIN_BLOCK - 1 if small or expandable else SMALL_REQUEST
+        largest = None if small or expandable else settings.max_split_size
+        self.splits_below = 0 if whole else UNBOUNDED if largest is None else largest
+
+    def arena(self, stream: int) -> Arena:
+        arena = self.arenas.get(stream)
+        if arena is None:
+            arena = self.arenas[stream] = Arena(self, stream)
+        return arena
+
+    def in_stream_order(self) -> list[Arena]:
+        return [self.arenas[stream] for stream in sorted(self.arenas)]
+
+    @property
+    def reserved(self) -> int:
+        return sum(arena.reserved for arena in self.arenas.values())
+
+
+class PoolPair:
+    """Both halves of one pool, and what its owner decided about it (see Allocator.add_pool)."""
+
+    __slots__ = ("large", "on_oom", "released", "small")
+
+    def __init__(self, settings: Settings, pool: tuple[int, int], expandable: bool, whole: bool, on_oom: bool) -> None:
+        self.small = Pool(settings, True, pool, expandable, whole)
+        self.large = Pool(settings, False, pool, expandable, whole)
+        self.on_oom = on_oom
+        self.released = False
+
+
+class Arena:
+    """A pool's blocks on one stream, with their sums in bytes. A block never changes its arena."""
+
+    __slots__ = ("active", "free", "pool", "requested", "reserved", "stream", "unmapped", "waiting")
+
+    def __init__(self, pool: Pool, stream: int) -> None:
+        self.pool = pool
+        self.stream = stream
+        self.free = FreeList()
+        self.unmapped: list[Block] = []  # by address
+        self.reserved = self.active = self.requested = self.waiting = 0
+
+    def put(self, block: Block) -> Block:
+        """Puts a free block into the free list, merged with its free neighbours; returns what it became part of."""
+        after = block.next
+        if after is not None and after.state is INACTIVE:
+            self.free.remove(after)
+            block.absorb_next()
+        before = block.prev
+        if before is not None and before.state is INACTIVE:
+            self.free.remove(before)
+            before.absorb_next()
+            block = before
+        self.add(block)
+        return block
+
+    def add(self, block: Block) -> None:
+        """Puts a block that has no free neighbour into the free list."""
+        block.born = self.pool.age
+        self.free.add(block)
+
+
+class Totals(NamedTuple):
+    """Bytes of one pool, under torch's names; inactive_split is 0 for expandable segments, as in torch."""
+
+    allocated: int
+    active: int
+    requested: int
+    reserved: int
+    inactive_split: int
+
+
+def add_up(pools: list[Pool]) -> Totals:
+    arenas = [arena for pool in pools for arena in pool.arenas.values()]
+    active = sum(arena.active for arena in arenas)
+    return Totals(
+        allocated=active - sum(arena.waiting for arena in arenas),
+        active=active,
+        requested=sum(arena.requested for arena in arenas),
+        reserved=sum(arena.reserved for arena in arenas),
+        inactive_split=sum(b.size for arena in arenas for b in arena.free if not b.whole and b.region is None),
+    )
+
+
+def segments_of(head: Block) -> Iterator[Segment]:
+    """The mapped runs of the chain that begins with `head`, each as one segment."""
+    run: list[Block] = []
+    block: Block | None = head
+    while block is not None:
+        if block.state is not UNMAPPED:
+            run.append(block)
+        elif run:
+            yield _segment(run)
+            run = []
+        block = block.next
+    if run:
+        yield _segment(run)
+
+
+def _segment(run: list[Block]) -> Segment:
+    head = run[0]
+    return Segment(
+        device=0,
+        address=head.address,
+        stream=head.arena.stream,
+        small=head.arena.pool.small,
+        pool=head.arena.pool.id,
+        expandable=head.region is not None,
+        sizes=tuple([block.size for block in run]),
+        requested=tuple([block.requested for block in run]),
+        states=tuple([block.state for block in run]),
+    )

@@ -1,0 +1,79 @@
+"""The simulated driver: how much memory there is, and who maps how much of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from .addresses import AddressSpace
+from .blocks import Arena
+from .events import Event
+from .reach import Driver
+
+
+@dataclass
+class Counters:
+    """Torch's plain counters, since the allocator began."""
+
+    alloc_retries: int = 0
+    ooms: int = 0
+    device_allocs: int = 0
+    device_frees: int = 0
+    stream_syncs: int = 0
+
+
+class Device:
+    """Gives memory and addresses to the allocator, and takes memory back.
+
+    `before` is the driver's reading before the allocator's first request. `observe` is told of each call, as the
+    events that torch records.
+    """
+
+    def __init__(self, before: Driver, addresses: AddressSpace, observe: Callable[[Event], None] | None) -> None:
+        self.limit = before.limit
+        self.counters = Counters()
+        self.reserved = 0
+        self.peak_reserved = 0
+        self.addresses = addresses
+        self._before = before
+        self._observe = observe
+
+    @property
+    def driver(self) -> Driver:
+        """The driver's reading now."""
+        before = self._before
+        return before if before.free is None else replace(before, free=before.free - self.reserved)
+
+    def allows(self, size: int) -> bool:
+        """Whether the process's limit admits `size` bytes more."""
+        return self.limit is None or self.reserved + size <= self.limit
+
+    def holds(self, size: int) -> bool:
+        """Whether the driver has `size` bytes left."""
+        free = self._before.free
+        return free is None or self.reserved + size <= free
+
+    def give(self, arena: Arena, address: int, size: int) -> None:
+        self.counters.device_allocs += 1
+        arena.reserved += size
+        self.reserved += size
+        self.peak_reserved = max(self.peak_reserved, self.reserved)
+        self._tell("segment_alloc" if arena.pool.page is None else "segment_map", arena, address, size)
+
+    def take_over(self, arena: Arena, address: int, size: int) -> None:
+        """Memory that was there before the simulation began: no call is counted for it."""
+        arena.reserved += size
+        self.reserved += size
+        self.peak_reserved = max(self.peak_reserved, self.reserved)
+        if arena.pool.page is None:
+            self.addresses.take_at(address, size)
+
+    def take_back(self, arena: Arena, address: int, size: int) -> None:
+        self.counters.device_frees += 1
+        arena.reserved -= size
+        self.reserved -= size
+        self._tell("segment_free" if arena.pool.page is None else "segment_unmap", arena, address, size)
+
+    def _tell(self, action: str, arena: Arena, address: int, size: int) -> None:
+        if self._observe is not None:
+            self._observe(Event(action, address, size, arena.stream, arena.pool.id))

@@ -1,0 +1,148 @@
+"""Expandable segments: address space of 9/8 of the device, into which pages are mapped as they are needed."""
+
+from __future__ import annotations
+
+from bisect import insort
+
+from .blocks import UNMAPPED, Arena, Block, Region
+from .device import Device
+from .heap import INACTIVE
+
+UNKNOWN_SPAN = 1 << 42  # where the size of the device is not known
+
+
+def best_fit(arena: Arena, size: int) -> Block | None:
+    """The free block for a request: one that can still grow counts with all that it can grow to."""
+    candidates = arena.free.at_least(size)
+    best = next(candidates, None)
+    for block in candidates:
+        if best is None or _reach(block) >= _reach(best):
+            break
+        best = block
+    return best
+
+
+def _reach(block: Block) -> int:
+    after = block.next
+    return block.size + (after.size if after is not None and after.state is UNMAPPED else 0)
+
+
+def grow(arena: Arena, size: int, device: Device, heads: dict[Block, None]) -> Block | None:
+    """A free block of `size` bytes or more, mapped at the lowest address that has room; in no free list.
+
+    None where the driver has no pages left; what was mapped on the way stays, as free blocks.
+    """
+    block = _lowest_room(arena, size) or reserve(arena, device, heads)
+    if block.state is UNMAPPED:
+        mapped = _map(block, min(size, block.size), device)
+        if mapped is None:
+            return None
+        block = mapped
+    while block.size < size:
+        unmapped = block.next
+        assert unmapped is not None
+        mapped = _map(unmapped, min(size - block.size, unmapped.size), device)
+        if mapped is None:
+            return None
+        block = mapped
+    arena.free.remove(block)
+    return block
+
+
+def _lowest_room(arena: Arena, size: int) -> Block | None:
+    for unmapped in arena.unmapped:
+        before = unmapped.prev
+        first = before if before is not None and before.state is INACTIVE else unmapped
+        if _has_room(first, size):
+            return first
+    return None
+
+
+def _has_room(first: Block, size: int) -> bool:
+    found = 0
+    block: Block | None = first
+    while block is not None and found < size and (block.state is INACTIVE or block.state is UNMAPPED):
+        found += block.size
+        block = block.next
+    return found >= size
+
+
+def reserve(arena: Arena, device: Device, heads: dict[Block, None], address: int | None = None) -> Block:
+    """A new expandable segment, all of it unmapped; at `address` where a recorded one is known to lie."""
+    page = arena.pool.page
+    assert page is not None
+    total = device.driver.size
+    span = UNKNOWN_SPAN if total is None else total + total // 8
+    size = -(-span // page) * page
+    if address is None:
+        address = device.addresses.take(size)
+    else:
+        size = min(size, device.addresses.room_at(address) // page * page)
+        device.addresses.take_at(address, size)
+    block = Block(address, size, arena, Region(address, size, page))
+    block.state = UNMAPPED
+    heads[block] = None
+    arena.unmapped.append(block)
+    return block
+
+
+def _map(block: Block, size: int, device: Device) -> Block | None:
+    """Maps the first pages of an unmapped block; returns the free block that they became part of."""
+    arena, region = block.arena, block.region
+    assert region is not None
+    size = -(-size // region.page) * region.page
+    if not device.holds(size):
+        return None
+    arena.unmapped.remove(block)
+    if size < block.size:
+        _add_unmapped(arena, block.split(size))
+    block.state = INACTIVE
+    device.give(arena, block.address, size)
+    return arena.put(block)
+
+
+def shrink(block: Block, device: Device, heads: dict[Block, None]) -> None:
+    """Gives back the pages that lie wholly inside a free block; a segment without any pages goes."""
+    arena, region = block.arena, block.region
+    assert region is not None
+    start = block.address - region.address
+    first = -(-start // region.page) * region.page
+    last = (start + block.size) // region.page * region.page
+    if first >= last:
+        return
+    arena.free.remove(block)
+    if last < start + block.size:
+        arena.add(block.split(last - start))
+    if first > start:
+        before = block
+        block = block.split(first - start)
+        arena.add(before)
+    device.take_back(arena, block.address, block.size)
+    block = _join_unmapped(block)
+    if block.whole:
+        del heads[block]
+        device.addresses.give_back(region.address)
+    else:
+        _add_unmapped(arena, block)
+
+
+def _join_unmapped(block: Block) -> Block:
+    block.state = UNMAPPED
+    unmapped = block.arena.unmapped
+    after, before = block.next, block.prev
+    if after is not None and after.state is UNMAPPED:
+        unmapped.remove(after)
+        block.absorb_next()
+    if before is not None and before.state is UNMAPPED:
+        unmapped.remove(before)
+        before.absorb_next()
+        block = before
+    return block
+
+
+def _add_unmapped(arena: Arena, block: Block) -> None:
+    insort(arena.unmapped, block, key=_address)
+
+
+def _address(block: Block) -> int:
+    return block.address

@@ -1,0 +1,58 @@
+"""A recorded program, run again on the simulated allocator."""
+
+from __future__ import annotations
+
+from .allocator import Allocator
+from .blocks import Block
+from .events import AWAIT, COMPLETE, EMPTY, FAIL, FREE, MALLOC, Program
+
+
+class Replay:
+    """A program on its way through an allocator; `position` is the number of operations done.
+
+    An allocation that fails here although it succeeded when it was recorded is passed over with its free. A request
+    that failed when it was recorded and succeeds here is freed at once: the program went on without it.
+    """
+
+    def __init__(self, program: Program, allocator: Allocator) -> None:
+        self.program = program
+        self.allocator = allocator
+        self.position = 0
+        self._blocks: list[Block | None] = [None] * program.allocations
+
+    @property
+    def done(self) -> bool:
+        return self.position == len(self.program.operations)
+
+    def run(self, until: int | None = None) -> None:
+        """Goes on to operation `until`, or to the end."""
+        operations = self.program.operations
+        end = len(operations) if until is None else min(until, len(operations))
+        blocks, malloc, free = self._blocks, self.allocator.malloc, self.allocator.free
+        for position in range(self.position, end):
+            kind, allocation, size, stream, pool = operations[position]
+            if kind == MALLOC:
+                blocks[allocation] = malloc(size, stream, pool)
+            elif kind == FREE:
+                block = blocks[allocation]
+                if block is not None:
+                    free(block)
+                    blocks[allocation] = None
+            else:
+                self._rare(kind, allocation, size, stream, pool)
+        self.position = max(self.position, end)
+
+    def _rare(self, kind: int, allocation: int, size: int, stream: int, pool: tuple[int, int]) -> None:
+        allocator, block = self.allocator, self._blocks[allocation]
+        if kind == EMPTY:
+            allocator.empty_cache()
+        elif kind == FAIL:
+            served = allocator.malloc(size, stream, pool)
+            if served is not None:
+                allocator.free(served)
+        elif block is not None and kind == AWAIT:
+            block.shared = True
+            allocator.free(block)
+        elif block is not None and kind == COMPLETE:
+            allocator.complete(block)
+            self._blocks[allocation] = None
