@@ -1,0 +1,175 @@
+"""The pickle machine: equal to Python's own on plain data, deaf to everything else."""
+
+import os
+import pickle
+import struct
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpufrag.errors import BadInput
+from gpufrag.snapshot_file.plain_pickle import loads
+
+FEW = settings(max_examples=50)
+SCALARS = st.none() | st.booleans() | st.integers(-(2**63), 2**64) | st.floats(allow_nan=False) | st.text(max_size=9)
+KEYS = st.text(max_size=9) | st.integers(-(2**63), 2**64)
+PLAIN = st.recursive(
+    SCALARS | st.lists(SCALARS, max_size=3).map(tuple),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@FEW
+@given(PLAIN, st.sampled_from([4, 5]))
+def test_plain_data_comes_back_as_it_was(value, protocol):
+    assert loads(pickle.dumps(value, protocol)) == value
+
+
+def test_what_is_shared_stays_shared():
+    frames = [{"name": "f"}]
+    first, second = loads(pickle.dumps([frames, frames], 4))
+    assert first is second
+
+
+def test_more_than_256_shared_values_and_long_strings():
+    many = [f"{i}" * 200 for i in range(1000)]
+    assert loads(pickle.dumps([many, many[::-1]], 4)) == [many, many[::-1]]
+
+
+class Reduces:
+    def __init__(self, *call):
+        self.call = call
+
+    def __reduce__(self):
+        return self.call
+
+
+class Plain:
+    pass
+
+
+@pytest.mark.parametrize("protocol", [4, 5])
+@pytest.mark.parametrize(
+    "value",
+    [
+        Reduces(os.system, ("touch hacked",)),
+        Reduces(getattr, ({}, "get")),
+        Plain(),
+        Plain,
+        os.path.join,
+        {1, 2},
+        frozenset({1}),
+        b"bytes",
+        bytearray(b"bytes"),
+        1j,
+        ValueError("x"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_anything_that_is_not_plain_is_refused_unrun(value, protocol, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(BadInput, match="more than plain data"):
+        loads(pickle.dumps({"segments": [value]}, protocol))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        b"cos\nsystem\n(S'id'\ntR.",
+        b"\x8c\x02os\x8c\x06system\x93.",
+        b"\x82\x01.",
+        b"Psomething\n.",
+        b"\x8c\x02idQ.",
+        b"(ios\nsystem\n.",
+        b"}(\x8c\x01a\x8c\x01bub.",
+        b"\x97.",
+    ],
+    ids=["GLOBAL", "STACK_GLOBAL", "EXT1", "PERSID", "BINPERSID", "INST", "BUILD", "NEXT_BUFFER"],
+)
+def test_no_instruction_names_or_calls_anything(program):
+    with pytest.raises(BadInput, match="more than plain data"):
+        loads(b"\x80\x04" + program)
+
+
+def test_old_protocols_are_refused_with_the_remedy():
+    with pytest.raises(BadInput, match=r"older than 4; write it with pickle\.dump\(…, protocol=4\)"):
+        loads(pickle.dumps({"segments": []}, 2))
+
+
+def test_a_memo_entry_far_away_claims_no_memory():
+    with pytest.raises(BadInput, match="more than plain data"):
+        loads(b"\x80\x04]r\xff\xff\xff\xff.")
+
+
+@pytest.mark.parametrize("claim", [b"\x8b\xff\xff\xff\x7f1", b"\x8a\xff" + b"\x01" * 255], ids=["LONG4", "LONG1"])
+def test_a_huge_number_is_refused(claim):
+    with pytest.raises(BadInput, match=r"number of 255 bytes|more than plain data"):
+        loads(b"\x80\x04" + claim + b".")
+
+
+@pytest.mark.parametrize(
+    "claim", [b"X\xff\xff\xff\xff", b"\x8d" + b"\xff" * 8, b"\x96" + b"\xff" * 8, b"\x95" + b"\xff" * 8]
+)
+def test_a_length_that_the_file_does_not_have_is_refused(claim):
+    with pytest.raises(BadInput):
+        loads(b"\x80\x04" + claim + b"abc.")
+
+
+def test_tuples_of_tuples_never_become_keys():
+    """Of such a key the hash takes 2^60 steps."""
+    nest = b"K\x01K\x01\x86\x94" + b"".join(b"h" + bytes([i]) + b"h" + bytes([i]) + b"\x86\x94" for i in range(60))
+    with pytest.raises(BadInput, match="tuple of more than numbers and text"):
+        loads(b"\x80\x04}(" + nest + b"K\x01u.")
+
+
+def test_lists_that_share_themselves_a_billion_times_cost_what_they_weigh():
+    laughs = b"".join(b"](h" + bytes([i]) + b"h" + bytes([i]) + b"e\x94" for i in range(60))
+    value = loads(b"\x80\x04](]\x94" + laughs + b"e.")
+    assert value[60][0] is value[60][1] is value[59]
+
+
+def test_deep_nesting_is_read_and_let_go():
+    depth = 200_000
+    assert loads(b"\x80\x04" + b"]" * depth + b"a" * (depth - 1) + b".") != []
+
+
+@FEW
+@given(PLAIN, st.data())
+def test_a_cut_is_noticed(value, data):
+    whole = pickle.dumps(value, 4)
+    cut = data.draw(st.integers(0, len(whole) - 1))
+    with pytest.raises(BadInput):
+        loads(whole[:cut])
+
+
+def _refusal(data):
+    """The words of the refusal; None where the data are, by chance, a pickle."""
+    try:
+        loads(data)
+    except BadInput as error:
+        return str(error)
+    return None
+
+
+@given(st.binary(max_size=200))
+def test_noise_gives_a_value_or_bad_input(noise):
+    assert "\n" not in (_refusal(b"\x80\x04" + noise) or "")
+
+
+@FEW
+@given(PLAIN, st.data())
+def test_a_flipped_byte_gives_a_value_or_bad_input(value, data):
+    damaged = bytearray(pickle.dumps(value, 4))
+    damaged[data.draw(st.integers(0, len(damaged) - 1))] ^= data.draw(st.integers(1, 255))
+    assert "\n" not in (_refusal(bytes(damaged)) or "")
+
+
+@pytest.mark.parametrize(
+    "program", [b".", b"NN.", b"K\x01a.", b"]K\x01s.", b"e.", b"h\x00.", b"}(K\x01u.", b"}]K\x01s."]
+)
+def test_programs_that_no_pickler_writes_are_damage(program):
+    with pytest.raises(BadInput, match=r"damaged|cut off"):
+        loads(b"\x80\x04" + struct.pack("<BQ", 0x95, 9) + program)
