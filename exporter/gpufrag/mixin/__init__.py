@@ -1,0 +1,1 @@
+"""Recording rules, alerts and dashboards, built from metrics.TABLE and one Config."""

@@ -1,0 +1,132 @@
+"""The recording rules: the ratios that metrics.TABLE leaves to its readers, per rank and per job.
+
+`rank:` rules keep all labels of a rank (rank, device, `at` where their parts have it, those of the scrape). `job:`
+rules have Config.job_labels and nothing else: they suffice for federation and remote write. A job is shown by its
+worst rank (`max_…`) or by a quotient of sums, never by a mean of ratios.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from .config import Config, duration
+
+RANK_FRAGMENTATION = "rank:gpufrag_fragmentation:ratio"
+RANK_ACTIONABLE = "rank:gpufrag_actionable_fragmentation:ratio"
+RANK_CACHE = "rank:gpufrag_cache_fragmentation:ratio"
+RANK_FREE_SHARE = "rank:gpufrag_free_share:ratio"
+RANK_UNUSED = "rank:gpufrag_unused:ratio"
+RANK_PEAK = "rank:gpufrag_peak_fragmentation:ratio"
+
+JOB_FRAGMENTATION = "job:gpufrag_fragmentation:max_ratio"
+JOB_ACTIONABLE = "job:gpufrag_actionable_fragmentation:max_ratio"
+JOB_CACHE = "job:gpufrag_cache_fragmentation:max_ratio"
+JOB_UNUSED_WORST = "job:gpufrag_unused:max_ratio"
+JOB_PEAK_WORST = "job:gpufrag_peak_fragmentation:max_ratio"
+JOB_UNUSED = "job:gpufrag_unused:ratio"
+JOB_PEAK = "job:gpufrag_peak_fragmentation:ratio"
+JOB_ALLOCATED = "job:gpufrag_allocator_allocated_bytes:sum"
+JOB_RESERVED = "job:gpufrag_allocator_reserved_bytes:sum"
+JOB_STRANDED = "job:gpufrag_allocator_stranded_bytes:sum"
+JOB_RANKS = "job:gpufrag_ranks_alive:count"
+
+
+class Recording(NamedTuple):
+    """One rule, and what it means to a reader."""
+
+    record: str
+    expr: str
+    meaning: str
+
+
+def rank_rules(config: Config) -> Iterator[Recording]:
+    """In the order in which they build on each other."""
+    series = config.series
+    free_total = series("gpufrag_allocator_free_total_bytes")
+    limit = series("gpufrag_allocator_limit_bytes")
+    yield Recording(
+        RANK_FRAGMENTATION,
+        f"{free_total} / {series('gpufrag_allocator_largest_allocatable_bytes')}",
+        "free_total / largest_allocatable: 1 is perfect, above 4 is trouble",
+    )
+    yield Recording(
+        RANK_FREE_SHARE,
+        f"{free_total} / ignoring (at) group_left () {limit}",
+        "free_total as a share of the limit",
+    )
+    yield Recording(
+        RANK_ACTIONABLE,
+        f"{series(RANK_FRAGMENTATION)} and {series(RANK_FREE_SHARE)} > {config.thresholds.free_share}",
+        "the fragmentation ratio where enough is free for it to matter; no series on a full device",
+    )
+    yield Recording(
+        RANK_CACHE,
+        f"sum without (pool) ({series('gpufrag_allocator_free_cached_bytes')})"
+        f" / max without (pool) ({series('gpufrag_allocator_largest_free_block_bytes')})",
+        "the same rule from the cache alone, often alarming in a healthy job",
+    )
+    yield Recording(
+        RANK_UNUSED,
+        f"1 - sum without (pool) ({series('gpufrag_allocator_allocated_bytes')})"
+        f" / sum without (pool) ({series('gpufrag_allocator_reserved_bytes')})",
+        "share of the reserved memory that no tensor uses",
+    )
+    yield Recording(
+        RANK_PEAK,
+        f"1 - {series('gpufrag_allocator_peak_active_bytes')} / {series('gpufrag_allocator_peak_reserved_bytes')}",
+        "1 - peak active / peak reserved, the figure that papers report",
+    )
+
+
+def job_rules(config: Config) -> Iterator[Recording]:
+    """They build on rank_rules: one group, evaluated in this order, sees one moment."""
+    yield from _worst_rank(config)
+    yield from _sums(config)
+    up = config.series("gpufrag_up", 'rank!=""')
+    alive = f"max_over_time({up}[{duration(config.timing.window)}])"
+    yield Recording(
+        JOB_RANKS,
+        f"count by ({config.by_job}) (max by ({config.by_job}, rank) ({alive}) == 1)",
+        "ranks with a living agent, each counted once however often its pod was replaced",
+    )
+
+
+def _worst_rank(config: Config) -> Iterator[Recording]:
+    for record, rank_rule, figure in (
+        (JOB_FRAGMENTATION, RANK_FRAGMENTATION, "fragmentation ratio"),
+        (JOB_CACHE, RANK_CACHE, "cache ratio"),
+        (JOB_UNUSED_WORST, RANK_UNUSED, "unused share"),
+        (JOB_PEAK_WORST, RANK_PEAK, "peak fragmentation"),
+    ):
+        yield Recording(
+            record, f"max by ({config.by_job}) ({config.series(rank_rule)})", f"{figure} of the job's worst rank"
+        )
+    recent = f"max_over_time({config.series(RANK_ACTIONABLE)}[{duration(config.timing.window)}])"
+    yield Recording(
+        JOB_ACTIONABLE,
+        f"max by ({config.by_job}) ({recent})",
+        "what the trigger looks at: the worst of all ranks and moments within the window",
+    )
+
+
+def _sums(config: Config) -> Iterator[Recording]:
+    by_job, series = config.by_job, config.series
+    for record, metric in (
+        (JOB_ALLOCATED, "gpufrag_allocator_allocated_bytes"),
+        (JOB_RESERVED, "gpufrag_allocator_reserved_bytes"),
+    ):
+        yield Recording(record, f"sum by ({by_job}) ({series(metric)})", "over all ranks, devices and pools")
+    stranded = f"max without (at) (sum without (pool) ({series('gpufrag_allocator_stranded_bytes')}))"
+    yield Recording(
+        JOB_STRANDED,
+        f"sum by ({by_job}) ({stranded})",
+        "over all ranks, each at its worst moment: what fragmentation costs",
+    )
+    yield Recording(
+        JOB_UNUSED,
+        f"1 - {series(JOB_ALLOCATED)} / {series(JOB_RESERVED)}",
+        "of all ranks together: sums, then their quotient",
+    )
+    peaks = (f"sum by ({by_job}) ({series(f'gpufrag_allocator_peak_{what}_bytes')})" for what in ("active", "reserved"))
+    yield Recording(JOB_PEAK, f"1 - {' / '.join(peaks)}", "of all ranks together: sums, then their quotient")
