@@ -8,8 +8,6 @@ import socket
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from helpers import golden_case_named
-
 from gpufrag.folder import FileName, socket_address
 from gpufrag.model.fragmentation import Fragmentation, Pool, measure
 from gpufrag.sample import (
@@ -23,6 +21,7 @@ from gpufrag.sample import (
     Totals,
     encode,
 )
+from helpers import golden_case_named
 
 CASES = ("train-default", "train-expandable", "kv-default", "churn-default", "cache-default", "train-cap4")
 

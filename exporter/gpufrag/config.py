@@ -68,8 +68,10 @@ class NvmlSettings:
 
 @dataclass(frozen=True)
 class LogSettings:
+    """What is logged, to stderr, a line an event."""
+
     level: str = "info"
-    """debug, info, warning or error. The log goes to stderr, a line an event."""
+    """debug, info, warning or error; info tells starts, reloads and what begins to fail or works again."""
 
     def __post_init__(self) -> None:
         if self.level not in LOG_LEVELS:

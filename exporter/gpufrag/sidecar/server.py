@@ -21,7 +21,7 @@ from ..web.listen import Address
 from ..web.runner import Reload, Service
 from ..web.worker import Worker
 from . import page
-from .source import FleetSource
+from .source import FleetSource, nvml_collector
 
 PROBES = frozenset({"/-/healthy", "/-/ready"})
 FIRST_READ_SECONDS = 1.0
@@ -39,7 +39,7 @@ class Sidecar:
         self._load, self._find_folder = load, folder
         self._worker = Worker("gpufrag-scrape")
         self._folder = folder(config)
-        self._source = FleetSource(self._folder, config.folder, config.nvml)
+        self._source = _source(config, self._folder)
 
     def service(self) -> Service:
         """What the runner is to run."""
@@ -91,13 +91,19 @@ class Sidecar:
     def _reload(self) -> Reload:
         config = self._load()
         folder = self._find_folder(config)
-        return Reload(config.web, lambda: self._take(config, folder))
+        return Reload(config.web, lambda: self._worker.run(lambda: self._take(config, folder)))
 
     def _take(self, config: ServeConfig, folder: Path) -> None:
-        old, self._source = self._source, FleetSource(folder, config.folder, config.nvml)
+        """Between two scrapes: the worker has one call at a time."""
+        old, self._source = self._source, _source(config, folder)
+        self._source.waiting_for = old.waiting_for
         old.close()
         self._folder = folder
         logging.getLogger().setLevel(config.log.level.upper())
+
+
+def _source(config: ServeConfig, folder: Path) -> FleetSource:
+    return FleetSource(folder, config.folder, nvml_collector(config.nvml))
 
 
 def _render(fleet: Fleet, accept: str) -> tuple[str, bytes]:

@@ -31,11 +31,11 @@ class FleetSource:
     """Reads the fleet for each scrape. For one thread at a time."""
 
     def __init__(
-        self, folder: Path, settings: FolderSettings, nvml: NvmlSettings, clock: Callable[[], float] = time.time
+        self, folder: Path, settings: FolderSettings, nvml: Collector | None, clock: Callable[[], float] = time.time
     ) -> None:
         self._clock = clock
         self._folder = Worker("folder", ProcessReader(folder, settings, clock).read, settings.deadline)
-        self._nvml = _nvml(nvml)
+        self._nvml = nvml
         self._reported: dict[str, str | None] = {}
         self.waiting_for: str | None = "the first reading"
         """What a full reading still lacks; None once there was one."""
@@ -70,7 +70,8 @@ class FleetSource:
         self._reported = {name: result.reason for name, result in collectors.items() if not result.success}
 
 
-def _nvml(settings: NvmlSettings) -> Collector | None:
+def nvml_collector(settings: NvmlSettings) -> Collector | None:
+    """None where NVML is not wanted."""
     if not settings.enabled:
         return None
     from .nvml import Collector  # pynvml is half a megabyte that not everybody needs

@@ -12,7 +12,7 @@ import logging
 import signal
 import socket
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -37,7 +37,7 @@ class Reload(NamedTuple):
     """A config that was read and found good, but is not in force yet."""
 
     web: WebSettings
-    apply: Callable[[], None]
+    apply: Callable[[], Awaitable[None]]
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ class WebServer(Server):
         self._take_settings(settings)
         self._take_files(found)
         if reload:
-            reload.apply()
+            await reload.apply()
         old, self.servers = self.servers, [await self._listen()]
         for server in old:
             server.close()

@@ -1,0 +1,85 @@
+"""A real server in a thread of the test's process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import httpx
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from gpufrag.config import WebSettings
+from gpufrag.web.runner import Service, WebServer
+
+PATIENCE = 10.0
+
+
+@dataclass
+class Running:
+    """A server in a thread of its own."""
+
+    server: WebServer
+    loop: asyncio.AbstractEventLoop
+    thread: threading.Thread
+
+    @property
+    def port(self) -> int:
+        return self.server.address.port
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE)
+
+    def url(self, path: str = "/", scheme: str = "http") -> str:
+        return f"{scheme}://127.0.0.1:{self.port}{path}"
+
+    def get(self, path: str = "/", **arguments: object) -> httpx.Response:
+        return httpx.get(self.url(path), trust_env=False, timeout=PATIENCE, **arguments)  # type: ignore[arg-type]
+
+    def call(self, function: Callable[[], None]) -> None:
+        self.loop.call_soon_threadsafe(function)
+
+    def stop(self) -> None:
+        self.call(self.server.end)
+        self.thread.join(PATIENCE)
+        assert not self.thread.is_alive()
+
+
+@contextlib.contextmanager
+def running(service: Service, **settings: Any) -> Iterator[Running]:
+    """Serves on any free port; keyword arguments are its WebSettings."""
+    ready = threading.Event()
+    service = replace(service, started=lambda _: ready.set())
+    server = WebServer(service, WebSettings(**({"listen_address": "127.0.0.1:0"} | settings)))
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=_run, args=(loop, server))
+    thread.start()
+    assert ready.wait(PATIENCE)
+    one = Running(server, loop, thread)
+    try:
+        yield one
+    finally:
+        if thread.is_alive():
+            one.stop()
+
+
+def _run(loop: asyncio.AbstractEventLoop, server: WebServer) -> None:
+    loop.run_until_complete(server.serve())
+    loop.run_until_complete(asyncio.sleep(0))  # transports that were aborted are closed in the next turn
+    loop.close()
+
+
+def hello() -> Service:
+    """Says hello at / and at one probe's path."""
+
+    async def answer(request: Request) -> Response:
+        return PlainTextResponse("hello\n")
+
+    return Service(Starlette(routes=[Route("/", answer), Route("/-/healthy", answer)]))

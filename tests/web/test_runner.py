@@ -1,0 +1,164 @@
+"""Draining, reloading and the headers of every answer."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from gpufrag.config import WebSettings
+from gpufrag.errors import UsageError
+from gpufrag.web.runner import Reload, Service
+from running_server import PATIENCE, Running, hello
+
+Write = Callable[..., Path]
+GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+class Slow:
+    """An app that needs `seconds` for an answer, and says when it has begun."""
+
+    def __init__(self, seconds: float) -> None:
+        import threading
+
+        self.begun = threading.Event()
+        self._seconds = seconds
+        self.service = Service(Starlette(routes=[Route("/", self._answer)]))
+
+    async def _answer(self, request: Request) -> Response:
+        self.begun.set()
+        await asyncio.sleep(self._seconds)
+        return PlainTextResponse("hello\n")
+
+
+def test_a_request_in_work_is_finished_before_the_end(start: Any) -> None:
+    slow = Slow(0.5)
+    server = start(slow.service)
+    with server.connect() as client:
+        client.sendall(GET)
+        assert slow.begun.wait(PATIENCE)
+        server.stop()
+        assert client.recv(1000).startswith(b"HTTP/1.1 200 ")
+
+
+def test_a_request_that_does_not_end_is_cut_off(start: Any) -> None:
+    slow = Slow(3600)
+    server = start(slow.service, drain_timeout=0.2, request_timeout=3600)
+    with server.connect() as client:
+        client.sendall(GET)
+        assert slow.begun.wait(PATIENCE)
+        server.stop()
+        try:
+            rest = client.recv(1000)
+        except ConnectionResetError:
+            rest = b""
+        assert not rest.startswith(b"HTTP/1.1 200 ")
+
+
+def test_idle_and_silent_connections_do_not_hold_up_the_end(start: Any) -> None:
+    server = start(keep_alive=3600, request_timeout=3600, drain_timeout=3600)
+    with server.connect() as idle, server.connect(), server.connect() as half:
+        idle.sendall(GET)
+        half.sendall(GET[:-2])
+        assert idle.recv(1000).startswith(b"HTTP/1.1 200 ")
+        server.stop()
+
+
+def test_users_are_reloaded(start: Any, write: Write, hashed: Callable[[str], str]) -> None:
+    path = write(f"basic_auth_users: {{alice: '{hashed('old')}'}}")
+    server = start(config_file=path)
+    assert server.get(auth=("alice", "old")).status_code == 200
+    path.write_text(f"basic_auth_users: {{alice: '{hashed('new')}'}}")
+    server.call(server.server.reload)
+    _until(lambda: server.get(auth=("alice", "new")).status_code == 200)
+    assert server.get(auth=("alice", "old")).status_code == 401
+
+
+def test_a_bad_reload_never_opens_the_door(
+    start: Any, write: Write, hashed: Callable[[str], str], caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write(f"basic_auth_users: {{alice: '{hashed('old')}'}}")
+    server = start(config_file=path)
+    for text in ("basic_auth_user: {}", "basic_auth_users: {alice: plain}", "["):
+        caplog.clear()
+        path.write_text(text)
+        server.call(server.server.reload)
+        _until(lambda: "reload failed, the old config stays" in caplog.text)
+        assert server.get().status_code == 401
+        assert server.get(auth=("alice", "old")).status_code == 200
+
+
+def test_new_settings_come_with_a_reload(start: Any) -> None:
+    applied: list[str] = []
+
+    async def apply() -> None:
+        applied.append("applied")
+
+    settings = WebSettings(listen_address="127.0.0.1:0", max_header_size=10)
+    server = start(replace(hello(), reload=lambda: Reload(settings, apply)))
+    assert server.get().status_code == 200
+    server.call(server.server.reload)
+    _until(lambda: server.get().status_code == 431)
+    assert applied == ["applied"]
+
+
+def test_a_refused_config_keeps_the_old(start: Any, caplog: pytest.LogCaptureFixture) -> None:
+    def refuse() -> Reload:
+        raise UsageError("gpufrag.yaml: web.prot is not a key")
+
+    server = start(replace(hello(), reload=refuse))
+    server.call(server.server.reload)
+    _until(lambda: "reload failed, the old config stays" in caplog.text)
+    assert server.get().status_code == 200
+
+
+def test_the_web_config_adds_headers_to_every_answer(start: Any, write: Write) -> None:
+    text = "http_server_config: {headers: {Strict-Transport-Security: max-age=60, X-Frame-Options: deny}}"
+    server = start(config_file=write(text))
+    for path in ("/", "/none"):
+        assert server.get(path).headers["strict-transport-security"] == "max-age=60"
+
+
+def test_an_open_door_is_told_once(start: Any, caplog: pytest.LogCaptureFixture) -> None:
+    start(listen_address="127.0.0.1:0")
+    assert "open to all" not in caplog.text
+    start(listen_address="0.0.0.0:0")
+    assert caplog.text.count("open to all who can connect; set a password with --web.config.file") == 1
+
+
+def test_a_door_with_a_lock_is_not_told(
+    start: Any, write: Write, hashed: Callable[[str], str], caplog: pytest.LogCaptureFixture
+) -> None:
+    start(listen_address="0.0.0.0:0", config_file=write(f"basic_auth_users: {{alice: '{hashed('x')}'}}"))
+    assert "open to all" not in caplog.text
+
+
+def test_work_in_the_background_ends_with_the_server(start: Any) -> None:
+    ended: list[bool] = []
+
+    async def work() -> None:
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            ended.append(True)
+
+    server: Running = start(replace(hello(), background=work))
+    assert server.get().status_code == 200
+    server.stop()
+    assert ended == [True]
+
+
+def _until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)

@@ -1,0 +1,163 @@
+"""TLS with self-made certificates, and its renewal while the server runs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from running_server import PATIENCE, Running
+
+Write = Callable[..., Path]
+
+
+def context(authority: Path) -> ssl.SSLContext:
+    return ssl.create_default_context(cafile=str(authority))
+
+
+def talk(server: Running, ours: ssl.SSLContext) -> bytes:
+    """What the server answers to a request over TLS, to its end."""
+    with server.connect() as plain, ours.wrap_socket(plain, server_hostname="127.0.0.1") as client:
+        client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        received = b""
+        while data := client.recv(65536):
+            received += data
+        return received
+
+
+@pytest.fixture
+def served(start: Any, write: Write, certificate: Any, tmp_path: Path) -> Running:
+    """With a copy of the certificate in the test's folder, which the test may replace."""
+    shutil.copy(certificate.cert, tmp_path / "tls.crt")
+    shutil.copy(certificate.key, tmp_path / "tls.key")
+    server: Running = start(config_file=write("tls_server_config: {cert_file: tls.crt, key_file: tls.key}"))
+    return server
+
+
+def test_a_client_that_knows_the_certificate_is_served(served: Running, certificate: Any) -> None:
+    assert talk(served, context(certificate.cert)).startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize(("least", "served"), [("TLS12", True), ("TLS13", False)])
+def test_the_least_version_is_kept(start: Any, write: Write, certificate: Any, least: str, served: bool) -> None:
+    keys = f"cert_file: {certificate.cert}, key_file: {certificate.key}, min_version: {least}"
+    server = start(config_file=write(f"tls_server_config: {{{keys}}}"))
+    old = context(certificate.cert)
+    old.maximum_version = ssl.TLSVersion.TLSv1_2
+    assert _answers(server, old) is served
+
+
+def test_plain_http_gets_nothing_from_a_tls_server(served: Running) -> None:
+    with served.connect() as client:
+        client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert b"hello" not in _received(client)
+
+
+def test_a_handshake_that_never_begins_is_given_up(start: Any, write: Write, certificate: Any) -> None:
+    web = write(f"tls_server_config: {{cert_file: {certificate.cert}, key_file: {certificate.key}}}")
+    with start(config_file=web, request_timeout=0.3).connect() as client:
+        assert _received(client) == b""
+
+
+@pytest.mark.parametrize("kind", ["RequireAndVerifyClientCert", "VerifyClientCertIfGiven"])
+def test_a_client_may_have_to_show_a_certificate(
+    start: Any, write: Write, certificate: Any, make_certificate: Any, kind: str
+) -> None:
+    known, stranger = make_certificate("known"), make_certificate("stranger")
+    keys = f"cert_file: {certificate.cert}, key_file: {certificate.key}, client_ca_file: {known.cert}"
+    server = start(config_file=write(f"tls_server_config: {{{keys}, client_auth_type: {kind}}}"))
+    assert _with(server, certificate, known)
+    assert not _with(server, certificate, stranger)
+    assert _with(server, certificate, None) is (kind == "VerifyClientCertIfGiven")
+
+
+def test_a_renewed_certificate_is_served_without_a_restart(
+    served: Running, make_certificate: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new = make_certificate("renewed")
+    for source, name in ((new.cert, "tls.crt"), (new.key, "tls.key")):
+        shutil.copy(source, tmp_path / f"{name}.new")
+        os.replace(tmp_path / f"{name}.new", tmp_path / name)
+    served.call(served.server.reload)
+    assert _eventually(lambda: talk(served, context(new.cert)).startswith(b"HTTP/1.1 200 "))
+
+
+def test_a_certificate_is_watched(
+    start: Any, write: Write, make_certificate: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpufrag.web.runner.WATCH_SECONDS", 0.05)
+    first, second = make_certificate("first"), make_certificate("second")
+    link = tmp_path / "now"  # Kubernetes switches a link to a new folder
+    link.symlink_to(first.cert.parent)
+    server = start(config_file=write("tls_server_config: {cert_file: now/tls.crt, key_file: now/tls.key}"))
+    assert talk(server, context(first.cert))
+    (tmp_path / "next").symlink_to(second.cert.parent)
+    os.replace(tmp_path / "next", link)
+    assert _eventually(lambda: talk(server, context(second.cert)).startswith(b"HTTP/1.1 200 "))
+
+
+def test_a_broken_renewal_keeps_the_old_certificate(
+    served: Running, certificate: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "tls.key").write_text("broken")
+    served.call(served.server.reload)
+    assert _eventually(lambda: "reload failed, the old config stays" in caplog.text)
+    assert talk(served, context(certificate.cert)).startswith(b"HTTP/1.1 200 ")
+
+
+def test_a_connection_survives_the_renewal(served: Running, certificate: Any, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    ours = context(certificate.cert)
+    with served.connect() as plain, ours.wrap_socket(plain, server_hostname="127.0.0.1") as client:
+        client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert client.recv(1000).startswith(b"HTTP/1.1 200 ")
+        served.call(served.server.reload)
+        assert _eventually(lambda: "config reloaded" in caplog.text)
+        client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        assert b"HTTP/1.1 200 " in _received(client)
+
+
+def _with(server: Running, authority: Any, own: Any) -> bool:
+    """Whether the server answers a client that shows the certificate `own`."""
+    ours = context(authority.cert)
+    if own:
+        ours.load_cert_chain(own.cert, own.key)
+    return _answers(server, ours)
+
+
+def _answers(server: Running, ours: ssl.SSLContext) -> bool:
+    try:
+        return b"HTTP/1.1 200 " in talk(server, ours)
+    except (ssl.SSLError, ConnectionError):
+        return False
+
+
+def _received(client: socket.socket) -> bytes:
+    received = b""
+    try:
+        while data := client.recv(65536):
+            received += data
+    except ConnectionResetError:
+        pass
+    return received
+
+
+def _eventually(true: Callable[[], bool]) -> bool:
+    """Whether it becomes true within PATIENCE; a refused handshake counts as not yet."""
+    import time
+
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        try:
+            if true():
+                return True
+        except (ssl.SSLError, ConnectionError):
+            pass
+        time.sleep(0.02)
+    return False

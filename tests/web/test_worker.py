@@ -1,0 +1,64 @@
+"""The thread for blocking work."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from gpufrag.web.worker import Worker
+
+
+def test_calls_run_one_at_a_time_and_in_order() -> None:
+    worker, seen = Worker("test"), []
+
+    def call(number: int) -> int:
+        seen.append(("begin", number))
+        seen.append(("end", number))
+        return number
+
+    async def main() -> list[int]:
+        return await asyncio.gather(*(worker.run(lambda n=n: call(n)) for n in range(20)))
+
+    assert asyncio.run(main()) == list(range(20))
+    assert seen == [(what, number) for number in range(20) for what in ("begin", "end")]
+
+
+def test_an_error_is_raised_where_the_caller_waits() -> None:
+    async def main() -> None:
+        worker = Worker("test")
+        with pytest.raises(ZeroDivisionError):
+            await worker.run(lambda: 1 // 0)
+        assert await worker.run(lambda: "still there") == "still there"
+
+    asyncio.run(main())
+
+
+def test_a_call_that_nobody_waits_for_any_more_is_not_made() -> None:
+    release, made = threading.Event(), []
+
+    async def main() -> None:
+        worker = Worker("test")
+        first = asyncio.ensure_future(worker.run(release.wait))
+        second = asyncio.ensure_future(worker.run(lambda: made.append("second")))
+        await asyncio.sleep(0)
+        second.cancel()
+        await asyncio.sleep(0)
+        release.set()
+        await first
+        await worker.run(lambda: None)
+
+    asyncio.run(main())
+    assert made == []
+
+
+def test_a_call_that_hangs_does_not_hold_up_the_end() -> None:
+    release = threading.Event()
+
+    async def main() -> None:
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(Worker("test").run(release.wait), 0.05)
+
+    asyncio.run(main())  # would not return if it waited for the thread
+    release.set()  # and an answer to a loop that has closed is no error
