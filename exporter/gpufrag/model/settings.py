@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from reprlib import repr as shown
 from typing import Any
 
@@ -26,7 +27,7 @@ class Settings:
     max_split_size: int | None = None
     """A block of this size or more is never split; None is unlimited."""
     max_non_split_rounding: int = 20 * MIB
-    """How much larger than a request an unsplittable block may be."""
+    """How much larger than a request an unsplittable block may be; by default one large_segment_size."""
     roundup_power2_divisions: tuple[int, ...] = (0,) * INTERVALS
     """Divisions between two powers of two, by interval of the request's size; 0 and 1 mean off."""
     garbage_collection_threshold: float = 0.0
@@ -92,7 +93,24 @@ def parse_conf(text: str) -> Settings:
                 changes[name] = convert(value)
             except ValueError:
                 raise BadInput(f"allocator setting {key}:{shown(value)} is not of the form that torch takes") from None
+    segment = changes.get("large_segment_size", Settings.large_segment_size)
+    changes.setdefault("max_non_split_rounding", segment)
+    for name in ("max_split_size", "max_non_split_rounding"):
+        if changes.get(name, segment) < segment:
+            raise BadInput(f"allocator setting {name}_mb must be {segment // MIB} or more, the large segment's size")
     return Settings(**changes)
+
+
+def refuse_unknown_keys(text: str) -> None:
+    """Raises BadInput for what is no `key:value` of torch (2.14 or older): a typing error would change nothing."""
+    for part in re.split(r",(?![^\[]*\])", text):
+        key, colon, _ = part.strip().partition(":")
+        if not colon:
+            raise BadInput(f"allocator setting {shown(part.strip())} is not of the form key:value")
+        if key.strip() not in _CONF_KEYS and key.strip() not in _NEUTRAL_KEYS:
+            near = get_close_matches(key, [*_CONF_KEYS, *_NEUTRAL_KEYS], 1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise BadInput(f"torch has no allocator setting {shown(key)}{hint}")
 
 
 def parse_recorded(recorded: Mapping[str, Any]) -> Settings:
@@ -123,32 +141,44 @@ def _split(text: str) -> list[tuple[str, str]]:
 def _divisions(value: str) -> tuple[int, ...]:
     """One number for all intervals, or a list such as `[256:1,512:2,>:8]` of intervals by their start in MiB.
 
-    As torch reads it (before 2.3, where this text is all there is): the first entry also holds for all smaller
-    sizes, `>` for the last named interval and all above; an interval that is not named has none.
+    As torch 2.13 reads it: the first entry also holds for all smaller sizes, `>` for all above the entry before
+    it (in older versions for that one too); an interval that is not named has none.
     """
     if not value.startswith("["):
         return (_power_of_2(value),) * INTERVALS
     table = [0] * INTERVALS
-    named: list[int] = []
+    last = None
     for entry in value.strip("[] ").split(","):
         start, _, number = entry.partition(":")
-        divisions = _power_of_2(number)
+        divisions = 0 if number.strip() == "0" else _power_of_2(number)
         if start.strip() == ">":
-            last = named[-1] if named else 0
-            table[last:] = [divisions] * (INTERVALS - last)
-            continue
-        interval = min(_power_of_2(start).bit_length() - 1, INTERVALS - 1)
-        table[0 if not named else interval : interval + 1] = [divisions] * (1 if named else interval + 1)
-        named.append(interval)
+            first, end = (last or 0) + 1, INTERVALS
+        else:
+            interval = min(_power_of_2(start).bit_length(), INTERVALS) - 1
+            first, end = 0 if last is None else interval, interval + 1
+            last = interval
+        table[first:end] = [divisions] * (end - first)
     return tuple(table)
 
 
 def _power_of_2(value: str) -> int:
-    """0 too: no divisions."""
     number = int(value)
-    if number < 0 or number & (number - 1):
+    if number <= 0 or number & (number - 1):
         raise ValueError(number)
     return number
+
+
+def _large_segment(value: str) -> int:
+    size = _mebibytes(value)
+    if size <= MIN_OWN_SEGMENT:
+        raise ValueError(value)
+    return size
+
+
+def _threshold(value: str) -> float:
+    if not 0 < float(value) < 1:
+        raise ValueError(value)
+    return float(value)
 
 
 def _mebibytes(value: str) -> int:
@@ -173,11 +203,26 @@ _CONF_KEYS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "max_split_size_mb": ("max_split_size", _mebibytes),
     "max_non_split_rounding_mb": ("max_non_split_rounding", _mebibytes),
     "roundup_power2_divisions": ("roundup_power2_divisions", _divisions),
-    "garbage_collection_threshold": ("garbage_collection_threshold", _share),
+    "garbage_collection_threshold": ("garbage_collection_threshold", _threshold),
     "expandable_segments": ("expandable_segments", _bool),
-    "large_segment_size_mb": ("large_segment_size", _mebibytes),
+    "large_segment_size_mb": ("large_segment_size", _large_segment),
     "per_process_memory_fraction": ("per_process_memory_fraction", _share),
 }
+_NEUTRAL_KEYS = (
+    "backend",
+    "graph_capture_record_stream_reuse",
+    "pinned_free_catch_all",
+    "pinned_max_cached_size_mb",
+    "pinned_max_round_threshold_mb",
+    "pinned_num_register_threads",
+    "pinned_reserve_segment_size_mb",
+    "pinned_use_background_threads",
+    "pinned_use_cuda_host_register",
+    "pinned_use_hip_host_register",
+    "release_lock_on_cudamalloc",
+    "release_lock_on_hipmalloc",
+    "throw_on_cudamalloc_oom",
+)
 
 
 def _recorded_size(value: int) -> int | None:
@@ -186,7 +231,7 @@ def _recorded_size(value: int) -> int | None:
 
 def _recorded_divisions(by_start: Mapping[Any, Any]) -> tuple[int, ...]:
     """Keyed by the interval's start in MiB, as a text."""
-    table = {int(start): _power_of_2(number) for start, number in by_start.items()}
+    table = {int(start): _power_of_2(number) if number else 0 for start, number in by_start.items()}
     return tuple(table.get(1 << interval, 0) for interval in range(INTERVALS))
 
 
