@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import pytest
-from helpers import GOLDEN_NAMES, GoldenCase, golden_case_named
 
 from gpufrag.model.addresses import AddressSpace
 from gpufrag.model.allocator import Allocator
@@ -15,6 +14,7 @@ from gpufrag.model.events import GROWS, SHRINKS, Event, parse_rows, read_program
 from gpufrag.model.heap import INACTIVE, Heap
 from gpufrag.model.reach import Driver
 from gpufrag.model.replay import Replay
+from helpers import GOLDEN_NAMES, GoldenCase, golden_case_named
 
 LIBRARIES_IN_BETWEEN = ("train-cap4", "train-cap4-maxsplit64", "train-default")
 """Cases whose address space has holes that cuBLAS and others made: there the recorded addresses must be given."""
@@ -27,7 +27,7 @@ class Run:
     allocator: Allocator
 
 
-@lru_cache(maxsize=None)
+@cache
 def run(name: str, with_addresses: bool = True) -> Run:
     case = golden_case_named(name)
     raw, settings, limit = case.raw, case.heap.settings, case.raw["cap_bytes"] or None

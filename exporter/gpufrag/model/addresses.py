@@ -7,7 +7,7 @@ chunk back when it is empty. To go between two others a chunk needs 32 MiB to sp
 
 from __future__ import annotations
 
-from bisect import bisect_right, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable
 
 from .freelist import ADDRESS_BITS
@@ -108,8 +108,11 @@ class AddressSpace:
 
     def _extend(self, chunk: Chunk, end: int) -> None:
         start, chunk.end = chunk.end, end
-        around = [part for gap in self._gaps for part in ((gap[0], min(gap[1], start)), (max(gap[0], end), gap[1]))]
-        self._gaps = [gap for gap in around if gap[0] < gap[1]]
+        for gap in [gap for gap in self._gaps if gap[0] < end and start < gap[1]]:
+            self._gaps.remove(gap)
+            for part in ((gap[0], start), (end, gap[1])):
+                if part[0] < part[1]:
+                    insort(self._gaps, part)
         if start < end:
             self._add_hole(chunk, start, end - start)
 
@@ -118,11 +121,13 @@ class AddressSpace:
         start, end = chunk.address, chunk.end
         self._remove_hole(chunk, start)
         del self._chunks[start]
-        self._bases.remove(start)
-        for gap in self._gaps:
-            start = gap[0] if gap[1] == chunk.address else start
-            end = gap[1] if gap[0] == chunk.end else end
-        self._gaps = sorted([(start, end), *(gap for gap in self._gaps if gap[1] < start or gap[0] > end)])
+        del self._bases[bisect_left(self._bases, start)]
+        index = bisect_left(self._gaps, (start, end))
+        if index < len(self._gaps) and self._gaps[index][0] == end:
+            end = self._gaps.pop(index)[1]
+        if index and self._gaps[index - 1][1] == start:
+            start = self._gaps.pop(index - 1)[0]
+        insort(self._gaps, (start, end))
 
     def _chunk_at(self, address: int) -> Chunk | None:
         index = bisect_right(self._bases, address)
@@ -153,7 +158,7 @@ class AddressSpace:
     def _remove_hole(self, chunk: Chunk, address: int) -> int:
         size = chunk.holes.pop(address)
         holes = self._holes[size]
-        holes.remove((chunk.rank, address))
+        del holes[bisect_left(holes, (chunk.rank, address))]
         if not holes:
             del self._holes[size]
         return size

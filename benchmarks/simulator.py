@@ -1,0 +1,81 @@
+"""How fast the simulated allocator is: on recorded traces, and with up to a million live blocks.
+
+    PYTHONPATH=exporter python3 benchmarks/simulator.py [--golden tests/golden]
+
+Prints, per recorded case, trace events a second (best of five; reading the trace is told apart), then the time per
+operation while the number of live blocks grows: with n log n it grows by a constant for each factor of ten.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from gpufrag.model.allocator import Allocator
+from gpufrag.model.events import parse_rows, read_program
+from gpufrag.model.reach import Driver
+from gpufrag.model.replay import Replay
+from gpufrag.model.settings import Settings, parse_recorded
+
+GOLDEN = Path(__file__).parent.parent / "tests" / "golden"
+
+
+def best_seconds(run: Callable[[], object], times: int = 5) -> float:
+    def once() -> float:
+        start = time.process_time()
+        run()
+        return time.process_time() - start
+
+    return min(once() for _ in range(times))
+
+
+def print_recorded(path: Path) -> None:
+    with gzip.open(path, "rt") as file:
+        raw = json.load(file)
+    settings, limit = parse_recorded(raw["settings"]), raw["cap_bytes"] or None
+    driver = Driver(raw["driver_free_before"], raw["driver_total"], limit)
+    events = parse_rows(raw["events"], raw["events_columns"])
+    program = read_program(events, settings, limit)
+    reading = best_seconds(lambda: read_program(parse_rows(raw["events"], raw["events_columns"]), settings, limit))
+    running = best_seconds(lambda: Replay(program, Allocator(settings, driver)).run())
+    name = path.name.removesuffix(".json.gz")
+    print(
+        f"{name:24} {len(events):7,} events {len(events) / running:12,.0f}/s (reading {len(events) / reading:,.0f}/s)"
+    )
+
+
+def churn(live: int, settings: Settings) -> float:
+    """Seconds per operation: half of `live` blocks are freed at random and asked for again in other sizes."""
+    order = random.Random(live)
+    sizes = [order.choice((512, 8 << 10, 300 << 10, 3 << 20)) + order.randrange(512, 200_000) for _ in range(live)]
+    allocator = Allocator(settings)
+    blocks = [block for block in map(allocator.malloc, sizes) if block is not None]
+    order.shuffle(blocks)
+    order.shuffle(sizes)
+    half = live // 2
+    start = time.process_time()
+    for block in blocks[:half]:
+        allocator.free(block)
+    for size in sizes[:half]:
+        allocator.malloc(size)
+    return (time.process_time() - start) / (2 * half)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--golden", type=Path, default=GOLDEN)
+    options = parser.parse_args()
+    for path in sorted(options.golden.glob("*.json.gz")):
+        print_recorded(path)
+    for name, settings in (("default", Settings()), ("expandable", Settings(expandable_segments=True))):
+        for live in (1_000, 10_000, 100_000, 1_000_000):
+            print(f"{name:12} {live:9,} live blocks {churn(live, settings) * 1e6:8.2f} us per operation")
+
+
+if __name__ == "__main__":
+    main()
