@@ -22,13 +22,18 @@ _KNOWN = (_GZIP, _PICKLE, *_JSON)
 _HOW = "take one with torch.cuda.memory._dump_snapshot('snapshot.pickle')"
 
 
+def name_of(source: str | Path) -> str:
+    """What messages call it."""
+    return "standard input" if str(source) == STDIN else str(source)
+
+
 def load(source: str | Path, *, stdin: BufferedReader | None = None, max_bytes: int = MAX_BYTES) -> Any:
     """What torch dumped (a dict, or the list of segments) or the JSON of the same, gzipped or not.
 
     `source` is a path, or "-" for `stdin` (default: the process's own). The shape of the data is not looked at:
     that is for `model.heap`. Raises BadInput for what is no such file, Unavailable for one that cannot be read.
     """
-    name = "standard input" if str(source) == STDIN else str(source)
+    name = name_of(source)
     try:
         data = _bytes_of(source, name, stdin, max_bytes)
         return _decode(data, name)

@@ -1,0 +1,117 @@
+"""`gpufrag measure` as it is called: flags, both outputs, exit codes."""
+
+import io
+import json
+import pickle
+
+import pytest
+
+from gpufrag.cli import main
+from gpufrag.snapshot_file import load
+from helpers import SNAPSHOTS, TESTS
+
+CASE = str(TESTS / "golden" / "train-cap4.json.gz")
+TORCH = str(SNAPSHOTS / "default-0.pickle.gz")
+
+
+def _json(capsys, *arguments):
+    assert main(["measure", *arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def _refusal(capsys, *arguments):
+    code = main(["measure", *arguments])
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    return code, err
+
+
+@pytest.fixture
+def two_devices(tmp_path):
+    snapshot = load(TORCH)
+    snapshot["segments"] += [segment | {"device": 1} for segment in snapshot["segments"]]
+    path = tmp_path / "two.pickle"
+    path.write_bytes(pickle.dumps(snapshot, 4))
+    return str(path)
+
+
+def test_a_recorded_case_needs_no_flag(capsys, golden):
+    (device,) = _json(capsys, CASE)["devices"]
+    raw = golden("train-cap4").raw
+    assert device["limit"] == raw["cap_bytes"]
+    assert 0 <= device["largest_allocatable"] - raw["largest_request_that_succeeds"] < 512
+
+
+def test_flags_say_what_torch_does_not(capsys):
+    (device,) = _json(capsys, TORCH, "--driver-free", "100GiB", "--driver-size", "139.8GiB", "--limit", "8GiB")[
+        "devices"
+    ]
+    assert device["limit"] == 8 << 30
+    assert device["headroom"] == (8 << 30) - device["reserved"]
+
+
+def test_flags_win_over_the_file(capsys):
+    (device,) = _json(capsys, CASE, "--limit", "3GiB")["devices"]
+    assert device["limit"] == 3 << 30
+
+
+def test_the_page_for_people(capsys):
+    assert main(["measure", CASE]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert out.startswith(f"device 0 of {CASE}, the next request on stream 0\n")
+    assert "\x1b" not in out
+
+
+def test_every_device_is_listed(capsys, two_devices):
+    assert [device["device"] for device in _json(capsys, two_devices)["devices"]] == [0, 1]
+    assert [device["device"] for device in _json(capsys, two_devices, "--device", "1")["devices"]] == [1]
+
+
+@pytest.mark.parametrize("flag", ["--driver-free=1GiB", "--driver-size=1GiB", "--limit=1GiB", "--stream=7"])
+def test_a_figure_of_one_device_says_of_which(capsys, two_devices, flag):
+    code, err = _refusal(capsys, two_devices, flag)
+    assert code == 2
+    assert "holds devices 0, 1: say by --device which of them the figures are of" in err
+
+
+def test_settings_that_the_file_lacks(capsys, tmp_path):
+    path = tmp_path / "segments.pickle"
+    path.write_bytes(pickle.dumps(load(TORCH)["segments"], 4))
+    assert _json(capsys, str(path))["settings_known"] is False
+    assert _json(capsys, str(path), "--alloc-conf", "max_split_size_mb:64")["settings_known"] is True
+    assert main(["measure", str(path)]) == 0
+    assert "torch's own defaults were taken: add --alloc-conf" in capsys.readouterr().out
+
+
+def test_standard_input(capsys, monkeypatch):
+    monkeypatch.setattr("gpufrag.snapshot_file.saved.load", lambda source: load("-", stdin=_reader(TORCH)))
+    assert _json(capsys, "-")["file"] == "standard input"
+
+
+def _reader(path):
+    with open(path, "rb") as file:
+        return io.BufferedReader(io.BytesIO(file.read()))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["/nowhere/x"], 1, "/nowhere/x: no such file"),
+        ([__file__], 1, "neither a pickle nor JSON"),
+        ([TORCH, "--device", "3"], 2, "--device 3: "),
+        ([TORCH, "--limit", "4G"], 2, "argument --limit: '4G' can mean two sizes"),
+        (
+            [TORCH, "--alloc-conf", "max_split_size_mb:lots"],
+            2,
+            "argument --alloc-conf: allocator setting max_split_size_mb",
+        ),
+        ([TORCH, "--stream", "one"], 2, "argument --stream: invalid int value"),
+        ([], 2, "the following arguments are required: FILE"),
+    ],
+)
+def test_bad_calls_are_one_line(capsys, arguments, code, words):
+    found, err = _refusal(capsys, *arguments)
+    assert found == code
+    assert words in err
