@@ -1,1 +1,81 @@
-"""The agent: samples the allocator from inside the training process and publishes one file. It does no harm."""
+"""The agent: samples the allocator from inside the training process and publishes one file. It does no harm.
+
+Importing this package starts nothing and imports next to nothing: the shim loads it into every Python process.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from . import arrival
+
+if TYPE_CHECKING:
+    from ..sample import ProcessSample
+    from .sources import Source
+
+__all__ = ["latest", "start", "stop", "wait"]
+
+_waiting = False
+
+
+def start(
+    source: Source | None = None,
+    *,
+    interval: float | None = None,
+    budget: float | None = None,
+    folder: Path | None = None,
+) -> None:
+    """Have an agent in this process: at once for `source`, else as soon as a framework uses a device.
+
+    What is None is taken from the environment (GPUFRAG_INTERVAL, GPUFRAG_BUDGET, GPUFRAG_DIR) or its default.
+    A second call does nothing. GPUFRAG_DISABLE=1 makes it do nothing at all. Raises UsageError for a value that
+    is none.
+    """
+    from . import lifecycle, settings
+
+    wanted = settings.from_environment(os.environ, interval, budget, folder)
+    if disabled():
+        return
+    if source is not None:
+        lifecycle.begin(source, wanted)
+    else:
+        lifecycle.want(wanted)
+        wait()
+
+
+def wait() -> None:
+    """Have an agent begin once this process uses a device; until then it costs nothing. Once is enough."""
+    global _waiting
+    if not _waiting and not disabled():
+        _waiting = True
+        arrival.when_in_use(_launch)
+
+
+def stop() -> None:
+    """End the agent, and no longer wait for one to begin."""
+    global _waiting
+    from . import lifecycle
+
+    _waiting = False
+    lifecycle.stop()
+
+
+def latest() -> ProcessSample | None:
+    """The last sample that was published; None before the first."""
+    from . import lifecycle
+
+    return lifecycle.latest()
+
+
+def disabled() -> bool:
+    return os.environ.get("GPUFRAG_DISABLE") == "1"
+
+
+def _launch(framework: ModuleType) -> None:
+    from . import lifecycle
+
+    if _waiting:  # else stopped meanwhile
+        lifecycle.launch(framework)

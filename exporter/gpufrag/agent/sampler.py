@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -19,7 +20,7 @@ from .steps import Steps
 from .trouble import Trouble
 
 LONG_READ = 0.001
-"""Seconds. The cheap figures take microseconds: what is above this has waited for the allocator's lock."""
+"""Seconds. The cheap figures of a device take microseconds: above this they waited for the allocator's lock."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Device:
 
     facts: DeviceFacts
     snapshots: dict[str, Snapshot] = field(default_factory=dict)
-    recurrence: Recurrence = Recurrence()
+    recurrence: Recurrence = field(default_factory=Recurrence)
     limit: int | None = None
 
 
@@ -58,12 +59,12 @@ class Sampler:
         self._clocks = clocks or Clocks()
         self.schedule = Schedule(settings, self._clocks.wall())
         self._steps: Steps | None = None
-        self._taken: Taken | None = None
+        self._taken: deque[Taken] = deque()
         self._readings: tuple[DeviceReading, ...] = ()
         self._devices: dict[int, Device] = {}
         self._alloc_conf: str | None = None
         self._stalls = {"snapshot": 0.0, "stats": 0.0, "wait": 0.0, "measure": 0.0}
-        self._read_at = 0.0
+        self._read_at = self._clocks.monotonic()
 
     def watch_steps(self, wake: Callable[[], None]) -> None:
         """Take snapshots at step boundaries where the framework tells them, and call `wake` after each.
@@ -90,39 +91,41 @@ class Sampler:
         now, began = self._clocks.wall(), self._clocks.monotonic()
         self.schedule.taken(now, 0.0, recording=False)  # nobody else starts one meanwhile
         capture = self._source.capture()
-        duration = self._clocks.monotonic() - began
-        waited = min(capture.waited, duration) if capture else 0.0
-        self._stalls["snapshot"] += duration - waited
+        if capture is None:
+            return
+        # the trainer's thread is held up by all of this, others only where the interpreter is kept from them
+        held = self._clocks.monotonic() - began if at == "boundary" else capture.held
+        waited = min(capture.waited, held)
+        self._stalls["snapshot"] += held - waited
         self._stalls["wait"] += waited
-        if capture is not None:
-            self._taken = Taken(capture, now, at, duration)
+        self._taken.append(Taken(capture, now, at, held))
 
     def digest(self) -> None:
         """Measure what was taken since the last call, and plan the next snapshot by what this one cost in all."""
-        taken, self._taken = self._taken, None
-        if taken is None:
-            return
+        while self._taken:
+            self._digest(self._taken.popleft())
+
+    def _digest(self, taken: Taken) -> None:
         began = self._clocks.cpu()
         try:
             self._measure(taken)
         finally:
-            spent = self._clocks.cpu() - began  # in it, the trainer has to ask for the interpreter
+            spent = self._clocks.cpu() - began  # the trainer had to share the interpreter meanwhile
             self._stalls["measure"] += spent
-            cost = taken.duration + spent
-            self.schedule.taken(self._clocks.wall(), cost, self._source.recording())
+            self.schedule.taken(self._clocks.wall(), taken.duration + spent, self._source.recording())
 
     def read(self) -> None:
         """The cheap figures; after a reading that had to wait, the next one is put off by what that wait allows."""
-        now, began = self._clocks.wall(), self._clocks.monotonic()
+        self._read_at = self._clocks.monotonic() + self._settings.publish_every  # even where this one fails
         self._readings = tuple(self._source.read())
-        duration = self._clocks.monotonic() - began
-        self._stalls["wait" if duration > LONG_READ else "stats"] += duration
-        self._read_at = now + max(self._settings.publish_every, duration / self._settings.budget)
+        held = [reading.held for reading in self._readings]
+        for seconds in held:
+            self._stalls["wait" if seconds > LONG_READ else "stats"] += seconds
+        self._read_at += max(0.0, sum(held) / self._settings.budget - self._settings.publish_every)
 
-    @property
-    def read_due(self) -> float:
-        """When the cheap figures are to be read again, by the wall clock."""
-        return self._read_at
+    def read_in(self) -> float:
+        """Seconds until the cheap figures are to be read again."""
+        return self._read_at - self._clocks.monotonic()
 
     def sample(self, identity: Identity) -> ProcessSample:
         """All that is known now. A device that was not in the last reading is left out: it has gone."""

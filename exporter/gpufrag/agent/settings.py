@@ -36,10 +36,13 @@ class AgentSettings:
 
 
 def from_environment(
-    environment: Mapping[str, str] = os.environ, interval: float | None = None, budget: float | None = None
+    environment: Mapping[str, str] = os.environ,
+    interval: float | None = None,
+    budget: float | None = None,
+    folder: Path | None = None,
 ) -> AgentSettings:
     """What the caller says wins over the environment. Raises UsageError for a value that is none."""
-    settings = AgentSettings()
+    settings = AgentSettings(folder=folder)
     for name, given in (("interval", interval), ("budget", budget)):
         value = _number(environment, f"GPUFRAG_{name.upper()}") if given is None else given
         if value is not None:

@@ -9,10 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
+from types import ModuleType
 from typing import Protocol
 
 from ..model.heap import Heap
 from ..sample import DriverReading, Totals
+from .trouble import Trouble
+
+ADAPTERS = {"torch": "torch_source"}
+"""By the framework's module: the module here whose `connect(framework, trouble)` gives its Source."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +40,8 @@ class DeviceReading:
     totals: Totals | None = None
     """Its counters never fall, whatever the user resets."""
     driver: DriverReading | None = None
+    held: float = 0.0
+    """Seconds for which the reading kept all of the process's threads from running Python."""
 
 
 @dataclass(frozen=True)
@@ -50,12 +58,14 @@ class Capture:
     """By device: the most that the process may reserve; a device without a limit is left out."""
     alloc_conf: str | None = None
     """The allocator's settings as their user wrote them."""
+    held: float = 0.0
+    """Seconds for which the copy kept all of the process's threads from running Python."""
     waited: float = 0.0
-    """Of the seconds that the copy took: how many went by in waiting for the allocator's lock."""
+    """How many of them went by in waiting for the allocator's lock."""
 
 
 class Source(Protocol):
-    """One framework in this process. `read` and `capture` may be called from any thread, at any time."""
+    """One framework in this process. All but `capture` and `graph_underway` is asked in the agent's thread only."""
 
     @property
     def framework(self) -> str: ...
@@ -72,7 +82,10 @@ class Source(Protocol):
         ...
 
     def capture(self) -> Capture | None:
-        """A copy of the heap as it is now; None where there is none, or where this moment is not safe."""
+        """A copy of the heap as it is now, of the devices that `read` has told; None where there is none.
+
+        May be called in any thread, at any time at which `graph_underway` is false there.
+        """
         ...
 
     def recording(self) -> bool:
@@ -93,3 +106,10 @@ class Source(Protocol):
     def close(self) -> None:
         """Stop calling `on_step`."""
         ...
+
+
+def connect(framework: ModuleType, trouble: Trouble) -> Source:
+    """The source for a framework that this process uses; what it swallows is noted in `trouble`."""
+    adapter = import_module(f".{ADAPTERS[framework.__name__]}", __package__)
+    source: Source = adapter.connect(framework, trouble)
+    return source

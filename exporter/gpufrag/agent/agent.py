@@ -1,0 +1,142 @@
+"""One agent: the thread that samples a source, the file it publishes and the socket it listens on."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..errors import Unavailable
+from ..folder import FileName, to_write
+from ..sample import Identity, ProcessSample, encode
+from .control import Control
+from .identity import identify, with_rank
+from .publisher import publish
+from .sampler import Clocks, Sampler
+from .settings import AgentSettings
+from .sources import Source
+from .trouble import Trouble
+
+ANSWER_WITHIN = 5.0
+"""Seconds in which a caller of the control socket has its sample, or is told that there is none."""
+LAST_WORDS = 2.0
+"""Seconds for which the end of the process waits for the last sample."""
+
+
+class Agent:
+    """Samples `source` and publishes until it is stopped. `start` is to be called in the user's own thread."""
+
+    def __init__(
+        self, source: Source, settings: AgentSettings, trouble: Trouble | None = None, clocks: Clocks | None = None
+    ) -> None:
+        self._source, self._settings = source, settings
+        self._trouble, self._clocks = trouble or Trouble(), clocks or Clocks()
+        self._sampler = Sampler(source, settings, self._trouble, self._clocks)
+        self._identity = identify()
+        self._control: Control | None = None
+        self._wake, self._ending = threading.Event(), threading.Event()
+        self._answers = threading.Condition()
+        self._asked = self._answered = 0
+        self._obliged_at = -math.inf
+        self._thread = threading.Thread(target=self._run, name="gpufrag-sampler", daemon=True)
+        self.latest: ProcessSample | None = None
+
+    def start(self) -> None:
+        self._sampler.watch_steps(self._wake.set)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Publish a last sample, and stop listening: to readers, the process has ended."""
+        self._source.close()
+        self._ending.set()
+        self._wake.set()
+        self._thread.join(LAST_WORDS)
+        if self._control is not None:
+            self._control.close()
+
+    def abandon(self) -> None:
+        """In a forked child, where the thread does not exist: the parent's file and socket are the parent's."""
+        self._source.close()
+        if self._control is not None:
+            self._control.abandon()
+
+    def sample_now(self, request: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Publish a sample with a snapshot of the last second. Not for the agent's thread. Raises Unavailable."""
+        with self._answers:
+            self._asked += 1
+            mine = self._asked
+            self._wake.set()
+            if not self._answers.wait_for(lambda: self._answered >= mine, ANSWER_WITHIN) or self.latest is None:
+                raise Unavailable(f"no sample within {ANSWER_WITHIN:g} s: the process is busy; ask again later")
+            return {"time": self.latest.time}
+
+    def _run(self) -> None:
+        while not self._ending.is_set():
+            self._guarded(self._turn)
+            self._wake.wait(self._pause())
+            self._wake.clear()
+        self._guarded(self._turn, last=True)
+
+    def _guarded(self, turn: Callable[..., None], **how: bool) -> None:
+        """The sampler's outermost: whatever fails is counted, and the next turn begins anew."""
+        try:
+            turn(**how)
+        except Exception as error:
+            self._trouble.note("sampler", error, "report it, with this line")
+
+    def _turn(self, last: bool = False) -> None:
+        asked = self._asked
+        publishing = last or asked > self._answered or self._sampler.read_in() <= 0
+        if publishing:
+            self._sampler.read()
+        if not last and (self._obliges(asked) or self._sampler.schedule.at_timer(self._clocks.wall())):
+            self._sampler.take("timer")
+        self._sampler.digest()
+        if publishing:
+            self._publish()
+        with self._answers:
+            self._answered = asked
+            self._answers.notify_all()
+
+    def _obliges(self, asked: int) -> bool:
+        """Whether a snapshot is taken because somebody asked: not more often than the file is published."""
+        now = self._clocks.monotonic()
+        if asked == self._answered or now - self._obliged_at < self._settings.publish_every:
+            return False
+        self._obliged_at = now
+        return True
+
+    def _pause(self) -> float:
+        """Seconds until there is something to do; never none, whatever the clocks do."""
+        wall = self._clocks.wall()
+        return max(0.001, min(self._sampler.read_in(), self._sampler.schedule.timer(wall) - wall))
+
+    def _publish(self) -> None:
+        self.latest = self._sampler.sample(self._identify())
+        name = FileName.of(self.latest.identity)
+        try:
+            folder = self._settings.folder or to_write()
+            self._listen(folder / name.socket)
+            publish(folder / name.sample, encode(self.latest))
+        except (OSError, Unavailable) as error:
+            self._trouble.note("publish", error, "set GPUFRAG_DIR to a folder that this process may write to")
+
+    def _identify(self) -> Identity:
+        """The environment is asked again until it tells a rank: some frameworks set it late."""
+        if self._identity.rank is None:
+            self._identity = with_rank(self._identity)
+        return self._identity
+
+    def _listen(self, path: Path) -> None:
+        """From before the first sample on, so that no reader takes the process for a dead one."""
+        if self._control is not None and self._control.reachable:
+            return
+        if self._control is not None:
+            self._control.close()
+        self._control = Control(path, {"ping": self._ping, "sample-now": self.sample_now}, self._trouble)
+
+    def _ping(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        return {"pid": os.getpid()}

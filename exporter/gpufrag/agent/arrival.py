@@ -1,0 +1,78 @@
+"""Learns that this process has begun to use a framework's device, at no cost until it does.
+
+No thread and no polling: an import hook tells that torch is there, and torch itself tells, by the queue in which
+it keeps what is to happen at the end of CUDA's initialisation, that a device is in use. A process that never gets
+so far (a launcher, a data loader's worker) has nothing of the agent but these two entries. Both outlive a fork, so
+that a child that initialises CUDA itself has an agent of its own.
+
+This module is loaded into every Python process of a job, so it imports next to nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+Ready = Callable[[ModuleType], None]
+"""Called with the framework's module, in the thread that has begun to use a device."""
+
+
+def when_in_use(ready: Ready, modules: dict[str, ModuleType] = sys.modules, finders: list[Any] = sys.meta_path) -> None:
+    """Have `ready` called once a known framework uses a device: now, if it does already. Raises nothing, ever."""
+    for name, wait in FRAMEWORKS.items():
+        if name in modules:
+            _quietly(wait, modules[name], ready)
+        else:
+            finders.insert(0, _Watch(name, wait, ready, finders))
+
+
+def _when_cuda_is_in_use(torch: ModuleType, ready: Ready) -> None:
+    if torch.cuda.is_initialized():
+        ready(torch)
+    else:
+        torch.cuda._lazy_call(lambda: _quietly(ready, torch))  # an error there would be CUDA's failure to initialise
+
+
+FRAMEWORKS: dict[str, Callable[[ModuleType, Ready], None]] = {"torch": _when_cuda_is_in_use}
+"""The module to wait for, and how it tells that its device is in use; its adapter is in `sources.ADAPTERS`."""
+
+
+def _quietly(function: Callable[..., None], *arguments: object) -> None:
+    """Below us is the program's own import, or CUDA's initialisation: neither may fail for our sake."""
+    try:
+        function(*arguments)
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}"
+        print(f"gpufrag: no agent in this process: {what}; training goes on", file=sys.stderr)
+
+
+class _Watch:
+    """A finder that finds nothing itself: it lets the others find `name`, and acts when that is loaded."""
+
+    def __init__(self, name: str, wait: Callable[[ModuleType, Ready], None], ready: Ready, finders: list[Any]) -> None:
+        self._name, self._wait, self._ready, self._finders = name, wait, ready, finders
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if name != self._name:
+            return None
+        others = [finder for finder in self._finders if finder is not self and hasattr(finder, "find_spec")]
+        spec = next((spec for finder in others if (spec := finder.find_spec(name, path, target))), None)
+        if spec is not None and hasattr(spec.loader, "exec_module"):
+            _quietly(self._act_after, spec.loader)
+        return spec
+
+    def _act_after(self, loader: Any) -> None:
+        """The loader stays the one it is, of its own type; one method of this one instance does a little more."""
+        execute = loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            del loader.exec_module
+            execute(module)
+            if self in self._finders:
+                self._finders.remove(self)
+                _quietly(self._wait, module, self._ready)
+
+        loader.exec_module = exec_module

@@ -1,0 +1,68 @@
+"""The agent of this process: begun once, ended with the process, left behind by a fork."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from types import ModuleType
+
+from ..sample import ProcessSample
+from .agent import Agent
+from .settings import AgentSettings, from_environment
+from .sources import Source, connect
+from .trouble import Trouble
+
+_lock = threading.Lock()
+_agent: Agent | None = None
+_wanted: AgentSettings | None = None
+
+
+def want(settings: AgentSettings) -> None:
+    """The settings for an agent that is still to begin."""
+    global _wanted
+    _wanted = settings
+
+
+def launch(framework: ModuleType) -> None:
+    """Begin for a framework that uses a device. Raises UsageError for an environment variable that is no number."""
+    trouble = Trouble()
+    begin(connect(framework, trouble), _wanted or from_environment(), trouble)
+
+
+def begin(source: Source, settings: AgentSettings, trouble: Trouble | None = None) -> None:
+    """In the user's own thread. A process has one agent: where it has one, nothing happens."""
+    global _agent
+    with _lock:
+        if _agent is None:
+            _agent = Agent(source, settings, trouble)
+            _agent.start()
+            atexit.register(stop)
+
+
+def stop() -> None:
+    """End the agent, if there is one. A later `begin` begins anew."""
+    global _agent, _wanted
+    with _lock:
+        agent, _agent, _wanted = _agent, None, None
+        atexit.unregister(stop)
+    if agent is not None:
+        agent.stop()
+
+
+def latest() -> ProcessSample | None:
+    """What the agent published last; None before it has."""
+    agent = _agent
+    return agent.latest if agent else None
+
+
+def _in_forked_child() -> None:
+    """No thread has come along, and a lock may be held by one that has not: start from nothing."""
+    global _agent, _lock
+    agent, _agent = _agent, None
+    _lock = threading.Lock()
+    if agent is not None:
+        agent.abandon()
+
+
+os.register_at_fork(after_in_child=_in_forked_child)

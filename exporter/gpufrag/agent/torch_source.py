@@ -1,0 +1,133 @@
+"""PyTorch in this process, CUDA and ROCm alike.
+
+Nothing here initialises CUDA or creates a context: every question is put only once the process has done so itself.
+All of them are safe while another thread captures a CUDA graph: the statistics, the snapshot, the driver's memory
+figures. What one of torch's functions tells is missing where this torch has not that function; the rest is told.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+from ..model.heap import parse
+from ..sample import Counters, DriverReading, Totals
+from . import torch_devices, torch_snapshot, torch_stats
+from .sources import Capture, DeviceFacts, DeviceReading
+from .torch_surface import REFUSALS, TorchSurface
+from .trouble import Trouble
+
+LONG_PROBE = 0.001
+"""Seconds. Statistics are copied in microseconds: above this they waited for the allocator's lock."""
+
+
+class TorchSource:
+    """`torch` is the module that the process has imported itself."""
+
+    framework = "torch"
+
+    def __init__(self, torch: ModuleType, trouble: Trouble, environment: Mapping[str, str] = os.environ) -> None:
+        self._surface, self._trouble, self._environment = TorchSurface(torch, trouble), trouble, environment
+        self._counters: dict[int, torch_stats.CounterMemory] = {}
+        self._on_step: Callable[[object], None] | None = None
+
+    @property
+    def framework_version(self) -> str:
+        return self._surface.version
+
+    def facts(self, device: int) -> DeviceFacts:
+        return torch_devices.facts(self._surface, device, self._environment)
+
+    def read(self) -> Sequence[DeviceReading]:
+        readings = [self._read(device) for device in torch_devices.in_use(self._surface)]
+        return [reading for reading in readings if reading is not None]
+
+    def capture(self) -> Capture | None:
+        if not self._surface.ask("cuda.is_initialized") or self._backend() != "native":
+            return None
+        began = time.perf_counter()
+        stats = {device: self._stats(device) for device in tuple(self._counters)}  # waits out whoever holds the lock
+        waited = time.perf_counter() - began
+        snapshot = torch_snapshot.take(self._surface, self._trouble)
+        held = time.perf_counter() - began
+        if snapshot is None:
+            return None
+        conf = torch_snapshot.conf(snapshot, self._environment)
+        settings = torch_snapshot.settings(conf, self._trouble)
+        limits = {device: torch_devices.limit(self._surface, device, settings) for device in stats}
+        return Capture(
+            heap=lambda: parse(snapshot, settings),
+            readings=[r for device in stats if (r := self._reading(device, self._stats(device), Counters(), 0.0))],
+            limits={device: limit for device, limit in limits.items() if limit is not None},
+            alloc_conf=conf,
+            held=held,
+            waited=waited if waited > LONG_PROBE else 0.0,
+        )
+
+    def recording(self) -> bool:
+        return bool(self._surface.ask("cuda.is_initialized") and self._surface.ask("_C._cuda_isHistoryEnabled"))
+
+    def watch_steps(self, on_step: Callable[[object], None]) -> bool:
+        register = self._surface.find("optim.optimizer.register_optimizer_step_post_hook")
+        if register is None or self._surface.find("cuda.is_current_stream_capturing") is None:
+            return False
+        self._on_step = on_step
+        register(self._hook)
+        return True
+
+    def graph_underway(self) -> bool:
+        return self._surface.ask("cuda.is_current_stream_capturing") is not False  # an unknown state is not safe
+
+    def close(self) -> None:
+        # torch keeps the hook: taking one out while another thread steps would break that step
+        self._on_step = None
+
+    def _hook(self, optimizer: object, args: object, kwargs: object) -> None:
+        if (on_step := self._on_step) is not None:
+            on_step(optimizer)
+
+    def _backend(self) -> Any:
+        return self._surface.ask("cuda.get_allocator_backend")
+
+    def _stats(self, device: int) -> torch_stats.Stats:
+        """Empty where torch tells none, or none by pool."""
+        native = self._backend() == "native"
+        return (native and self._surface.ask("cuda.memory_stats_as_nested_dict", device)) or {}
+
+    def _read(self, device: int) -> DeviceReading | None:
+        """None for a device whose allocator has never held memory, and for one that no longer answers."""
+        began = time.perf_counter()
+        stats = self._stats(device)
+        held = time.perf_counter() - began
+        if not self._holds_memory(device, stats):
+            return None
+        counters = self._counters.setdefault(device, torch_stats.CounterMemory()).update(stats)
+        return self._reading(device, stats, counters, held)
+
+    def _holds_memory(self, device: int, stats: torch_stats.Stats) -> bool:
+        """What it has held once, it may hold again; an allocator that cannot be asked is taken to hold some."""
+        return device in self._counters or not stats or torch_stats.reserved(stats) > 0
+
+    def _reading(self, device: int, stats: torch_stats.Stats, counters: Counters, held: float) -> DeviceReading | None:
+        totals, driver = self._totals(stats, counters) if stats else None, self._driver(device)
+        return DeviceReading(device, totals, driver, held) if totals or driver else None
+
+    def _totals(self, stats: torch_stats.Stats, counters: Counters) -> Totals | None:
+        try:
+            return torch_stats.totals(stats, time.time(), counters)
+        except REFUSALS as error:
+            self._trouble.note("torch statistics", error, "a newer gpufrag may know this torch")
+            return None
+
+    def _driver(self, device: int) -> DriverReading | None:
+        if not torch_devices.has_context(self._surface, device):
+            return None
+        info = self._surface.ask("cuda.mem_get_info", device)
+        return DriverReading(time.time(), free=info[0], size=info[1]) if info else None
+
+
+def connect(framework: ModuleType, trouble: Trouble) -> TorchSource:
+    return TorchSource(framework, trouble)

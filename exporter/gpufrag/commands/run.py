@@ -1,0 +1,62 @@
+"""gpufrag run -- CMD: CMD with the agent inside every Python process of it that uses a GPU."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NoReturn
+
+import gpufrag
+
+from ..agent.settings import AgentSettings
+from ..errors import Unavailable, UsageError
+from ..folder import VARIABLE
+
+PACKAGE = Path(gpufrag.__file__).resolve().parent
+SHIM = PACKAGE / "shim"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "gpufrag run [--folder DIR] [--interval SECONDS] [--budget SHARE] -- CMD ..."
+    parser.add_argument("--folder", metavar="DIR", type=Path, help=f"where the sidecar finds the ranks (${VARIABLE})")
+    parser.add_argument("--interval", metavar="SECONDS", type=float, help="least time between two heap snapshots (10)")
+    parser.add_argument("--budget", metavar="SHARE", type=float, help="most time that snapshots may take (0.001)")
+    parser.add_argument("job", metavar="CMD ...", nargs=argparse.REMAINDER, help="the command and its arguments")
+
+
+def run(options: argparse.Namespace) -> NoReturn:
+    """Become CMD: same pid, same terminal, every signal its own. Raises Unavailable where it cannot be started."""
+    job = options.job[1:] if options.job[:1] == ["--"] else options.job
+    if not job:
+        raise UsageError("no command given; write it after --, as in: gpufrag run -- python train.py")
+    environment = dict(os.environ) | _wishes(options) | injected(os.environ)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        os.execvpe(job[0], job, environment)
+    except FileNotFoundError:
+        where = "no such file" if "/" in job[0] else "no such command on PATH"
+        raise Unavailable(
+            f"cannot run {job[0]!r}: {where} (or its interpreter is missing); check its spelling"
+        ) from None
+    except (OSError, ValueError) as error:
+        what = getattr(error, "strerror", None) or str(error)
+        raise Unavailable(f"cannot run {job[0]!r}: {what}; give a program that may be executed") from None
+
+
+def injected(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables that put the agent into Python processes; what PYTHONPATH held before stays in it."""
+    others = [entry for entry in environment.get("PYTHONPATH", "").split(os.pathsep) if entry != str(SHIM)]
+    path = os.pathsep.join([str(SHIM), *others]) if any(others) else str(SHIM)
+    return {"PYTHONPATH": path, "GPUFRAG_AGENT_PATH": str(PACKAGE.parent)}
+
+
+def _wishes(options: argparse.Namespace) -> dict[str, str]:
+    """What the flags say, as the variables by which every process of the job learns it."""
+    given = {name: getattr(options, name) for name in ("interval", "budget") if getattr(options, name) is not None}
+    AgentSettings(**given)  # a value that cannot be is told here, once, and not by every process of the job
+    wishes = {f"GPUFRAG_{name.upper()}": str(value) for name, value in given.items()}
+    return wishes | ({VARIABLE: str(options.folder.absolute())} if options.folder else {})
