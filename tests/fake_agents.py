@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 from dataclasses import dataclass, field, replace
@@ -104,12 +103,3 @@ class FakeAgent:
         self.listen()
         self.publish()
         return self
-
-
-@contextlib.contextmanager
-def alive(*agents: FakeAgent):  # type: ignore[no-untyped-def]
-    for agent in agents:
-        agent.start()
-    yield
-    for agent in agents:
-        agent.die()

@@ -16,8 +16,7 @@ from gpufrag import config
 from gpufrag.config import ServeConfig
 from gpufrag.errors import BadInput, GpufragError, Unavailable, UsageError
 
-
-Load = Callable[["str | bytes"], ServeConfig]
+Load = Callable[[str | bytes], ServeConfig]
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ from ..sample import ProcessSample
 from ..view import RankView
 from . import sample_files
 from .sample_files import Skip, Stamp
+from .sweep import Sweeper
 
 log = logging.getLogger(__name__)
 _TOLD = 3  # names in a log line
@@ -64,7 +65,7 @@ class ProcessReader:
         self._names: dict[str, FileName | None] = {}
         self._known: dict[FileName, _Memory] = {}
         self._told: Skipped = {}
-        self._sweeps = True
+        self._sweeper = Sweeper(folder, settings.last_words, clock)
 
     def read(self) -> Reading:
         """One reading; each process is as its latest file has it. Raises Unavailable where there is no folder."""
@@ -76,23 +77,26 @@ class ProcessReader:
         return Reading(tuple(ranks), {reason.value: len(names) for reason, names in skipped.items()})
 
     def _list(self, skipped: Skipped) -> list[_File]:
-        """The samples; a name that begins with a dot is half-written, and passed over in silence."""
+        """The samples; what begins with a dot is half-written, and no concern of a reader until it is old."""
         listed = self._scan()
+        for text in [text for text in listed if text.startswith(".")]:
+            self._sweeper.unfinished(listed.pop(text))
         self._names = {text: self._names[text] if text in self._names else FileName.parse(text) for text in listed}
         files = []
         for text, name in self._names.items():
-            if name is None or listed[text].is_symlink():
+            if name is not None and text == name.socket:
+                if name.sample not in listed:
+                    self._sweeper.lone_socket(listed[text])
+            elif name is None or text != name.sample or not listed[text].is_file(follow_symlinks=False):
                 skipped[Skip.ALIEN].append(text)
-            elif text == name.sample and (stamp := _stamp(listed[text])):
+            elif stamp := Stamp.of(listed[text]):
                 files.append(_File(name, stamp, _is_there(listed.get(name.socket))))
-            elif text == name.socket and name.sample not in listed:
-                self._sweep_lone_socket(name, _stamp(listed[text]))
         return files
 
     def _scan(self) -> dict[str, os.DirEntry[str]]:
         try:
             with os.scandir(self._folder) as entries:
-                return {entry.name: entry for entry in entries if not entry.name.startswith(".")}
+                return {entry.name: entry for entry in entries}
         except FileNotFoundError:
             raise Unavailable(f"{self._folder}: no such folder yet; it comes with the first agent") from None
         except OSError as error:
@@ -118,8 +122,8 @@ class ProcessReader:
             skipped[Skip.DENIED].append(file.name.socket)
             return None
         last_alive = self._last_alive(file, before, alive)
-        if not alive and self._clock() - last_alive > self._settings.last_words:
-            self._sweep(file.name.sample, file.name.socket)
+        if not alive and self._sweeper.expired(last_alive):
+            self._sweeper.remove(file.name.sample, file.name.socket)
             return None
         content = before.content if before and before.stamp == file.stamp else self._read(file)
         if content is None:
@@ -135,7 +139,7 @@ class ProcessReader:
         now = self._clock()
         if alive:
             return now
-        written = min(file.stamp.modified_ns / 1e9, now)
+        written = min(file.stamp.modified, now)
         return max(written, before.last_alive) if before else written
 
     def _read(self, file: _File) -> ProcessSample | Skip | None:
@@ -143,27 +147,6 @@ class ProcessReader:
         if isinstance(content, ProcessSample) and FileName.of(content.identity) != file.name:
             return Skip.ALIEN  # a copy, or a forgery: its process has a file of its own
         return content
-
-    def _sweep_lone_socket(self, name: FileName, stamp: Stamp | None) -> None:
-        """A process that has not sampled yet has one too: it listens."""
-        if stamp is None or self._clock() - stamp.modified_ns / 1e9 <= self._settings.last_words:
-            return
-        try:
-            alive = sample_files.listens(self._folder / name.socket)
-        except PermissionError:  # somebody else's, and no sample to show
-            return
-        if not alive:
-            self._sweep(name.socket)
-
-    def _sweep(self, *names: str) -> None:
-        """Best effort: a folder that only its agents may change costs some files, not the scrape."""
-        for name in names if self._sweeps else ():
-            try:
-                (self._folder / name).unlink(missing_ok=True)
-            except OSError as error:
-                self._sweeps = False
-                event(log, logging.WARNING, "files of dead processes stay", folder=self._folder, reason=error.strerror)
-                return
 
     def _tell(self, skipped: Skipped) -> None:
         """Log what is skipped when that changes, not at each reading."""
@@ -179,11 +162,3 @@ _REMEDY = "let the sidecar and the job share a user or a group that may read it,
 
 def _is_there(socket: os.DirEntry[str] | None) -> bool:
     return socket is not None and not socket.is_symlink()
-
-
-def _stamp(entry: os.DirEntry[str]) -> Stamp | None:
-    """None where the file has gone meanwhile."""
-    try:
-        return Stamp.of(entry.stat(follow_symlinks=False))
-    except OSError:
-        return None

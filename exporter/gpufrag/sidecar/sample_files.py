@@ -38,8 +38,18 @@ class Stamp(NamedTuple):
     inode: int
 
     @classmethod
-    def of(cls, status: os.stat_result) -> Stamp:
+    def of(cls, entry: os.DirEntry[str]) -> Stamp | None:
+        """Of the entry itself, not of what it links to; None where it has gone meanwhile."""
+        try:
+            status = entry.stat(follow_symlinks=False)
+        except OSError:
+            return None
         return cls(status.st_mtime_ns, status.st_size, status.st_ino)
+
+    @property
+    def modified(self) -> float:
+        """In seconds of the system clock."""
+        return self.modified_ns / 1e9
 
 
 def read(path: Path, most: int) -> ProcessSample | Skip | None:

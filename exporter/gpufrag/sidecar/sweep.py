@@ -1,0 +1,63 @@
+"""Removes what dead processes have left in the agents' folder, once nobody is to see it any more.
+
+Only what bears an agent's name is removed, and of that nothing that has a listener.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from ..folder import SOCKET_SUFFIX, FileName
+from ..logs import event
+from . import sample_files
+from .sample_files import Stamp
+
+log = logging.getLogger(__name__)
+
+
+class Sweeper:
+    """`keep` is in seconds, `clock` in seconds of the system clock."""
+
+    def __init__(self, folder: Path, keep: float, clock: Callable[[], float]) -> None:
+        self._folder, self._keep, self._clock = folder, keep, clock
+        self._allowed = True
+
+    def expired(self, since: float) -> bool:
+        """Whether what has been of no use since then is to go."""
+        return self._clock() - since > self._keep
+
+    def remove(self, *names: str) -> None:
+        """Best effort: a folder that only its agents may change costs some files, not the scrape."""
+        for name in names if self._allowed else ():
+            try:
+                (self._folder / name).unlink(missing_ok=True)
+            except IsADirectoryError:  # no agent made that, and it does not show
+                continue
+            except OSError as error:
+                self._allowed = False
+                event(log, logging.WARNING, "files of dead processes stay", folder=self._folder, reason=error.strerror)
+                return
+
+    def unfinished(self, entry: os.DirEntry[str]) -> None:
+        """What a process that was killed while it wrote has left."""
+        name = entry.name.removeprefix(".").removesuffix(".tmp")
+        if (FileName.parse(name) or FileName.parse(f"{name}{SOCKET_SUFFIX}")) and self._is_old(entry):
+            self.remove(entry.name)
+
+    def lone_socket(self, entry: os.DirEntry[str]) -> None:
+        """One without a sample: its process is dead, or has not sampled yet, and then it listens."""
+        if not self._is_old(entry):
+            return
+        try:
+            alive = sample_files.listens(self._folder / entry.name)
+        except PermissionError:  # somebody else's
+            return
+        if not alive:
+            self.remove(entry.name)
+
+    def _is_old(self, entry: os.DirEntry[str]) -> bool:
+        stamp = Stamp.of(entry)
+        return stamp is not None and self.expired(stamp.modified)
