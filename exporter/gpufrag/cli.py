@@ -30,6 +30,7 @@ COMMANDS = (
     Command("serve", "the sidecar: publish all ranks on /metrics", "gpufrag serve --port 9836"),
     Command("measure", "every quantity of a saved snapshot", "gpufrag measure snapshot.pickle --limit 40GiB"),
     Command("check-config", "say what is wrong with a sidecar's config file", "gpufrag check-config gpufrag.yaml"),
+    Command("completion", "commands and flags for the shell's Tab key", "source <(gpufrag completion bash)"),
     Command("demo", "two simulated ranks, a real sidecar and a live table", "gpufrag demo --duration 20 --once"),
 )
 
@@ -88,5 +89,5 @@ def _parser(named: str | None) -> Parser:
         if row.name == named:
             module = importlib.import_module(f".commands.{row.module}", __package__)
             module.add_arguments(child)
-            child.set_defaults(run=module.run)
+            child.set_defaults(run=module.run, commands=COMMANDS)
     return parser

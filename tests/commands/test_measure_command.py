@@ -1,8 +1,9 @@
 """`gpufrag measure` as it is called: flags, both outputs, exit codes."""
 
-import io
 import json
 import pickle
+import subprocess
+import sys
 
 import pytest
 
@@ -85,14 +86,11 @@ def test_settings_that_the_file_lacks(capsys, tmp_path):
     assert "torch's own defaults were taken: add --alloc-conf" in capsys.readouterr().out
 
 
-def test_standard_input(capsys, monkeypatch):
-    monkeypatch.setattr("gpufrag.snapshot_file.saved.load", lambda source: load("-", stdin=_reader(TORCH)))
-    assert _json(capsys, "-")["file"] == "standard input"
-
-
-def _reader(path):
-    with open(path, "rb") as file:
-        return io.BufferedReader(io.BytesIO(file.read()))
+def test_standard_input():
+    with open(TORCH, "rb") as file:
+        command = [sys.executable, "-m", "gpufrag", "measure", "-", "--json"]
+        result = subprocess.run(command, stdin=file, capture_output=True, timeout=60, check=True)
+    assert json.loads(result.stdout)["file"] == "standard input"
 
 
 @pytest.mark.parametrize(

@@ -6,15 +6,14 @@ import argparse
 import json
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from ..errors import BadInput, UsageError
+from ..model.heap import Heap
+from ..model.reach import Driver
 from ..model.settings import Settings, parse_conf
+from ..reports import measure, style
+from ..snapshot_file import name_of, read
 from ..units import argument, parse_bytes
-
-if TYPE_CHECKING:
-    from ..model.heap import Heap
-    from ..model.reach import Driver
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,9 +33,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from ..reports import measure, style
-    from ..snapshot_file import name_of, read
-
     name = name_of(options.file)
     saved = read(options.file, options.alloc_conf)
     heap = _narrowed(saved.heap, name, options)

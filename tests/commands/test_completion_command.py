@@ -1,0 +1,74 @@
+"""The completion scripts, asked as the shells themselves ask them."""
+
+import shutil
+import subprocess
+
+import pytest
+
+from gpufrag.cli import COMMANDS, main
+
+
+@pytest.fixture
+def script(capsys):
+    """script(shell) -> what `gpufrag completion` prints for it."""
+
+    def printed(shell):
+        assert main(["completion", shell]) == 0
+        return capsys.readouterr().out
+
+    return printed
+
+
+def _run(shell, program):
+    path = shutil.which(shell)
+    if path is None:
+        pytest.skip(f"no {shell} on this machine")
+    result = subprocess.run([path, "-c", program], capture_output=True, text=True, timeout=30, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
+    return result.stdout.split()
+
+
+def _bash(script, *words):
+    return _run(
+        "bash",
+        f"{script}\nCOMP_WORDS=(gpufrag {' '.join(words)})\nCOMP_CWORD={len(words)}\n_gpufrag\necho ${{COMPREPLY[@]}}",
+    )
+
+
+@pytest.mark.parametrize("shell", ["bash", "fish", "zsh"])
+def test_every_command_and_a_flag_of_each_kind_is_in_it(script, shell):
+    text = script(shell)
+    assert [row.name for row in COMMANDS if row.name not in text] == []
+    assert all(flag in text for flag in ("json", "driver-free", "web.config.file"))
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (["me"], ["measure"]),
+        (["c"], ["check-config", "completion"]),
+        (["measure", "--driver"], ["--driver-free", "--driver-size"]),
+        (["completion", "''"], ["bash", "fish", "zsh"]),
+        (["measure", "file"], []),
+        (["nonsense", "--"], []),
+    ],
+)
+def test_bash_completes(script, words, found):
+    assert _bash(script("bash"), *words) == found
+
+
+@pytest.mark.real
+def test_zsh_reads_it(script):
+    assert _run("zsh", f"autoload -U compinit\ncompinit -D -u\n{script('zsh')}\necho $_comps[gpufrag]") == ["_gpufrag"]
+
+
+@pytest.mark.real
+def test_fish_completes(script):
+    found = _run("fish", f"{script('fish')}\ncomplete -C 'gpufrag measure --driver'")
+    assert [word for word in found if word.startswith("--")] == ["--driver-free", "--driver-size"]
+
+
+def test_an_unknown_shell_is_a_usage_error(capsys):
+    assert main(["completion", "tcsh"]) == 2
+    assert "argument shell: invalid choice: 'tcsh'" in capsys.readouterr().err
