@@ -43,7 +43,6 @@ class AddressSpace:
         self._bases: list[int] = []
         self._holes: dict[int, list[tuple[int, int]]] = {}  # by size: (rank of the chunk, address), in that order
         self._gaps: list[tuple[int, int]] = []  # start and end of what lies free between chunks
-        self._bottom: int | None = None
         self._rank = 0
 
     def take(self, size: int) -> int:
@@ -94,15 +93,13 @@ class AddressSpace:
     def _reserve(self, size: int) -> Chunk:
         """A new chunk: in the highest gap with room to spare, else below all others."""
         gap = next((gap for gap in reversed(self._gaps) if gap[1] - gap[0] >= size + CHUNK), None)
-        bottom = TOP if self._bottom is None else self._bottom
-        end = bottom if gap is None else gap[1]
+        end = gap[1] if gap is not None else self._bases[0] if self._bases else TOP
         return self._add_chunk(end - size, end)
 
     def _add_chunk(self, address: int, end: int) -> Chunk:
         self._rank -= 1
         chunk = self._chunks[address] = Chunk(address, address, self._rank)
         insort(self._bases, address)
-        self._bottom = address if self._bottom is None else min(self._bottom, address)
         self._extend(chunk, end)
         return chunk
 
@@ -127,7 +124,10 @@ class AddressSpace:
             end = self._gaps.pop(index)[1]
         if index and self._gaps[index - 1][1] == start:
             start = self._gaps.pop(index - 1)[0]
-        insort(self._gaps, (start, end))
+        if self._bases and start >= self._bases[0]:
+            insort(self._gaps, (start, end))
+        else:  # what lies below all chunks is no gap
+            self._gaps = [gap for gap in self._gaps if self._bases and gap[0] >= self._bases[0]]
 
     def _chunk_at(self, address: int) -> Chunk | None:
         index = bisect_right(self._bases, address)

@@ -67,26 +67,28 @@ class Program:
 
 
 def parse_rows(rows: Iterable[Sequence[Any]], columns: Sequence[str]) -> list[Event]:
-    """Events from rows whose `columns` are action, addr, size and stream, in any order."""
+    """Events from rows whose `columns` are action, addr, size and stream, in any order.
+
+    Raises BadInput, naming the row.
+    """
     needed = ("action", "addr", "size", "stream")
     if missing := [name for name in needed if name not in columns]:
         raise BadInput(f"the events have no column {missing[0]!r}: a trace needs {', '.join(needed)}")
-    at_action, at_address, at_size, at_stream = (columns.index(name) for name in needed)
+    order = [columns.index(name) for name in needed]
     events = []
     for index, row in enumerate(rows):
         try:
-            action = row[at_action]
-            address = None if action == OOM else row[at_address]
-            event = Event(action, address, row[at_size], row[at_stream])
-        except (IndexError, TypeError):
-            raise BadInput(f"event {index} is not a row of {len(columns)} columns") from None
-        _check(event, index)
-        events.append(event)
+            events.append(_checked(index, *[row[at] for at in order]))
+        except (IndexError, KeyError, TypeError):
+            raise BadInput(f"event {index} is not a row of {', '.join(columns)}") from None
     return events
 
 
 def parse_trace(entries: Iterable[Mapping[str, Any]]) -> list[Event]:
-    """Events of one device from torch's `device_traces`; entries that are no memory events are passed over."""
+    """Events of one device from torch's `device_traces`; entries that are no memory events are passed over.
+
+    Raises BadInput, naming the entry.
+    """
     events = []
     for index, entry in enumerate(entries):
         try:
@@ -94,23 +96,24 @@ def parse_trace(entries: Iterable[Mapping[str, Any]]) -> list[Event]:
             if action in PASSED_OVER:
                 continue
             address = None if action == OOM else entry["addr"]
-            pool = tuple(entry.get("pool_id") or DEFAULT_POOL)
-            event = Event(action, address, entry["size"], entry["stream"], pool)
+            pool = entry.get("pool_id") or DEFAULT_POOL
+            events.append(_checked(index, action, address, entry["size"], entry["stream"], tuple(pool)))
         except KeyError as error:
             raise BadInput(f"event {index} has no key {error}: the trace is broken, record a new one") from None
         except (AttributeError, TypeError):
             raise BadInput(f"event {index} is not a trace entry of torch") from None
-        _check(event, index)
-        events.append(event)
     return events
 
 
-def _check(event: Event, index: int) -> None:
-    if event.action not in ACTIONS:
-        raise BadInput(f"event {index} has the unknown action {event.action!r}")
-    numbers = [n for n in event[1:4] if n is not None or event.action != OOM]
-    if not all(type(n) is int and n >= 0 for n in numbers):
-        raise BadInput(f"event {index} ({event.action}) has an address, size or stream that is no whole number >= 0")
+def _checked(index: int, action: Any, address: Any, size: Any, stream: Any, pool: Any = DEFAULT_POOL) -> Event:
+    """An event of values that may be anything; an address where there must be none is left out."""
+    if action not in ACTIONS:
+        raise BadInput(f"event {index} has the unknown action {action!r}")
+    event = Event(action, None if action == OOM else address, size, stream, pool)
+    numbers: list[Any] = [size, stream, *pool, 0 if action == OOM else address]
+    if set(map(type, numbers)) != {int} or min(numbers) < 0 or len(pool) != 2:
+        raise BadInput(f"event {index} ({action}) has an address, size, stream or pool that is no whole number >= 0")
+    return event
 
 
 def read_program(events: Sequence[Event], settings: Settings = Settings(), limit: int | None = None) -> Program:
@@ -198,8 +201,9 @@ class _Reader:
         for event in islice(self._events, index, None):
             if event.action == OOM or (event.action == ALLOC and grows):
                 return self._stood_against(event.size)
-            grows = grows or event.action in GROWS
-            if not (grows or event.action in SHRINKS or event.action == FREE_COMPLETED):
+            if event.action in GROWS:
+                grows = True
+            elif event.action not in SHRINKS and event.action != FREE_COMPLETED:
                 return False
         return False
 

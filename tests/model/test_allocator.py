@@ -1,0 +1,261 @@
+"""The rules of torch's allocator, one by one: what a recorded case covers only by chance, or not at all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gpufrag.model.allocator import Allocator
+from gpufrag.model.blocks import Block
+from gpufrag.model.events import Event
+from gpufrag.model.heap import ALLOCATED, AWAITING, INACTIVE
+from gpufrag.model.reach import Driver
+from gpufrag.model.settings import Settings
+
+KIB, MIB = 1 << 10, 1 << 20
+GRAPH = (0, 1)
+
+
+def live(allocator: Allocator, size: int, stream: int = 0, **pool: Any) -> Block:
+    block = allocator.malloc(size, stream, **pool)
+    assert block is not None, f"no room for {size} bytes"
+    return block
+
+
+def layout(allocator: Allocator) -> list[list[tuple[int, str]]]:
+    """Size and state of each block, by segment, the smallest segment first."""
+    return sorted([(b.size, b.state) for b in s.blocks()] for s in allocator.heap().segments)
+
+
+def limited(limit: int, **settings: Any) -> Allocator:
+    return Allocator(Settings(**settings), Driver(free=1 << 40, size=1 << 40, limit=limit))
+
+
+def test_a_small_request_takes_512_bytes_of_a_2_mib_segment() -> None:
+    allocator = Allocator()
+    live(allocator, 1)
+    assert layout(allocator) == [[(512, ALLOCATED), (2 * MIB - 512, INACTIVE)]]
+
+
+def test_a_middling_request_takes_a_20_mib_segment_apart() -> None:
+    allocator = Allocator()
+    live(allocator, 3 * MIB)
+    assert layout(allocator) == [[(3 * MIB, ALLOCATED), (17 * MIB, INACTIVE)]]
+
+
+def test_up_to_one_mebibyte_is_left_on_a_large_block() -> None:
+    allocator = Allocator()
+    assert live(allocator, 11 * MIB).size == 12 * MIB
+    assert live(allocator, 11 * MIB - 512).size == 11 * MIB - 512
+
+
+def test_the_smallest_block_that_fits_is_taken() -> None:
+    allocator = Allocator()
+    blocks = [live(allocator, size * MIB) for size in (40, 12, 20)]
+    for block in blocks:
+        allocator.free(block)
+    assert live(allocator, 12 * MIB - 3).address == blocks[1].address
+
+
+def test_a_block_is_for_its_stream_and_pool_only() -> None:
+    allocator = Allocator()
+    allocator.free(live(allocator, 12 * MIB, stream=7))
+    for stream, pool in ((0, (0, 0)), (7, GRAPH)):
+        live(allocator, 12 * MIB, stream, pool=pool)
+    assert allocator.counters.device_allocs == 3
+    assert allocator.private_reserved() == 12 * MIB
+
+
+def test_neighbours_merge_when_they_are_free() -> None:
+    allocator = Allocator()
+    blocks = [live(allocator, 4 * MIB) for _ in range(5)]
+    for block in (blocks[1], blocks[3], blocks[2]):
+        allocator.free(block)
+    assert layout(allocator) == [[(4 * MIB, ALLOCATED), (12 * MIB, INACTIVE), (4 * MIB, ALLOCATED)]]
+
+
+def test_a_block_cannot_be_freed_twice() -> None:
+    allocator = Allocator()
+    block = live(allocator, 1)
+    allocator.free(block)
+    with pytest.raises(ValueError, match="not allocated"):
+        allocator.free(block)
+
+
+def test_free_segments_go_before_a_request_fails() -> None:
+    allocator = limited(40 * MIB)
+    allocator.free(live(allocator, 24 * MIB))
+    live(allocator, 30 * MIB)
+    assert layout(allocator) == [[(30 * MIB, ALLOCATED)]]
+    assert allocator.counters.alloc_retries == 1
+    assert allocator.counters.ooms == 0
+
+
+def test_a_request_fails_when_no_segment_is_free() -> None:
+    allocator = limited(40 * MIB)
+    live(allocator, 24 * MIB)
+    assert allocator.malloc(30 * MIB) is None
+    assert (allocator.counters.alloc_retries, allocator.counters.ooms) == (1, 1)
+
+
+def test_the_driver_is_a_bound_as_the_limit_is() -> None:
+    allocator = Allocator(driver=Driver(free=40 * MIB))
+    live(allocator, 24 * MIB)
+    assert allocator.malloc(18 * MIB) is None
+    assert live(allocator, 16 * MIB).size == 16 * MIB
+    assert allocator.driver.free == 0
+
+
+def test_the_limit_may_come_from_the_settings() -> None:
+    allocator = Allocator(Settings(per_process_memory_fraction=0.5), Driver(size=80 * MIB))
+    assert allocator.malloc(42 * MIB) is None
+    assert allocator.malloc(40 * MIB) is not None
+
+
+def test_nothing_is_given_back_during_a_capture() -> None:
+    allocator = limited(40 * MIB)
+    allocator.free(live(allocator, 24 * MIB))
+    allocator.capturing = True
+    assert allocator.malloc(30 * MIB) is None
+    assert allocator.counters.device_frees == 0
+
+
+def test_a_shared_block_waits_for_its_stream() -> None:
+    allocator = Allocator()
+    block = live(allocator, 12 * MIB)
+    allocator.record_stream(block, stream=7)
+    allocator.free(block)
+    assert layout(allocator) == [[(12 * MIB, AWAITING)]]
+    assert (allocator.totals(small=False).allocated, allocator.totals(small=False).active) == (0, 12 * MIB)
+    allocator.complete(block)
+    assert layout(allocator) == [[(12 * MIB, INACTIVE)]]
+
+
+def test_its_own_stream_does_not_make_a_block_shared() -> None:
+    allocator = Allocator()
+    block = live(allocator, 12 * MIB, stream=7)
+    allocator.record_stream(block, stream=7)
+    allocator.free(block)
+    assert layout(allocator) == [[(12 * MIB, INACTIVE)]]
+
+
+def test_a_flush_waits_for_all_streams() -> None:
+    allocator = limited(40 * MIB)
+    block = live(allocator, 24 * MIB)
+    allocator.record_stream(block, stream=7)
+    allocator.free(block)
+    live(allocator, 30 * MIB)
+    allocator.complete(block)  # the event, told late
+    assert layout(allocator) == [[(30 * MIB, ALLOCATED)]]
+
+
+def test_blocks_from_max_split_size_on_stay_whole_and_serve_near_sizes_only() -> None:
+    allocator = Allocator(Settings(max_split_size=64 * MIB, max_non_split_rounding=30 * MIB))
+    big = live(allocator, 100 * MIB)
+    allocator.free(big)
+    assert live(allocator, 63 * MIB).address != big.address  # too small for it
+    assert live(allocator, 70 * MIB).address != big.address  # 30 MiB smaller: not near
+    near = live(allocator, 70 * MIB + 512)
+    assert (near.address, near.size) == (big.address, 100 * MIB)
+
+
+def test_the_smallest_oversize_block_that_suffices_goes_first() -> None:
+    allocator = limited(300 * MIB, max_split_size=64 * MIB)
+    blocks = [live(allocator, size * MIB) for size in (100, 70, 120)]
+    for block in blocks:
+        allocator.free(block)
+    assert live(allocator, 30 * MIB).size == 30 * MIB
+    assert layout(allocator) == [[(30 * MIB, ALLOCATED)], [(100 * MIB, INACTIVE)], [(120 * MIB, INACTIVE)]]
+    assert allocator.counters.alloc_retries == 0
+
+
+def test_the_largest_oversize_blocks_go_until_they_suffice() -> None:
+    allocator = limited(300 * MIB, max_split_size=64 * MIB)
+    blocks = [live(allocator, size * MIB) for size in (100, 70, 120)]
+    for block in blocks:
+        allocator.free(block)
+    assert live(allocator, 200 * MIB).size == 200 * MIB
+    assert layout(allocator) == [[(70 * MIB, INACTIVE)], [(200 * MIB, ALLOCATED)]]
+
+
+def test_old_free_segments_are_collected_above_the_threshold() -> None:
+    allocator = limited(140 * MIB, garbage_collection_threshold=0.5)
+    old, young = live(allocator, 30 * MIB), live(allocator, 24 * MIB)
+    allocator.free(old)
+    for _ in range(3):  # searches of the same pool, on another stream: the free block ages
+        live(allocator, 4 * MIB, stream=7)
+    allocator.free(young)
+    live(allocator, 60 * MIB)
+    assert [(24 * MIB, INACTIVE)] in layout(allocator)
+    assert [(30 * MIB, INACTIVE)] not in layout(allocator)
+    assert allocator.counters.alloc_retries == 0
+
+
+def test_no_segment_is_collected_below_the_threshold() -> None:
+    allocator = limited(200 * MIB, garbage_collection_threshold=0.5)
+    allocator.free(live(allocator, 30 * MIB))
+    live(allocator, 40 * MIB)
+    assert allocator.counters.device_frees == 0
+
+
+def test_a_live_private_pool_keeps_its_free_segments() -> None:
+    allocator = Allocator()
+    allocator.free(live(allocator, 12 * MIB, pool=GRAPH))
+    allocator.empty_cache()
+    assert allocator.reserved == 12 * MIB
+    allocator.release_pool(GRAPH)
+    allocator.empty_cache()
+    assert allocator.reserved == 0
+
+
+def test_a_pool_without_splits_gives_whole_segments() -> None:
+    allocator = Allocator()
+    allocator.add_pool(GRAPH, whole=True)
+    assert live(allocator, 3 * MIB, pool=GRAPH).size == 20 * MIB
+    assert live(allocator, 5, pool=GRAPH).size == 2 * MIB
+
+
+def test_a_lending_pool_serves_before_the_flush() -> None:
+    allocator = limited(100 * MIB)
+    allocator.add_pool(GRAPH, on_oom=True)
+    lent = live(allocator, 40 * MIB, pool=GRAPH)
+    allocator.free(lent)
+    allocator.free(live(allocator, 24 * MIB))
+    assert live(allocator, 38 * MIB).address == lent.address
+    assert allocator.counters.alloc_retries == 0
+
+
+def test_a_pool_that_does_not_lend_does_not_serve_others() -> None:
+    allocator = limited(60 * MIB)
+    allocator.free(live(allocator, 40 * MIB, pool=GRAPH))
+    assert allocator.malloc(30 * MIB) is None
+
+
+def test_an_allocator_of_its_own_keeps_a_pool_from_expandable_segments() -> None:
+    allocator = Allocator(Settings(expandable_segments=True))
+    allocator.add_pool(GRAPH, plain=True)
+    live(allocator, 12 * MIB, pool=GRAPH)
+    live(allocator, 12 * MIB)
+    assert [(s.pool == GRAPH, s.expandable) for s in allocator.heap().segments].count((True, False)) == 1
+    assert layout(allocator) == [[(12 * MIB, ALLOCATED)], [(12 * MIB, ALLOCATED), (8 * MIB, INACTIVE)]]
+
+
+def test_every_segment_that_comes_or_goes_is_told() -> None:
+    told: list[Event] = []
+    allocator = Allocator(observe=told.append)
+    block = live(allocator, 12 * MIB, stream=7)
+    allocator.free(block)
+    allocator.empty_cache()
+    assert told == [
+        Event("segment_alloc", block.address, 12 * MIB, 7),
+        Event("segment_free", block.address, 12 * MIB, 7),
+    ]
+
+
+def test_the_requested_bytes_are_counted_beside_the_rounded_ones() -> None:
+    allocator = Allocator()
+    live(allocator, 700)
+    totals = allocator.totals(small=True)
+    assert (totals.requested, totals.active, totals.reserved) == (700, KIB, 2 * MIB)
+    assert totals.inactive_split == 2 * MIB - KIB
