@@ -81,10 +81,6 @@ def test_active_at_a_snapshot_counts_private_pools(a_device, a_process):
     assert _value(fleet, "gpufrag_snapshot_active_bytes", rank="0", device="0", at="boundary") == measured + 500
 
 
-def test_a_stall_that_has_not_happened_counts_0(fleet):
-    assert _value(fleet, "gpufrag_stall_seconds_total", rank="0", cause="wait") == 0
-
-
 def test_the_dead_leave_their_counters_and_nothing_else(fleet):
     dead = {name for name, *labels in _series(fleet) if dict(labels).get("rank") == "2"}
     assert "gpufrag_steps_total" in dead

@@ -8,16 +8,8 @@ from typing import Any
 
 from .. import __version__
 from ..view import CollectorResult
-from .identity import NamedRank
 from .row import COUNTER, GAUGE, INFO, Metric
 from .sources import COLLECTOR, FLEET, RANK
-
-_STALLS = ("stats", "snapshot", "wait")
-
-
-def _stalls(rank: NamedRank) -> Mapping[str, float]:
-    """A cause that has not occurred is a count of 0, so that its first time shows as an increase."""
-    return dict.fromkeys(_STALLS, 0.0) | rank.view.sample.health.stall_seconds
 
 
 def _failure(result: CollectorResult) -> Mapping[str, object] | None:
@@ -40,9 +32,9 @@ HEALTH: tuple[Metric[Any], ...] = (
         "When the agent last wrote its figures. One that stands still belongs to a process that hangs.",
     ),
     Metric(
-        "gpufrag_stall_seconds_total", COUNTER, RANK, _stalls,
+        "gpufrag_stall_seconds_total", COUNTER, RANK, lambda rank: rank.view.sample.health.stall_seconds,
         "For how long the agent held up the process: reading statistics (stats), taking snapshots (snapshot), waiting "
-        "for the allocator (wait).",
+        "for the allocator (wait); and the processor time that it took beside the process to measure them (measure).",
         adds=("cause",),
     ),
     Metric(
