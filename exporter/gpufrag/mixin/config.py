@@ -5,10 +5,14 @@ Each field's docstring gives its unit, its meaning and why the default is what i
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from .. import yaml_record
 from ..errors import UsageError
@@ -90,8 +94,10 @@ class Config:
 
     def __post_init__(self) -> None:
         for where in ("selector", "target_selector"):
-            if "{" in getattr(self, where):
-                raise UsageError(f'{where} has a brace: write the matchers alone, as in cluster="a",namespace="ml"')
+            if set("{}`") & set(getattr(self, where)):
+                raise UsageError(
+                    f'{where} has a brace or a backtick: write the matchers alone, as in cluster="a",namespace="ml"'
+                )
         for name in (*self.job_labels, *self.labels, self.severity_label):
             if not _LABEL.fullmatch(name):
                 raise UsageError(f"{name!r:.40} is not the name of a label: letters, digits and _, no digit first")
@@ -128,3 +134,36 @@ def duration(seconds: float) -> str:
         if milliseconds % scale == 0:
             return f"{milliseconds // scale}{unit}"
     return f"{milliseconds}ms"
+
+
+def number(value: float) -> str:
+    """As PromQL reads it, without a needless `.0`."""
+    return str(int(value)) if value == int(value) else repr(value)
+
+
+def changed(config: Config, settings: Sequence[str]) -> Config:
+    """`config` with settings such as `thresholds.stale=5m` or `off=[]` on top; values are YAML. Raises UsageError."""
+    raw = json.loads(json.dumps(asdict(config)))
+    for setting in settings:
+        path, equals, text = setting.partition("=")
+        if not equals:
+            raise UsageError(f"--set {setting!r:.60} has no =: write KEY=VALUE, as in thresholds.fragmentation_ratio=6")
+        _put(raw, path.split("."), _parsed(path, text))
+    return yaml_record.read(Config, raw)
+
+
+def _put(raw: dict[str, Any], path: Sequence[str], value: Any) -> None:
+    *above, last = path
+    for depth, key in enumerate(above, 1):
+        inner = raw.setdefault(key, {})
+        if not isinstance(inner, dict):
+            raise UsageError(f"{'.'.join(path[:depth])} is no mapping: nothing can be set inside it")
+        raw = inner
+    raw[last] = value
+
+
+def _parsed(path: str, text: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise UsageError(f"the value of {path} is no YAML: put it in quotes") from None

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from .config import Config, duration
+from .config import Config, duration, number
 
 RANK_FRAGMENTATION = "rank:gpufrag_fragmentation:ratio"
 RANK_ACTIONABLE = "rank:gpufrag_actionable_fragmentation:ratio"
@@ -57,7 +57,7 @@ def rank_rules(config: Config) -> Iterator[Recording]:
     )
     yield Recording(
         RANK_ACTIONABLE,
-        f"{series(RANK_FRAGMENTATION)} and {series(RANK_FREE_SHARE)} > {config.thresholds.free_share}",
+        f"{series(RANK_FRAGMENTATION)} and {series(RANK_FREE_SHARE)} > {number(config.thresholds.free_share)}",
         "the fragmentation ratio where enough is free for it to matter; no series on a full device",
     )
     yield Recording(
