@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpufrag.errors import BadInput
-from gpufrag.model.settings import INTERVALS, MIB, Settings, parse_conf, refuse_unknown_keys
+from gpufrag.model.settings import INTERVALS, MIB, Settings, parse_conf, parse_recorded, refuse_unknown_keys
+from strategies import JSON
 
 
 def table(*named: int, rest: int = 0) -> tuple[int, ...]:
@@ -105,3 +108,67 @@ def test_rounding_never_loses_bytes_and_is_idempotent(power: int, divisions: int
     assert size >= max(request, 512)
     assert size % 512 == 0
     assert settings.round(size) == size
+
+
+TABLES = st.lists(st.sampled_from((0, 1, 2, 4, 8, 16)), min_size=INTERVALS, max_size=INTERVALS).map(tuple)
+
+
+@given(TABLES, st.integers(0, 1 << 37))
+def test_the_largest_request_fits_and_the_next_does_not(divisions: tuple[int, ...], size: int) -> None:
+    settings = Settings(roundup_power2_divisions=divisions)
+    request = settings.largest_request(size)
+    if size < 512:
+        assert request == 0
+    else:
+        assert settings.round(request) <= size < settings.round(request + 1)
+
+
+@pytest.mark.parametrize(
+    ("size", "mebibytes"),
+    [(512, 2), (1 * MIB, 2), (1 * MIB + 512, 20), (10 * MIB - 512, 20), (10 * MIB, 10), (10 * MIB + 512, 12)],
+)
+def test_the_segment_for_a_block(size: int, mebibytes: int) -> None:
+    assert Settings().segment_size(size) == mebibytes * MIB
+
+
+def test_the_segment_for_medium_blocks_is_a_setting() -> None:
+    settings = Settings(large_segment_size=64 * MIB)
+    assert (settings.segment_size(2 * MIB), settings.page_size(small=False)) == (64 * MIB, 64 * MIB)
+    assert (settings.segment_size(512), settings.page_size(small=True)) == (2 * MIB, 2 * MIB)
+
+
+def test_what_the_allocator_records_wins_over_its_text() -> None:
+    recorded = {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64,large_segment_size_mb:40", "max_split_size": -1}
+    assert parse_recorded(recorded) == parse_conf("large_segment_size_mb:40")
+
+
+def test_a_recorded_table_is_keyed_by_mebibytes() -> None:
+    recorded = {"roundup_power2_divisions": {"1": 1, "4": 2, "32768": 8}}
+    assert parse_recorded(recorded).roundup_power2_divisions == (1, 0, 2, *[0] * 12, 8)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("max_split_size", "wide"),
+        ("max_split_size", float("inf")),
+        ("expandable_segments", "False"),
+        ("garbage_collection_threshold", 2),
+        ("roundup_power2_divisions", [1, 2]),
+        ("roundup_power2_divisions", {"1": 3}),
+        ("PYTORCH_CUDA_ALLOC_CONF", ["max_split_size_mb:64"]),
+    ],
+)
+def test_a_recorded_value_of_the_wrong_kind_is_refused_by_key(key: str, value: Any) -> None:
+    with pytest.raises(BadInput, match=f"allocator_settings of the snapshot: {key}"):
+        parse_recorded({key: value})
+
+
+@given(st.dictionaries(st.sampled_from(["max_split_size", "roundup_power2_divisions", "expandable_segments"]), JSON))
+def test_arbitrary_records_are_read_or_refused(recorded: dict[str, Any]) -> None:
+    try:
+        settings = parse_recorded(recorded)
+    except BadInput:
+        assert recorded
+    else:
+        assert settings.round(1) == 512

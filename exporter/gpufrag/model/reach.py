@@ -95,7 +95,7 @@ def largest_allocatable(heap: Heap, driver: Driver, stream: int, reserved: int, 
         return None
     settings = heap.settings
     kept = reserved - reclaimable
-    allowed = UNBOUNDED if driver.limit is None else max(0, driver.limit - kept)
+    allowed = UNBOUNDED if driver.cap is None else max(0, driver.cap - kept)
     physical = UNBOUNDED if driver.free is None else driver.usable(driver.free + reclaimable)
     if settings.expandable_segments:
         fresh = _largest_mapped(heap, stream, driver, allowed, physical)

@@ -1,0 +1,253 @@
+"""heap.parse: every schema of torch from 2.1 on, and what it refuses."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpufrag.errors import BadInput
+from gpufrag.model.fragmentation import measure
+from gpufrag.model.heap import Block, Heap, parse
+from gpufrag.model.reach import Driver
+from gpufrag.model.settings import Settings
+from gpufrag.snapshot_file.reading import load
+from helpers import SNAPSHOTS, GoldenCase
+from strategies import AWAITING, INACTIVE, JSON, LIVE, MIB, segment, snapshots
+
+Raw = dict[str, Any]
+BLOCKS = [(6 * MIB, LIVE), (10 * MIB, INACTIVE), (4 * MIB, AWAITING)]
+
+
+def raw() -> Raw:
+    return {"segments": [segment(PAGE_2, BLOCKS, waste=100), segment(PAGE_1, [(2 * MIB, LIVE)], segment_type="small")]}
+
+
+PAGE_1, PAGE_2 = 0x7F00_0000_0000, 0x7F00_1000_0000
+
+RECORDED_2_3 = {
+    "PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64",
+    "max_split_size": 64 * MIB,
+    "garbage_collection_threshold": 0.0,
+    "expandable_segments": False,
+    "pinned_num_register_threads": 1,
+    "release_lock_on_cudamalloc": False,
+    "pinned_use_cuda_host_register": False,
+    "roundup_power2_divisions": {str(1 << interval): 0 for interval in range(16)},
+}
+SCHEMAS: dict[str, Raw] = {
+    "2.1": {"device_traces": [[]]},
+    "2.3": {"device_traces": [[]], "allocator_settings": RECORDED_2_3},
+    "2.5": {"device_traces": [[]], "allocator_settings": RECORDED_2_3, "external_annotations": []},
+    "2.9": {
+        "device_traces": [[]],
+        "allocator_settings": {**RECORDED_2_3, "graph_capture_record_stream_reuse": False},
+        "external_annotations": [],
+    },
+    "2.14": {
+        "device_traces": [[]],
+        "allocator_settings": {**RECORDED_2_3, "max_round_threshold": 1 << 40, "max_cached_size": 1 << 40},
+        "external_annotations": [],
+        "host_segments": [],
+        "host_traces": [],
+    },
+}
+"""What surrounds the segments, by the version that brought it; the segments' own keys have not changed since 2.1."""
+
+
+@pytest.mark.parametrize("version", SCHEMAS)
+def test_every_schema_gives_the_same_heap(version: str) -> None:
+    stand_in = Settings(max_split_size=64 * MIB)
+    assert parse({**raw(), **SCHEMAS[version]}, stand_in) == parse(raw(), stand_in)
+
+
+def test_the_list_of_segments_alone_is_enough() -> None:
+    assert parse(raw()["segments"]) == parse(raw())
+
+
+def test_recorded_settings_win_over_those_handed_in() -> None:
+    heap = parse({**raw(), **SCHEMAS["2.3"]}, Settings(expandable_segments=True))
+    assert heap.settings == Settings(max_split_size=64 * MIB)
+
+
+def test_without_any_settings_they_are_torchs_defaults() -> None:
+    assert parse(raw()).settings == Settings()
+
+
+def test_segments_are_sorted_and_blocks_follow_each_other() -> None:
+    small, large = parse(raw()).segments
+    assert (small.address, small.small, large.small) == (PAGE_1, True, False)
+    assert list(large.blocks())[1:] == [
+        Block(PAGE_2 + 6 * MIB, 10 * MIB, 10 * MIB - 100, INACTIVE),
+        Block(PAGE_2 + 16 * MIB, 4 * MIB, 4 * MIB - 100, AWAITING),
+    ]
+
+
+def test_the_name_that_torchs_docstring_gives_a_waiting_block_is_understood() -> None:
+    broken = raw()
+    broken["segments"][0]["blocks"][2]["state"] = "active_awaiting_free"
+    assert parse(broken) == parse(raw())
+
+
+def test_unknown_keys_are_passed_over() -> None:
+    newer = raw()
+    newer["segments"][0] |= {"registration_counter": 3}
+    newer["segments"][0]["blocks"][0] |= {"color": "red"}
+    assert parse({**newer, "device_weather": "fine"}) == parse(raw())
+
+
+def test_pool_ids_from_json_are_lists() -> None:
+    listed = raw()
+    listed["segments"][0]["segment_pool_id"] = [0, 3]
+    assert parse(listed).segments[1].private
+
+
+def test_a_heap_is_narrowed_to_one_device() -> None:
+    both = raw()
+    both["segments"][0]["device"] = 1
+    heap = parse(both)
+    assert heap.devices == (0, 1)
+    assert [segment.address for segment in heap.on_device(1).segments] == [PAGE_2]
+
+
+def test_an_empty_heap_is_a_heap() -> None:
+    assert parse({"segments": []}) == Heap(())
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in SNAPSHOTS.glob("*.pickle.gz")))
+def test_recorded_pickles(name: str) -> None:
+    snapshot = load(SNAPSHOTS / name)
+    heap = parse(snapshot)
+    assert sum(len(segment.sizes) for segment in heap.segments) == sum(len(s["blocks"]) for s in snapshot["segments"])
+    assert heap.settings.expandable_segments == name.startswith("exp")
+
+
+def test_recorded_cases(golden_case: GoldenCase) -> None:
+    assert sum(s.size for s in golden_case.heap.segments) == golden_case.raw["stats"]["reserved_bytes.all.current"]
+
+
+def on_segment(**changes: Any) -> Callable[[Raw], None]:
+    return lambda snapshot: snapshot["segments"][0].update(changes)
+
+
+def on_block(index: int, **changes: Any) -> Callable[[Raw], None]:
+    return lambda snapshot: snapshot["segments"][0]["blocks"][index].update(changes)
+
+
+def without(key: str) -> Callable[[Raw], None]:
+    return lambda snapshot: snapshot["segments"][0].pop(key)
+
+
+def without_in_block(key: str) -> Callable[[Raw], None]:
+    return lambda snapshot: snapshot["segments"][0]["blocks"][1].pop(key)
+
+
+BROKEN: dict[str, tuple[Callable[[Raw], object], str]] = {
+    "blocks too short": (on_segment(total_size=22 * MIB), r"blocks of 20971520 bytes but says total_size 23068672"),
+    "no block": (on_segment(blocks=[], total_size=0), "blocks of 0 bytes"),
+    "a gap": (on_block(1, address=PAGE_2 + 7 * MIB), "its address is .* the end of the block before is"),
+    "an empty block": (on_block(1, size=0), "its size is 0"),
+    "a negative block": (on_block(0, size=-(6 * MIB)), "its size is -6291456"),
+    "a size that is no number": (on_block(0, size="6291456"), "its size is '6291456'"),
+    "a size that is a truth": (on_block(0, size=True), "its size is True"),
+    "a size that is a float": (on_block(0, size=6291456.0), "its size is 6291456.0"),
+    "a request that is no number": (on_block(0, requested_size=None), "its requested_size None"),
+    "a request beyond its block": (on_block(0, requested_size=7 * MIB), "says allocated_size, active_size"),
+    "an unknown state": (on_block(2, state="resting"), "its state is 'resting'"),
+    "a state of no kind": (on_block(2, state=["inactive"]), "not of torch's form"),
+    "an unknown segment type": (on_segment(segment_type="medium"), "unknown segment_type 'medium'"),
+    "half a pool id": (on_segment(segment_pool_id=(0,)), "which is no pair"),
+    "a pool id of text": (on_segment(segment_pool_id="ab"), "a str where a whole number must be"),
+    "a wrong sum": (on_segment(allocated_size=1), r"are \(1, 10485760, .*add up to \(6291456, 10485760"),
+    "a wrong sum of requests": (on_segment(requested_size=1), "add up to"),
+    "a negative device": (on_segment(device=-1), "not between 0 and 2"),
+    "an address beyond 64 bits": (on_segment(address=1 << 64), "not between 0 and 2"),
+    "blocks that are no list": (on_segment(blocks=3), "not of torch's form"),
+    "a block that is no record": (on_segment(blocks=["a"]), "not of torch's form"),
+    "no blocks": (without("blocks"), "has no key 'blocks'"),
+    "no stream": (without("stream"), "has no key 'stream'"),
+    "no size": (without_in_block("size"), "has no key 'size'"),
+    "no state": (without_in_block("state"), "has no key 'state'"),
+}
+
+
+@pytest.mark.parametrize("way", BROKEN)
+def test_a_broken_segment_is_refused_by_name(way: str) -> None:
+    change, message = BROKEN[way]
+    snapshot = raw()
+    change(snapshot)
+    with pytest.raises(BadInput, match=message) as refusal:
+        parse(snapshot)
+    assert str(refusal.value).startswith("segment 0")
+    assert str(refusal.value).endswith("the snapshot is broken, take a new one")
+
+
+def test_a_broken_segment_is_named_by_device_and_address() -> None:
+    snapshot = raw()
+    snapshot["segments"][0]["total_size"] += 512
+    with pytest.raises(BadInput, match=r"segment 0 \(device 0, address 0x7f0010000000\)"):
+        parse(snapshot)
+
+
+def test_overlapping_segments_are_refused() -> None:
+    twice = raw()["segments"] * 2
+    with pytest.raises(BadInput, match=r"address 0x7f0000000000\) overlaps"):
+        parse(twice)
+
+
+def test_the_same_address_on_two_devices_is_no_overlap() -> None:
+    first, second = raw()["segments"], raw()["segments"]
+    for each in second:
+        each["device"] = 1
+    assert len(parse(first + second).segments) == 4
+
+
+@pytest.mark.parametrize("snapshot", [{}, {"segments": {}}, {"segments": None}, {"segment": []}, "segments", None, 5])
+def test_what_is_no_snapshot_says_so(snapshot: Any) -> None:
+    with pytest.raises(BadInput, match="not a memory snapshot"):
+        parse(snapshot)
+
+
+@given(JSON)
+def test_arbitrary_json_is_refused_and_never_a_crash(value: Any) -> None:
+    for snapshot in (value, {"segments": value}, {"segments": [value]}):
+        parse_or_refuse(snapshot)
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Every place in nested dicts and lists, as the keys that lead there."""
+    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in inside:
+        yield (*path, key)
+        yield from places(item, (*path, key))
+
+
+@given(snapshots(roundup_power2_divisions={"1": 0}), st.data())
+def test_a_snapshot_with_one_thing_changed_is_parsed_or_refused(snapshot: Raw, data: st.DataObject) -> None:
+    changed = copy.deepcopy(snapshot)
+    *way, last = data.draw(st.sampled_from(list(places(changed))))
+    parent = changed
+    for key in way:
+        parent = parent[key]
+    if data.draw(st.booleans()):
+        del parent[last]
+    else:
+        parent[last] = data.draw(JSON)
+    parse_or_refuse(changed)
+
+
+def parse_or_refuse(snapshot: Any) -> None:
+    """What is let in can also be measured."""
+    try:
+        heap = parse(snapshot)
+    except BadInput as error:
+        refusal = str(error)
+        assert len(refusal.splitlines()) == 1
+        assert len(refusal) < 1000
+    else:
+        for device in heap.devices:
+            measure(heap.on_device(device), Driver(free=1 << 30, size=1 << 37, limit=1 << 35))
