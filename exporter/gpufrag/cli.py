@@ -30,7 +30,9 @@ COMMANDS = (
     Command("serve", "the sidecar: publish all ranks on /metrics", "gpufrag serve --port 9836"),
     Command("measure", "every quantity of a saved snapshot", "gpufrag measure snapshot.pickle --limit 40GiB"),
     Command("check-config", "say what is wrong with a sidecar's config file", "gpufrag check-config gpufrag.yaml"),
+    Command("mixin", "rules, alerts and dashboards for Prometheus and Grafana", "gpufrag mixin build --out mixin"),
     Command("completion", "commands and flags for the shell's Tab key", "source <(gpufrag completion bash)"),
+    Command("whatif", "a recorded trace under other allocator settings", "gpufrag whatif snapshot.pickle --limit 40GiB"),
     Command("demo", "two simulated ranks, a real sidecar and a live table", "gpufrag demo --duration 20 --once"),
 )
 

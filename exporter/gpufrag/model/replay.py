@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from .allocator import Allocator
 from .blocks import Block
 from .events import AWAIT, COMPLETE, EMPTY, FAIL, FREE, MALLOC, Program
@@ -12,13 +14,20 @@ class Replay:
 
     An allocation that fails here although it succeeded when it was recorded is passed over with its free. A request
     that failed when it was recorded and succeeds here is freed at once: the program went on without it.
+    `made` are blocks of the allocator that stand for the first allocations of the program, which are not repeated.
     """
 
-    def __init__(self, program: Program, allocator: Allocator) -> None:
+    def __init__(self, program: Program, allocator: Allocator, made: Sequence[Block] = ()) -> None:
         self.program = program
         self.allocator = allocator
-        self.position = 0
-        self._blocks: list[Block | None] = [None] * program.allocations
+        self.position = len(made)
+        self._blocks: list[Block | None] = [*made, *[None] * (program.allocations - len(made))]
+        self._refused_again = 0
+
+    @property
+    def failed(self) -> int:
+        """Allocations that succeeded when they were recorded, and failed here."""
+        return self.allocator.counters.ooms - self._refused_again
 
     @property
     def done(self) -> bool:
@@ -48,7 +57,9 @@ class Replay:
             allocator.empty_cache()
         elif kind == FAIL:
             served = allocator.malloc(size, stream, pool)
-            if served is not None:
+            if served is None:
+                self._refused_again += 1
+            else:
                 allocator.free(served)
         elif block is not None and kind == AWAIT:
             block.shared = True

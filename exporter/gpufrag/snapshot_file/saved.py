@@ -25,11 +25,16 @@ def read(source: str | Path, settings: Settings | None = None) -> Saved:
     """The snapshot in a file. `settings` stand in where it records none. Raises BadInput, Unavailable."""
     raw = load(source)
     try:
-        recorded = _recorded_settings(raw)
-        heap = parse(raw | {"allocator_settings": recorded} if recorded else raw, settings)
-        return Saved(heap, _driver(raw), bool(recorded or settings))
+        return read_raw(raw, settings)
     except BadInput as error:
         raise BadInput(f"{name_of(source)}: {error}") from None
+
+
+def read_raw(raw: Any, settings: Settings | None = None) -> Saved:
+    """The same of what a file holds. Raises BadInput."""
+    recorded = _recorded_settings(raw)
+    heap = parse(raw | {"allocator_settings": recorded} if recorded else raw, settings)
+    return Saved(heap, _driver(raw), bool(recorded or settings))
 
 
 def _recorded_settings(raw: Any) -> Any:

@@ -1,0 +1,194 @@
+"""A trace read backwards: from the heap at its end to the heap at its beginning.
+
+A trace seldom begins with the process. What was live before it is found by undoing its events: a block that is
+freed was there before, one that is allocated was not; the same with segments and mapped pages.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ..errors import BadInput
+from .events import ALLOC, FREE_COMPLETED, FREE_REQUESTED, GROWS, SHRINKS, Event
+from .heap import ALLOCATED, AWAITING, INACTIVE, Heap, Segment
+from .settings import SMALL_REQUEST, SMALL_SEGMENT, Settings
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """What was there when a trace began: the blocks as allocations in the order of addresses, and the heap."""
+
+    allocations: tuple[Event, ...]
+    heap: Heap
+
+
+def rewind(events: Sequence[Event], end: Heap) -> Beginning:
+    """The beginning of a trace that ends in the one-device heap `end`.
+
+    A block that was freed within the trace left only its requested size: its own size is the rounded one, with the
+    tail that torch would not have split off. Raises BadInput where the events do not lead to `end`: such a trace
+    has gaps, or belongs to another device or time.
+    """
+    blocks = _Blocks(end)
+    ranges = _Ranges(end)
+    for index in range(len(events) - 1, -1, -1):
+        event = events[index]
+        if event.action in GROWS or event.action in SHRINKS:
+            ranges.undo(index, event)
+        elif event.address is not None:
+            blocks.undo(index, event)
+    live = blocks.live()
+    segments = tuple(_fill(segment, _within(live, segment), end.settings) for segment in ranges.segments())
+    return Beginning(tuple(_allocations(segments)), Heap(segments, end.settings))
+
+
+def _allocations(segments: Sequence[Segment]) -> Iterator[Event]:
+    for segment in segments:
+        for block in segment.blocks():
+            if block.state is ALLOCATED:
+                yield Event(ALLOC, block.address, block.requested, segment.stream, segment.pool)
+
+
+class _Live(NamedTuple):
+    """A live block; `size` is None where only its requested bytes are known."""
+
+    address: int
+    requested: int
+    size: int | None
+
+
+def _within(live: Sequence[_Live], segment: Segment) -> Sequence[_Live]:
+    first = bisect_left(live, (segment.address,))
+    return live[first : bisect_left(live, (segment.address + segment.size,), first)]
+
+
+class _Blocks:
+    """The live blocks while events are undone: requested bytes by address, and the size where it is known."""
+
+    def __init__(self, end: Heap) -> None:
+        blocks = [block for segment in end.segments for block in segment.blocks() if block.state is not INACTIVE]
+        self._requested = {block.address: block.requested for block in blocks}
+        self._sizes = {block.address: block.size for block in blocks}
+        self._awaiting = {block.address for block in blocks if block.state is AWAITING}
+
+    def undo(self, index: int, event: Event) -> None:
+        address = event.address
+        assert address is not None
+        if event.action == FREE_COMPLETED or (event.action == FREE_REQUESTED and address not in self._requested):
+            if address in self._requested and address not in self._awaiting:
+                raise BadInput(f"event {index} frees {address:#x}, which is live later on without an allocation")
+            self._requested[address] = event.size
+        elif event.action == ALLOC:
+            if self._requested.pop(address, None) is None:
+                raise BadInput(
+                    f"event {index} allocates {address:#x}, which is neither freed later nor live at the end: "
+                    "the trace and the segments do not belong together, or the trace has gaps"
+                )
+            self._sizes.pop(address, None)
+        self._awaiting.discard(address)
+
+    def live(self) -> list[_Live]:
+        """By address."""
+        return [_Live(at, self._requested[at], self._sizes.get(at)) for at in sorted(self._requested)]
+
+
+class _Ranges:
+    """The segments while events are undone, each without its blocks; mapped ranges are cut and joined."""
+
+    def __init__(self, end: Heap) -> None:
+        self._segments = {segment.address: _bare(segment, segment.address, segment.size) for segment in end.segments}
+        self._starts = sorted(self._segments)
+
+    def undo(self, index: int, event: Event) -> None:
+        assert event.address is not None
+        if event.action in SHRINKS:
+            self._add(event, event.address)
+        elif not self._remove(event.address, event.size):
+            raise BadInput(f"event {index} ({event.action}) makes {event.address:#x}, which is not there later")
+
+    def segments(self) -> list[Segment]:
+        return [self._segments[address] for address in self._starts]
+
+    def _add(self, event: Event, address: int) -> None:
+        expandable = event.action == "segment_unmap"
+        small = event.size == SMALL_SEGMENT
+        segment = Segment(0, address, event.stream, small, event.pool, expandable, (event.size,), (0,), (INACTIVE,))
+        self._put(self._joined(segment) if expandable else segment)
+
+    def _joined(self, segment: Segment) -> Segment:
+        """With the mapped ranges of the same stream that it touches; they also tell its pool."""
+        after = self._segments.get(segment.address + segment.size)
+        if after is not None and _join(after, segment):
+            self._drop(after)
+            segment = _bare(after, segment.address, segment.size + after.size)
+        before = self._at_or_before(segment.address)
+        if before is not None and before.address + before.size == segment.address and _join(before, segment):
+            self._drop(before)
+            segment = _bare(before, before.address, before.size + segment.size)
+        return segment
+
+    def _remove(self, address: int, size: int) -> bool:
+        owner = self._at_or_before(address)
+        if owner is None or address + size > owner.address + owner.size:
+            return False
+        self._drop(owner)
+        for start, stop in ((owner.address, address), (address + size, owner.address + owner.size)):
+            if stop > start:
+                self._put(_bare(owner, start, stop - start))
+        return True
+
+    def _at_or_before(self, address: int) -> Segment | None:
+        index = bisect_right(self._starts, address)
+        return self._segments[self._starts[index - 1]] if index else None
+
+    def _put(self, segment: Segment) -> None:
+        self._segments[segment.address] = segment
+        insort(self._starts, segment.address)
+
+    def _drop(self, segment: Segment) -> None:
+        del self._segments[segment.address]
+        del self._starts[bisect_left(self._starts, segment.address)]
+
+
+def _join(one: Segment, other: Segment) -> bool:
+    return one.expandable and one.stream == other.stream
+
+
+def _bare(segment: Segment, address: int, size: int) -> Segment:
+    return segment._replace(address=address, sizes=(size,), requested=(0,), states=(INACTIVE,))
+
+
+def _fill(segment: Segment, live: Sequence[_Live], settings: Settings) -> Segment:
+    """The segment with its live blocks, and free blocks between them."""
+    sizes: list[int] = []
+    requested: list[int] = []
+    states: list[str] = []
+    at, end = segment.address, segment.address + segment.size
+    limits = [block.address for block in live[1:]] + [end]
+    for (address, asked, size), limit in zip(live, limits):
+        if address > at:
+            _append(sizes, requested, states, address - at, 0, INACTIVE)
+        whole = size or _probable_size(segment, settings, asked, limit - address)
+        _append(sizes, requested, states, whole, asked, ALLOCATED)
+        at = address + whole
+    if end > at:
+        _append(sizes, requested, states, end - at, 0, INACTIVE)
+    return segment._replace(sizes=tuple(sizes), requested=tuple(requested), states=tuple(states))
+
+
+def _append(sizes: list[int], requested: list[int], states: list[str], size: int, asked: int, state: str) -> None:
+    sizes.append(size)
+    requested.append(asked)
+    states.append(state)
+
+
+def _probable_size(segment: Segment, settings: Settings, asked: int, room: int) -> int:
+    """The size of a block that asked for `asked` bytes and has `room` bytes until the next one."""
+    size = settings.round(asked)
+    if segment.expandable or segment.small:
+        return min(size, room)
+    unsplit = settings.max_split_size is not None and size >= settings.max_split_size
+    return room if unsplit or room - size <= SMALL_REQUEST else size

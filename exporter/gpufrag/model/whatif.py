@@ -1,0 +1,164 @@
+"""What another allocator setting would have made of a recorded run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from .addresses import AddressSpace
+from .allocator import Allocator
+from .events import AWAIT, EMPTY, FAIL, MALLOC, Event, Program, read_program
+from .fragmentation import measure
+from .heap import INACTIVE, Heap
+from .history import rewind
+from .reach import Driver
+from .replay import Replay
+from .settings import SEGMENT_GRID, Settings
+
+STRETCHES = 64
+"""The run is measured once in each of so many equal stretches: where most memory is wanted."""
+
+Progress = Callable[[int, int], None]
+"""Told (operations done, operations in all) now and then."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A recorded run of one device: what was there when its trace began, the program, and where it was to end.
+
+    The first `older` allocations of the program were made before the trace, in an unknown order: that of their
+    addresses is taken. `driver` is the driver's reading before the process's first request.
+    """
+
+    program: Program
+    beginning: Heap
+    end: Heap
+    older: int
+    addresses: tuple[tuple[int, int], ...]
+    """(address, size) of the segments made while it was recorded: they break ties between equal blocks."""
+    driver: Driver
+    recorded_limit: int | None
+
+    @property
+    def complete(self) -> bool:
+        """Whether the trace begins with the process: nothing was reserved before."""
+        return not self.beginning.segments
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run came to under one setting, in bytes. None is what the driver's unknown side leaves open."""
+
+    peak_reserved: int
+    peak_active: int
+    stranded_at_peak: int
+    """At the measured moment with most active memory."""
+    failed: int
+    """Requests that succeeded when they were recorded and run out of memory here."""
+    ooms: int
+    alloc_retries: int
+    device_allocs: int
+    worst_largest_allocatable: int | None
+    """The least of the largest allocatable requests at the measured moments."""
+    same_end: bool
+    """Whether the heap at the end is the recorded one, block for block (addresses of segments aside)."""
+
+    @property
+    def peak_fragmentation(self) -> float:
+        """1 - peak active / peak reserved."""
+        return 1 - self.peak_active / self.peak_reserved if self.peak_reserved else 0.0
+
+
+def read_run(events: Sequence[Event], end: Heap, driver: Driver, recorded_limit: int | None = None) -> Run:
+    """The run behind a trace that ends in the one-device heap `end`. Raises BadInput where they do not fit.
+
+    `recorded_limit` is the limit under which it was recorded: it tells a flush from an empty_cache.
+    """
+    beginning = rewind(events, end)
+    program = read_program([*beginning.allocations, *events], end.settings, recorded_limit)
+    addresses = tuple((event.address or 0, event.size) for event in events if event.action == "segment_alloc")
+    return Run(program, beginning.heap, end, len(beginning.allocations), addresses, driver, recorded_limit)
+
+
+def play(run: Run, settings: Settings, limit: int | None, progress: Progress | None = None) -> Outcome:
+    """Replay under `settings` and `limit` (bytes, None is none).
+
+    The recorded settings go on from the recorded beginning; any other begins with the older blocks, packed.
+    """
+    replay = _begin(run, settings, limit)
+    allocator = replay.allocator
+    worst: int | None = None
+    most_active = stranded = 0
+    for moment in _moments(run.program):
+        replay.run(until=moment)
+        found = measure(allocator.heap(), allocator.driver)
+        reach = found.largest_allocatable
+        worst = reach if worst is None or (reach is not None and reach < worst) else worst
+        if allocator.active >= most_active:
+            most_active, stranded = allocator.active, found.stranded
+        if progress is not None:
+            progress(moment, len(run.program.operations))
+    replay.run()
+    counters = allocator.counters
+    return Outcome(
+        peak_reserved=allocator.peak_reserved,
+        peak_active=allocator.peak_active,
+        stranded_at_peak=stranded,
+        failed=replay.failed,
+        ooms=counters.ooms,
+        alloc_retries=counters.alloc_retries,
+        device_allocs=counters.device_allocs,
+        worst_largest_allocatable=worst,
+        same_end=_shape(allocator.heap()) == _shape(run.end),
+    )
+
+
+def smallest_limit(run: Run, settings: Settings, enough: int) -> int | None:
+    """The smallest limit, to 2 MiB, under which every request of the run is served, by bisection.
+
+    `enough` is a limit that may suffice, such as the peak without one; None where it does not. Success need not be
+    monotonic in the limit: what is found is one limit that suffices with one 2 MiB below that does not.
+    """
+    low, high = 0, -(-enough // SEGMENT_GRID)
+    if not _suffices(run, settings, high * SEGMENT_GRID):
+        return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if _suffices(run, settings, middle * SEGMENT_GRID) else (middle, high)
+    return high * SEGMENT_GRID
+
+
+def _suffices(run: Run, settings: Settings, limit: int) -> bool:
+    replay = _begin(run, settings, limit)
+    stride = max(1, len(run.program.operations) // STRETCHES)
+    while not replay.done and not replay.failed:  # a limit that is too small is found out early
+        replay.run(until=replay.position + stride)
+    return not replay.failed
+
+
+def _begin(run: Run, settings: Settings, limit: int | None) -> Replay:
+    driver = replace(run.driver, limit=limit)
+    if settings != run.end.settings:
+        return Replay(run.program, Allocator(settings, driver))
+    allocator = Allocator(settings, driver, AddressSpace(run.addresses))
+    blocks = [block for segment in run.beginning.segments for block in allocator.adopt(segment)]
+    return Replay(run.program, allocator, [block for block in blocks if block.state is not INACTIVE])
+
+
+def _moments(program: Program) -> list[int]:
+    """In each stretch of the program, the number of operations after which most bytes are wanted."""
+    wanted = 0
+    best: dict[int, tuple[int, int]] = {}
+    stretch = max(1, -(-len(program.operations) // STRETCHES))
+    for index, operation in enumerate(program.operations):
+        if operation.kind == MALLOC:
+            wanted += operation.size
+        elif operation.kind not in (FAIL, EMPTY, AWAIT):
+            wanted -= operation.size
+        best[index // stretch] = max(best.get(index // stretch, (-1, 0)), (wanted, index + 1))
+    return [moment for _, moment in best.values()]
+
+
+def _shape(heap: Heap) -> list[tuple[object, ...]]:
+    """What must be equal where the addresses of segments are not: order within, sizes and states."""
+    return sorted((s.small, s.pool, s.expandable, tuple(s.sizes), tuple(s.states)) for s in heap.segments)

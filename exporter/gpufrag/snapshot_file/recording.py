@@ -1,0 +1,76 @@
+"""A saved trace: the events of one device, and the heap in which they end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..errors import BadInput, UsageError
+from ..model.events import Event, parse_rows, parse_trace
+from ..model.heap import Heap
+from ..model.reach import Driver
+from .reading import load, name_of
+from .saved import Saved, read_raw
+
+HOW = "call torch.cuda.memory._record_memory_history() at the start of the job, and torch.cuda.memory._dump_snapshot()"
+
+
+class Recording(NamedTuple):
+    """`before` is the driver's reading before the first event, `limit` the process's; both only as far as told."""
+
+    name: str
+    events: Sequence[Event]
+    end: Heap
+    before: Driver
+    limit: int | None
+    conf: str
+    """PYTORCH_CUDA_ALLOC_CONF while it was recorded; empty where there was none, or it is not known."""
+
+
+def read_recording(source: str | Path, device: int | None = None) -> Recording:
+    """The trace in a file: a snapshot with history, or the JSON form with `events`.
+
+    Raises BadInput for a file without history or one that is broken, UsageError where `device` must be said or is
+    not there, Unavailable where it cannot be read.
+    """
+    raw = load(source)
+    name = name_of(source)
+    if not isinstance(raw, Mapping):
+        raise BadInput(f"{name}: a list of segments holds no history; {HOW}")
+    try:
+        saved = read_raw(raw)
+        if "events" in raw:
+            return _from_case(name, raw, saved)
+        return _from_snapshot(name, raw, saved, device)
+    except BadInput as error:
+        raise BadInput(f"{name}: {error}") from None
+
+
+def _from_case(name: str, raw: Mapping[str, Any], saved: Saved) -> Recording:
+    columns = raw.get("events_columns")
+    if not isinstance(raw["events"], list) or not isinstance(columns, list):
+        raise BadInput("its events are no list of rows with events_columns")
+    before = raw.get("driver_free_before")
+    driver = replace(saved.driver, free=before if type(before) is int else None)
+    return Recording(name, parse_rows(raw["events"], columns), saved.heap, driver, saved.driver.limit, _conf(raw))
+
+
+def _conf(raw: Mapping[str, Any]) -> str:
+    settings = raw.get("allocator_settings") or raw.get("settings")
+    return str(settings.get("PYTORCH_CUDA_ALLOC_CONF") or "") if isinstance(settings, Mapping) else ""
+
+
+def _from_snapshot(name: str, raw: Mapping[str, Any], saved: Saved, device: int | None) -> Recording:
+    traces = raw.get("device_traces")
+    recorded = [index for index, trace in enumerate(traces) if trace] if isinstance(traces, list) else []
+    if not isinstance(traces, list) or not recorded:
+        raise BadInput(f"it holds no history; {HOW}")
+    if device is None and len(recorded) > 1:
+        raise UsageError(f"{name} holds traces of devices {', '.join(map(str, recorded))}: say by --device which")
+    chosen = recorded[0] if device is None else device
+    if chosen not in recorded:
+        raise UsageError(f"--device {chosen}: {name} holds traces of device {', '.join(map(str, recorded))}")
+    events = parse_trace(traces[chosen])
+    return Recording(name, events, saved.heap.on_device(chosen), saved.driver, saved.driver.limit, _conf(raw))

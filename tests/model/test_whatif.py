@@ -1,0 +1,86 @@
+"""Replays of one recorded run under other settings, against recorded runs of the same workload under these."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+from gpufrag.model.events import parse_rows
+from gpufrag.model.heap import parse
+from gpufrag.model.reach import Driver
+from gpufrag.model.settings import parse_conf
+from gpufrag.model.whatif import Outcome, Run, play, read_run, smallest_limit
+from helpers import GOLDEN_NAMES, golden_case_named
+
+PAIRS = [
+    (name, other)
+    for name in ("churn-default", "kv-default", "streams-default", "train-cap4", "train-default")
+    for other in GOLDEN_NAMES
+    if other != name and golden_case_named(other).raw["workload"] == golden_case_named(name).raw["workload"]
+    and golden_case_named(other).raw["seed"] == golden_case_named(name).raw["seed"]
+    and golden_case_named(other).raw["cap_bytes"] == golden_case_named(name).raw["cap_bytes"]
+]  # fmt: skip
+
+
+@cache
+def recorded(name: str) -> Run:
+    raw = golden_case_named(name).raw
+    driver = Driver(raw["driver_free_before"], raw["driver_total"])
+    events = parse_rows(raw["events"], raw["events_columns"])
+    return read_run(events, golden_case_named(name).heap, driver, raw["cap_bytes"] or None)
+
+
+def real_peak(name: str) -> int:
+    return golden_case_named(name).raw["stats"]["reserved_bytes.all.peak"]
+
+
+@pytest.mark.parametrize("name", GOLDEN_NAMES)
+def test_the_recorded_setting_gives_the_recorded_run(name: str) -> None:
+    run, stats = recorded(name), golden_case_named(name).raw["stats"]
+    outcome = play(run, run.end.settings, run.recorded_limit)
+    assert outcome.same_end
+    assert outcome.peak_reserved == stats["reserved_bytes.all.peak"]
+    assert outcome.peak_active == stats["active_bytes.all.peak"]
+    assert outcome.ooms == stats["num_ooms"]
+    assert outcome.failed == 0
+
+
+@pytest.mark.parametrize(("name", "other"), PAIRS)
+def test_another_setting_is_predicted_within_a_hundredth(name: str, other: str) -> None:
+    """Churn gets two: it survives errors, each under another setting at another place, and goes on differently."""
+    run, case = recorded(name), golden_case_named(other)
+    outcome = play(run, case.heap.settings, run.recorded_limit)
+    assert outcome.peak_reserved == pytest.approx(real_peak(other), rel=0.02 if "churn" in name else 0.01)
+
+
+def second_half(name: str) -> Run:
+    case = golden_case_named(name)
+    events = parse_rows(case.raw["events"], case.raw["events_columns"])
+    return read_run(events[len(events) // 2 :], case.heap, Driver(), case.raw["cap_bytes"] or None)
+
+
+def test_a_trace_without_its_beginning_counts_what_is_older() -> None:
+    run = second_half("churn-default")
+    assert run.older > 100
+    assert not run.complete
+    outcome = play(run, parse_conf("expandable_segments:True"), run.recorded_limit)
+    assert 0 < outcome.peak_active <= outcome.peak_reserved <= (run.recorded_limit or 0)
+
+
+def test_the_smallest_limit_suffices_and_two_mebibytes_less_does_not() -> None:
+    run, settings = recorded("train-cap4"), parse_conf("expandable_segments:True")
+    limit = smallest_limit(run, settings, 8 << 30)
+    assert limit is not None
+    assert play(run, settings, limit).failed == 0
+    assert play(run, settings, limit - (2 << 20)).failed > 0
+
+
+def test_no_limit_is_found_where_none_suffices() -> None:
+    run = recorded("train-cap4")
+    assert smallest_limit(run, run.end.settings, 1 << 30) is None
+
+
+def test_an_empty_trace_is_an_empty_run() -> None:
+    run = read_run([], parse({"segments": []}), Driver())
+    assert play(run, run.end.settings, None) == Outcome(0, 0, 0, 0, 0, 0, 0, None, True)
