@@ -15,7 +15,7 @@ FEW = settings(max_examples=50)
 SCALARS = st.none() | st.booleans() | st.integers(-(2**63), 2**64) | st.floats(allow_nan=False) | st.text(max_size=9)
 KEYS = st.text(max_size=9) | st.integers(-(2**63), 2**64)
 PLAIN = st.recursive(
-    SCALARS | st.lists(SCALARS, max_size=3).map(tuple),
+    SCALARS | st.lists(SCALARS, max_size=6).map(tuple),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3),
     max_leaves=8,
 )
@@ -168,7 +168,7 @@ def test_a_flipped_byte_gives_a_value_or_bad_input(value, data):
 
 
 @pytest.mark.parametrize(
-    "program", [b".", b"NN.", b"K\x01a.", b"]K\x01s.", b"e.", b"h\x00.", b"}(K\x01u.", b"}]K\x01s."]
+    "program", [b".", b"NN.", b"K\x01a.", b"]K\x01s.", b"e.", b"h\x00.", b"}(K\x01u.", b"NNa.", b"NNNs.", b"}]K\x01s."]
 )
 def test_programs_that_no_pickler_writes_are_damage(program):
     with pytest.raises(BadInput, match=r"damaged|cut off"):
