@@ -1,0 +1,257 @@
+"""`gpufrag serve` as a process: its flags, its signals, and one line for what stands in its way."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import bcrypt
+import pytest
+
+import gpufrag
+from fake_agents import FakeAgent
+
+PATIENCE = 20.0
+
+
+class Serving:
+    """One `gpufrag serve` on a free port; `log` is what it has written to stderr so far."""
+
+    def __init__(self, *arguments: str, **environment: str) -> None:
+        command = [sys.executable, "-m", "gpufrag", "serve", "--no-nvml", *arguments]
+        paths = os.pathsep.join([str(Path(gpufrag.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+        kept = {key: value for key, value in os.environ.items() if key != "GPUFRAG_DIR"}
+        self.process = subprocess.Popen(
+            command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, env={**kept, "PYTHONPATH": paths, **environment}
+        )
+        self._lines: list[str] = []
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stderr
+        for line in self.process.stderr:
+            self._lines.append(line.decode())
+
+    @property
+    def log(self) -> str:
+        return "".join(self._lines)
+
+    @property
+    def port(self) -> int:
+        self.wait_for("msg=listening")
+        (line,) = [line for line in self._lines if "msg=listening" in line]
+        return int(line.partition("address=")[2].split()[0].rpartition(":")[2])
+
+    def get(self, path: str) -> tuple[int, str]:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=PATIENCE) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+
+    def wait_for(self, text: str, count: int = 1) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while self.log.count(text) < count:
+            assert self.process.poll() is None, self.log
+            assert time.monotonic() < deadline, self.log
+            time.sleep(0.02)
+
+    def end(self, number: int = signal.SIGTERM) -> int:
+        """The exit code."""
+        self.process.send_signal(number)
+        return self.ended()
+
+    def ended(self) -> int:
+        code = self.process.wait(PATIENCE)
+        self._reader.join(PATIENCE)
+        return code
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.ended()
+        for stream in (self.process.stdout, self.process.stderr):
+            if stream:
+                stream.close()
+
+
+Serve = Callable[..., Serving]
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    started: list[Serving] = []
+
+    def begin(*arguments: object, **environment: str) -> Serving:
+        started.append(Serving(*map(str, arguments), **environment))
+        return started[-1]
+
+    yield begin
+    for one in started:
+        one.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_serves_until_a_signal_and_ends_well(serve: Serve, tmp_path: Path, number: int) -> None:
+    agent = FakeAgent(tmp_path).start()
+    one = serve("--folder", tmp_path, "--port", 0)
+    status, text = one.get("/metrics")
+    assert (status, 'gpufrag_up{rank="0"} 1.0' in text) == (200, True)
+    assert one.end(number) == 0
+    agent.die()
+
+
+def test_open_connections_do_not_hold_up_the_end(serve: Serve, tmp_path: Path) -> None:
+    one = serve("--folder", tmp_path, "--port", 0)
+    with socket.create_connection(("127.0.0.1", one.port)) as idle, socket.create_connection(("127.0.0.1", one.port)):
+        idle.sendall(b"GET /-/healthy HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert idle.recv(1000).startswith(b"HTTP/1.1 200 ")
+        begun = time.monotonic()
+        assert one.end() == 0
+        assert time.monotonic() - begun < 5  # what is promised, not a matter of speed: it would wait for 65 s
+
+
+def test_the_folder_comes_from_the_environment_too(serve: Serve, tmp_path: Path) -> None:
+    agent = FakeAgent(tmp_path).start()
+    assert 'gpufrag_up{rank="0"} 1.0' in serve("--port", 0, GPUFRAG_DIR=str(tmp_path)).get("/metrics")[1]
+    agent.die()
+
+
+def test_a_named_folder_that_is_missing_is_waited_for(serve: Serve, tmp_path: Path) -> None:
+    one = serve("--folder", tmp_path / "later", "--port", 0)
+    assert one.get("/-/healthy") == (200, "ok\n")
+    status, text = one.get("/-/ready")
+    assert (status, text.startswith("waiting for ")) == (503, True)
+    assert not (tmp_path / "later").exists()
+    (tmp_path / "later").mkdir()
+    deadline = time.monotonic() + PATIENCE
+    while one.get("/-/ready")[0] != 200:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_flags_win_over_the_file(serve: Serve, tmp_path: Path) -> None:
+    config = tmp_path / "gpufrag.yaml"
+    config.write_text(f"folder: {{path: {tmp_path}/a}}\nweb: {{listen_address: '127.0.0.2:0'}}")
+    one = serve("--config", config, "--folder", tmp_path)
+    one.wait_for("msg=listening")
+    assert "address=127.0.0.2:" in one.log
+    assert f"folder={tmp_path}\n" in one.log
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "told"),
+    [
+        (["--prot", "1"], 2, "unrecognized arguments: --prot 1"),
+        (["--port", "x"], 2, "argument --port: invalid int value: 'x'"),
+        (["--port", "99999"], 2, "is no listen address: write host:port"),
+        (["--web.listen-address", "9836"], 2, "'9836' is no listen address: write host:port"),
+        (["--log.level", "loud"], 2, "log.level is 'loud': one of debug, info"),
+        (["--config", "none.yaml"], 1, "none.yaml: No such file or directory; give a file"),
+        (["--web.config.file", "none.yml", "--port", "0"], 1, "none.yml: No such file or directory; give a file"),
+        (
+            ["--folder", "/dev/null", "--port", "0"],
+            1,
+            "/dev/null: not a folder; name one with --folder or $GPUFRAG_DIR",
+        ),
+        (["--host", "192.0.2.1", "--port", "0"], 1, "192.0.2.1:0: Cannot assign requested address; give an address"),
+    ],
+)
+def test_what_stands_in_its_way_is_one_line(serve: Serve, arguments: list[str], code: int, told: str) -> None:
+    one = serve(*arguments, GPUFRAG_DIR="/")
+    assert (one.ended(), one.log.count("\n")) == (code, 1)
+    assert one.log.startswith("gpufrag: ")
+    assert told in one.log
+
+
+def test_a_port_in_use_is_one_line(serve: Serve, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        one = serve("--folder", tmp_path, "--port", port)
+        assert one.ended() == 1
+    assert one.log == (
+        f"gpufrag: 127.0.0.1:{port}: Address already in use; "
+        "stop what listens there, or choose another port with --port\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "told"),
+    [("web: {prot: 1}", 2, "web.prot is not a key"), ("web: [", 1, "not YAML: line 1")],
+)
+def test_a_bad_config_is_one_line(serve: Serve, tmp_path: Path, text: str, code: int, told: str) -> None:
+    config = tmp_path / "gpufrag.yaml"
+    config.write_text(text)
+    one = serve("--config", config)
+    assert (one.ended(), one.log.count("\n")) == (code, 1)
+    assert f"{config}: {told}" in one.log
+
+
+def test_sighup_takes_a_good_config_and_refuses_a_bad_one(serve: Serve, tmp_path: Path) -> None:
+    config, agent = tmp_path / "gpufrag.yaml", FakeAgent(tmp_path).start()
+    config.write_text(f"folder: {{path: {tmp_path}/none}}")
+    one = serve("--config", config, "--port", 0)
+    assert "gpufrag_up{" not in one.get("/metrics")[1]
+    config.write_text("folder: {pth: x}")
+    one.process.send_signal(signal.SIGHUP)
+    one.wait_for("reload failed, the old config stays")
+    assert "folder.pth is not a key; did you mean path?" in one.log
+    config.write_text(f"folder: {{path: {tmp_path}}}")
+    one.process.send_signal(signal.SIGHUP)
+    one.wait_for('msg="config reloaded"')
+    assert 'gpufrag_up{rank="0"} 1.0' in one.get("/metrics")[1]
+    agent.die()
+
+
+def test_no_secret_is_logged(serve: Serve, tmp_path: Path) -> None:
+    web, hashed = tmp_path / "web.yml", bcrypt.hashpw(b"hunter2", bcrypt.gensalt(4)).decode()
+    web.write_text(f"basic_auth_users: {{alice: '{hashed}'}}")
+    one = serve("--folder", tmp_path, "--port", 0, "--web.config.file", web, "--log.level", "debug")
+    assert one.get("/metrics")[0] == 401
+    with socket.create_connection(("127.0.0.1", one.port)) as client:
+        client.sendall(
+            b"GET / HTTP/1.1\r\nHost: x\r\nAuthorization: Basic YWxpY2U6aHVudGVyMg==\r\nConnection: close\r\n\r\n"
+        )
+        assert client.recv(100).startswith(b"HTTP/1.1 200 ")
+    web.write_text("basic_auth_users: {alice: hunter2}")
+    one.process.send_signal(signal.SIGHUP)
+    one.wait_for("reload failed")
+    one.end()
+    for secret in ("hunter2", "YWxpY2U6aHVudGVyMg", hashed, hashed[-20:]):
+        assert secret not in one.log
+
+
+def test_every_line_of_the_log_has_one_form(serve: Serve, tmp_path: Path) -> None:
+    (tmp_path / "host-1-1.json").write_text("{")
+    (tmp_path / "a\nb level=error.json").touch()
+    one = serve("--folder", tmp_path, "--port", 0)
+    one.get("/metrics")
+    one.end()
+    assert len(one.log.splitlines()) >= 3
+    for line in one.log.splitlines():
+        assert line.startswith("time=20")
+        assert " level=" in line
+        assert " msg=" in line
+
+
+def test_a_restart_loses_no_living_rank(serve: Serve, tmp_path: Path) -> None:
+    agent = FakeAgent(tmp_path).start()
+    first = serve("--folder", tmp_path, "--port", 0)
+    before = first.get("/metrics")[1]
+    first.process.kill()
+    after = serve("--folder", tmp_path, "--port", 0).get("/metrics")[1]
+    ours = [line for line in before.splitlines() if 'rank="0"' in line]
+    assert len(ours) > 50
+    assert ours == [line for line in after.splitlines() if 'rank="0"' in line]
+    agent.die()

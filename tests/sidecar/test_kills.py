@@ -1,0 +1,121 @@
+"""Agents that are killed at random moments, and a sidecar that is scraped all the while."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
+
+from gpufrag.config import FolderSettings, NvmlSettings, ServeConfig
+from gpufrag.sidecar.server import Sidecar
+from running_server import Running, running
+
+KILLS = 500
+RANKS = 4
+SCRIPT = Path(__file__).with_name("killed_agents.py")
+NUMBERED = ("gpufrag_steps_total", "gpufrag_sample_timestamp_seconds", "gpufrag_allocator_peak_active_bytes")
+
+
+class Nursery:
+    """Forks publishers into `folder`; they die with it."""
+
+    def __init__(self, folder: Path) -> None:
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        self._process = subprocess.Popen(
+            [sys.executable, str(SCRIPT), str(folder)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
+        )  # fmt: skip
+        self._pids = {rank: self._fork(rank) for rank in range(RANKS)}
+
+    def _fork(self, rank: int) -> int:
+        assert self._process.stdin
+        assert self._process.stdout
+        print(rank, file=self._process.stdin, flush=True)
+        return int(self._process.stdout.readline())
+
+    def kill_one(self, rank: int) -> None:
+        os.kill(self._pids[rank], signal.SIGKILL)
+        self._pids[rank] = self._fork(rank)
+
+    def close(self) -> None:
+        for pid in self._pids.values():
+            os.kill(pid, signal.SIGKILL)
+        self._process.communicate(timeout=10)
+
+
+@pytest.fixture
+def nursery(tmp_path: Path) -> Iterator[Nursery]:
+    nursery = Nursery(tmp_path)
+    yield nursery
+    nursery.close()
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Running]:
+    settings = FolderSettings(path=tmp_path, last_words=0.3)  # so that sweeping is in the test too
+    config = ServeConfig(settings, nvml=NvmlSettings(enabled=False))
+    with running(Sidecar(config, lambda _: tmp_path, lambda: config).service()) as one:
+        yield one
+
+
+class Scraper(threading.Thread):
+    """Scrapes without a pause until told to stop, and keeps what was wrong."""
+
+    def __init__(self, served: Running) -> None:
+        super().__init__()
+        self._served, self._enough = served, threading.Event()
+        self.scrapes = self.living = self.dead = 0
+        self.faults: list[str] = []
+
+    def run(self) -> None:
+        while not self._enough.is_set():
+            answer = self._served.get("/metrics")
+            samples = [s for family in text_string_to_metric_families(answer.text) for s in family.samples]
+            self.faults += [f"status {answer.status_code}"] if answer.status_code != 200 else faults(samples)
+            up = [sample.value for sample in samples if sample.name == "gpufrag_up"]
+            self.scrapes, self.living, self.dead = self.scrapes + 1, self.living + up.count(1), self.dead + up.count(0)
+
+    def stop(self) -> None:
+        self._enough.set()
+        self.join(30)
+
+
+def faults(samples: list[Sample]) -> Iterator[str]:
+    """Of one scrape: a series twice, a file that was torn, a source that failed, figures of two samples in one rank."""
+    counted = Counter((sample.name, tuple(sorted(sample.labels.items()))) for sample in samples)
+    yield from (f"{series} {count} times" for series, count in counted.items() if count > 1)
+    for sample in samples:
+        if sample.name == "gpufrag_sample_files_skipped" and sample.value:
+            yield f"skipped: {sample.labels}"
+        if sample.name == "gpufrag_collector_success" and not sample.value:
+            yield f"failed: {sample.labels}"
+    for process in {_process(sample) for sample in samples if sample.name == "gpufrag_up" and sample.value}:
+        numbers = {s.name: s.value for s in samples if s.name in NUMBERED and _process(s) == process}
+        if set(numbers) != set(NUMBERED) or len(set(numbers.values())) != 1:
+            yield f"{process}: {numbers}"
+
+
+def _process(sample: Sample) -> tuple[str | None, str | None]:
+    return sample.labels.get("rank"), sample.labels.get("process")
+
+
+def test_a_kill_at_any_moment_spoils_no_scrape(nursery: Nursery, served: Running) -> None:
+    scraper, chance = Scraper(served), random.Random(1)
+    scraper.start()
+    for _ in range(KILLS):
+        time.sleep(chance.uniform(0, 0.01))
+        nursery.kill_one(chance.randrange(RANKS))
+    scraper.stop()
+    assert scraper.faults == []
+    assert min(scraper.scrapes, scraper.living, scraper.dead) > 20

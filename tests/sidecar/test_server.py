@@ -1,0 +1,202 @@
+"""The sidecar over HTTP, in a thread of the test's process."""
+
+from __future__ import annotations
+
+import gzip
+import re
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.openmetrics import parser as openmetrics
+from prometheus_client.parser import text_string_to_metric_families
+
+from fake_agents import FakeAgent, process_sample
+from gpufrag import metrics
+from gpufrag.config import FolderSettings, NvmlSettings, ServeConfig
+from gpufrag.sidecar import server
+from gpufrag.sidecar.server import Sidecar
+from running_server import PATIENCE, Running, running
+
+OPENMETRICS = "application/openmetrics-text; version=1.0.0"
+
+
+def sidecar(at: Path, **changes: Any) -> Sidecar:
+    config = replace(ServeConfig(nvml=NvmlSettings(enabled=False)), **changes)
+    return Sidecar(config, lambda config: config.folder.path or at, lambda: config)
+
+
+@pytest.fixture
+def agents(tmp_path: Path) -> Iterator[list[FakeAgent]]:
+    agents = [FakeAgent(tmp_path, process_sample(rank)).start() for rank in range(2)]
+    yield agents
+    for agent in agents:
+        agent.die()
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Running]:
+    with running(sidecar(tmp_path).service()) as one:
+        yield one
+
+
+def values(text: str, name: str) -> dict[str, float]:
+    """Of one metric, by rank (or by all labels, if it has none)."""
+    families = text_string_to_metric_families(text)
+    samples = [sample for family in families for sample in family.samples if sample.name == name]
+    return {sample.labels.get("rank", str(sample.labels)): sample.value for sample in samples}
+
+
+def test_a_scrape_has_every_rank(served: Running, agents: list[FakeAgent]) -> None:
+    answer = served.get("/metrics")
+    assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    assert values(answer.text, "gpufrag_up") == {"0": 1, "1": 1}
+    assert values(answer.text, "gpufrag_steps_total") == {"0": 120, "1": 120}
+
+
+def test_openmetrics_comes_when_asked_for(served: Running, agents: list[FakeAgent]) -> None:
+    answer = served.get("/metrics", headers={"accept": f"{OPENMETRICS},text/plain;q=0.5"})
+    assert answer.headers["content-type"] == f"{OPENMETRICS}; charset=utf-8"
+    families = {family.name for family in openmetrics.text_string_to_metric_families(answer.text)}
+    assert {"gpufrag_up", "gpufrag_steps", "gpufrag_allocator_largest_allocatable_bytes"} <= families
+
+
+@pytest.mark.parametrize(
+    ("accepted", "zipped"), [("gzip, deflate", True), ("br;q=1, *", True), ("gzip;q=0", False), ("", False)]
+)
+def test_gzip_comes_when_asked_for(served: Running, agents: list[FakeAgent], accepted: str, zipped: bool) -> None:
+    with served.connect() as client:
+        client.sendall(
+            f"GET /metrics HTTP/1.1\r\nHost: x\r\nAccept-Encoding: {accepted}\r\nConnection: close\r\n\r\n".encode()
+        )
+        head, _, body = received(client).partition(b"\r\n\r\n")
+    assert (b"content-encoding: gzip" in head) is zipped
+    assert b"gpufrag_up" in (gzip.decompress(body) if zipped else body)
+    assert f"content-length: {len(body)}\r\n".encode() in head + b"\r\n"
+
+
+def test_the_dead_lose_their_gauges_at_once_and_keep_their_counters(served: Running, agents: list[FakeAgent]) -> None:
+    agents[1].die()
+    text = served.get("/metrics").text
+    assert values(text, "gpufrag_up") == {"0": 1, "1": 0}
+    assert set(values(text, "gpufrag_steps_total")) == {"0", "1"}
+    assert set(values(text, "gpufrag_allocator_limit_bytes")) == {"0"}
+
+
+def test_figures_of_one_rank_are_of_one_sample(served: Running, agents: list[FakeAgent]) -> None:
+    for step in range(20):
+        agents[0].publish(steps=step, time=float(step))
+        text = served.get("/metrics").text
+        assert values(text, "gpufrag_steps_total")["0"] == values(text, "gpufrag_sample_timestamp_seconds")["0"] == step
+
+
+def test_head_is_the_answer_without_its_body(served: Running) -> None:
+    for path in ("/", "/metrics", "/-/healthy", "/-/ready"):
+        with served.connect() as client:
+            client.sendall(f"HEAD {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+            answer = received(client)
+        assert re.match(rb"HTTP/1.1 (200|503) ", answer)
+        assert answer.endswith(b"\r\n\r\n")
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/none", "/../../etc/passwd", "/%2e%2e/%2e%2e/etc/passwd", "/metrics/../../etc/passwd", "/page/style.css", "/%00"],
+)
+def test_nothing_else_is_served(served: Running, path: str) -> None:
+    with served.connect() as client:
+        client.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+        assert received(client).startswith(b"HTTP/1.1 404 ")
+
+
+def test_the_page_comes_with_its_policy(served: Running, agents: list[FakeAgent]) -> None:
+    answer = served.get("/")
+    assert answer.headers["content-type"] == "text/html; charset=utf-8"
+    assert answer.headers["content-security-policy"].startswith("default-src 'none'; ")
+    assert "2 alive, 0 dead" in answer.text
+
+
+def test_it_is_healthy_at_once_and_ready_after_the_first_reading(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(server, "FIRST_READ_SECONDS", 0.02)
+    folder = tmp_path / "later"
+    with running(sidecar(folder).service()) as served:
+        assert served.get("/-/healthy").text == "ok\n"
+        wait_until(lambda: "no such folder yet" in served.get("/-/ready").text)
+        assert served.get("/-/ready").status_code == 503
+        folder.mkdir()
+        wait_until(lambda: served.get("/-/ready").status_code == 200)
+
+
+def test_a_missing_folder_empties_no_scrape(tmp_path: Path) -> None:
+    with running(sidecar(tmp_path / "later").service()) as served:
+        text = served.get("/metrics").text
+        assert values(text, "gpufrag_collector_success") == {
+            "{'collector': 'folder'}": 0,
+            "{'collector': 'join'}": 1,
+        }
+        assert "gpufrag_build_info" in text
+        assert served.get("/").status_code == 200
+
+
+def test_a_rank_that_cannot_be_rendered_takes_no_other_with_it(
+    served: Running, agents: list[FakeAgent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = metrics.render
+
+    def faulty(fleet: Any, accept: str = "") -> tuple[str, bytes]:
+        if any(rank.sample.identity.rank == 1 for rank in fleet.ranks):
+            raise ZeroDivisionError
+        return real(fleet, accept)
+
+    monkeypatch.setattr(metrics, "render", faulty)
+    text = served.get("/metrics").text
+    assert values(text, "gpufrag_up") == {"0": 1}
+    assert values(text, "gpufrag_collector_success")["{'collector': 'render'}"] == 0
+
+
+def test_the_folder_is_swept_where_nobody_scrapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "REREAD_SECONDS", 0.02)
+    agent = FakeAgent(tmp_path)
+    with running(sidecar(tmp_path, folder=FolderSettings(last_words=0.1)).service()):
+        agent.publish()
+        wait_until(lambda: not agent.file.exists())
+
+
+def test_another_folder_comes_with_a_reload(tmp_path: Path, agents: list[FakeAgent]) -> None:
+    (tmp_path / "other").mkdir()
+    one = sidecar(tmp_path / "other")
+    one._load = lambda: ServeConfig(FolderSettings(path=tmp_path), nvml=NvmlSettings(enabled=False))
+    with running(one.service()) as served:
+        assert values(served.get("/metrics").text, "gpufrag_up") == {}
+        wait_until(lambda: served.get("/-/ready").status_code == 200)
+        served.call(served.server.reload)
+        wait_until(lambda: values(served.get("/metrics").text, "gpufrag_up") == {"0": 1, "1": 1})
+        assert served.get("/-/ready").status_code == 200  # it stays ready meanwhile
+
+
+def test_scrapes_at_once_are_all_answered(served: Running, agents: list[FakeAgent]) -> None:
+    clients = [served.connect() for _ in range(10)]
+    for client in clients:
+        client.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    for client in clients:
+        assert received(client).startswith(b"HTTP/1.1 200 ")
+        client.close()
+
+
+def received(client: socket.socket) -> bytes:
+    whole = b""
+    while data := client.recv(65536):
+        whole += data
+    return whole
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    import time
+
+    deadline = time.monotonic() + PATIENCE
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)

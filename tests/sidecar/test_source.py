@@ -1,0 +1,135 @@
+"""One view from several sources, each of which may fail alone."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fake_agents import FakeAgent
+from gpufrag.config import FolderSettings, NvmlSettings
+from gpufrag.errors import Unavailable
+from gpufrag.sidecar import source
+from gpufrag.sidecar.nvml import Collector
+from gpufrag.sidecar.readings import Device, Memory, NvmlReading
+from gpufrag.sidecar.source import FleetSource
+
+GIB = 1 << 30
+
+
+def one_gpu() -> NvmlReading:
+    memory = Memory(size=80 * GIB, free=60 * GIB, used=19 * GIB, reserved=GIB)
+    return NvmlReading(1000.0, "580.159", (Device(0, "GPU-train-default", "H200", memory, {}),))
+
+
+def no_driver() -> NvmlReading:
+    raise Unavailable("no NVML library here")
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[FakeAgent]:
+    agent = FakeAgent(tmp_path).start()
+    yield agent
+    agent.die()
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Callable[..., FleetSource]]:
+    made: list[FleetSource] = []
+
+    def make_source(nvml: Callable[[], NvmlReading] | None = None, **settings: Any) -> FleetSource:
+        collector = Collector(0.2, nvml) if nvml else None
+        made.append(FleetSource(tmp_path, FolderSettings(**settings), collector))
+        return made[-1]
+
+    yield make_source
+    for one in made:
+        one.close()
+
+
+def failures(fleet: Any) -> dict[str, str]:
+    return {name: result.reason for name, result in fleet.collectors.items() if not result.success}
+
+
+def test_ranks_and_devices_come_together(agent: FakeAgent, make: Any) -> None:
+    fleet = make(one_gpu).read()
+    assert [rank.sample for rank in fleet.ranks] == [agent.sample]
+    assert [(device.uuid, device.size) for device in fleet.devices] == [("GPU-train-default", 80 * GIB)]
+    assert set(fleet.collectors) == {"folder", "nvml", "join"}
+    assert failures(fleet) == {}
+
+
+def test_without_nvml_the_agents_reading_of_the_driver_serves(agent: FakeAgent, make: Any) -> None:
+    fleet = make(no_driver).read()
+    assert failures(fleet) == {"nvml": "no NVML library here"}
+    driver = agent.sample.devices[0].driver
+    assert [(device.size, device.free) for device in fleet.devices] == [(driver.size, driver.free)]
+
+
+def test_nvml_that_is_not_wanted_is_no_failure(agent: FakeAgent, make: Any) -> None:
+    fleet = make(None).read()
+    assert set(fleet.collectors) == {"folder", "join"}
+    assert source.nvml_collector(NvmlSettings(enabled=False)) is None
+
+
+def test_a_driver_that_hangs_costs_its_deadline_and_no_more(agent: FakeAgent, make: Any) -> None:
+    release = threading.Event()
+    fleet = make(lambda: release.wait() and one_gpu()).read()
+    release.set()
+    assert len(fleet.ranks) == 1
+    assert "nvml has not answered" in failures(fleet)["nvml"]
+
+
+def test_a_folder_that_hangs_leaves_the_devices(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    release = threading.Event()
+    monkeypatch.setattr(source.ProcessReader, "read", lambda _: release.wait() and None)
+    fleet = make(one_gpu, deadline=0.1).read()
+    release.set()
+    assert (len(fleet.ranks), len(fleet.devices)) == (0, 1)
+    assert "folder has not answered" in failures(fleet)["folder"]
+
+
+def test_a_folder_that_is_gone_leaves_the_devices(make: Any, tmp_path: Path) -> None:
+    tmp_path.rmdir()
+    fleet = make(one_gpu).read()
+    tmp_path.mkdir()
+    assert (len(fleet.ranks), len(fleet.devices)) == (0, 1)
+    assert "no such folder yet" in failures(fleet)["folder"]
+
+
+def test_a_fault_in_the_join_leaves_the_ranks(agent: FakeAgent, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fault(*_: object) -> None:
+        raise KeyError("uuid")
+
+    monkeypatch.setattr(source, "join", fault)
+    fleet = make(one_gpu).read()
+    assert [rank.sample for rank in fleet.ranks] == [agent.sample]
+    assert failures(fleet) == {"join": "a fault in gpufrag itself (KeyError: 'uuid')"}
+
+
+def test_it_is_ready_once_the_folder_was_read(make: Any, tmp_path: Path) -> None:
+    one = make(no_driver)
+    assert one.waiting_for == "the first reading"
+    tmp_path.rmdir()
+    one.read()
+    assert "no such folder yet" in one.waiting_for
+    tmp_path.mkdir()
+    one.read()
+    assert one.waiting_for is None
+    tmp_path.rmdir()
+    one.read()
+    assert one.waiting_for is None  # what fails later is told by the metrics
+    tmp_path.mkdir()
+
+
+def test_the_log_tells_what_begins_to_fail_and_works_again(make: Any, tmp_path: Path, caplog: Any) -> None:
+    caplog.set_level("INFO")
+    one = make(None)
+    for action in (lambda: None, tmp_path.rmdir, lambda: None, tmp_path.mkdir, lambda: None):
+        action()
+        one.read()
+    told = [(record.getMessage(), record.fields["collector"]) for record in caplog.records]
+    assert told == [("collector failed", "folder"), ("collector works again", "folder")]
