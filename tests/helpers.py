@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -44,3 +45,10 @@ def golden_case_named(name: str) -> GoldenCase:
     """Read once a session: tests must not change what is in `raw`."""
     with gzip.open(TESTS / "golden" / f"{name}.json.gz", "rt", encoding="utf-8") as file:
         return GoldenCase(name, json.load(file))
+
+
+def kept(path: Path, text: str) -> None:
+    """The text is what the file says; with GPUFRAG_UPDATE=1 the file is made to say it."""
+    if os.environ.get("GPUFRAG_UPDATE"):
+        path.write_text(text, encoding="utf-8")
+    assert path.read_text(encoding="utf-8") == text, f"{path.name} is out of date: run with GPUFRAG_UPDATE=1"

@@ -1,9 +1,6 @@
-"""A fleet as the sidecar sees it, made of recorded cases by the real model; and text that is kept in the repository."""
+"""A fleet as the sidecar sees it, made of recorded cases by the real model."""
 
 from __future__ import annotations
-
-import os
-from pathlib import Path
 
 import pytest
 
@@ -92,18 +89,6 @@ def fleet() -> Fleet:
         },
         skipped={"newer version": 1},
     )
-
-
-@pytest.fixture(scope="session")
-def kept():
-    """kept(path, text): the text is what the file says; with GPUFRAG_UPDATE=1 the file is made to say it."""
-
-    def check(path: Path, text: str) -> None:
-        if os.environ.get("GPUFRAG_UPDATE"):
-            path.write_text(text, encoding="utf-8")
-        assert path.read_text(encoding="utf-8") == text, f"{path.name} is out of date: run with GPUFRAG_UPDATE=1"
-
-    return check
 
 
 @pytest.fixture(scope="session")

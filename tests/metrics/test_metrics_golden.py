@@ -9,7 +9,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from gpufrag.metrics import TABLE, render
-from helpers import TESTS
+from helpers import TESTS, kept
 
 FIXTURES = TESTS / "fixtures" / "metrics"
 ACCEPT_OPENMETRICS = "application/openmetrics-text;version=1.0.0"
@@ -23,11 +23,11 @@ def _without_build(text):
     return re.sub(r"gpufrag_build_info\{.*\}", 'gpufrag_build_info{python="…",version="…"}', text)
 
 
-def test_text(fleet, kept):
+def test_text(fleet):
     kept(FIXTURES / "fleet.prom", _without_build(_scrape(fleet)))
 
 
-def test_openmetrics(fleet, kept):
+def test_openmetrics(fleet):
     kept(FIXTURES / "fleet.openmetrics", _without_build(_scrape(fleet, ACCEPT_OPENMETRICS)))
 
 

@@ -4,11 +4,11 @@ import pytest
 
 from gpufrag.metrics import TABLE
 from gpufrag.metrics.markdown import BEGIN, END, markdown_table, with_table
-from helpers import TESTS
+from helpers import TESTS, kept
 
 
 @pytest.mark.parametrize(("page", "brief"), [("README.md", True), ("docs/metrics.md", False)])
-def test_page_is_up_to_date(page, brief, kept):
+def test_page_is_up_to_date(page, brief):
     path = TESTS.parent / page
     text = with_table(path.read_text(encoding="utf-8"), markdown_table(brief=brief))
     assert text is not None, f"{page} lacks the markers {BEGIN} and {END}"

@@ -10,7 +10,7 @@ from gpufrag.model.reach import Driver
 from gpufrag.reports.measure import as_record, as_text, measured, notes
 from gpufrag.reports.style import bold
 from gpufrag.snapshot_file import read
-from helpers import SNAPSHOTS, TESTS
+from helpers import SNAPSHOTS, TESTS, kept
 
 FIXTURES = TESTS / "fixtures" / "reports"
 
@@ -23,11 +23,11 @@ def streams(golden):
     return device
 
 
-def test_the_page(streams, kept):
+def test_the_page(streams):
     kept(FIXTURES / "measure.txt", as_text(streams, "streams-default.json.gz") + "\n")
 
 
-def test_the_record(streams, kept):
+def test_the_record(streams):
     kept(FIXTURES / "measure.json", json.dumps(as_record(streams), indent=2) + "\n")
 
 
