@@ -3,10 +3,11 @@
 import argparse
 
 import pytest
-from gpufrag.errors import UsageError
-from gpufrag.units import argument, format_bytes, format_duration, parse_bytes, parse_duration
 from hypothesis import given
 from hypothesis import strategies as st
+
+from gpufrag.errors import UsageError
+from gpufrag.units import argument, format_bytes, format_duration, parse_bytes, parse_duration
 
 
 @pytest.mark.parametrize(
