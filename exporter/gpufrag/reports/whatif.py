@@ -133,7 +133,7 @@ def as_text(run: Run, candidates: Sequence[Candidate], advice: Advice, limit: in
 
 
 def _head(candidates: Sequence[Candidate]) -> tuple[str, ...]:
-    head = ("setting", "peak reserved", "peak active", "fragm.", "stranded", "OOMs", "new OOMs")
+    head: tuple[str, ...] = ("setting", "peak reserved", "peak active", "fragm.", "stranded", "OOMs", "new OOMs")
     head += ("retries", "device allocs", "least allocatable")
     return (*head, "smallest limit") if _limits(candidates) else head
 

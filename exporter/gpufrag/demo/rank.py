@@ -1,0 +1,39 @@
+"""One rank of the demo, a process of its own: `python -m gpufrag.demo.rank TRACE SECONDS`.
+
+It replays a recorded trace on the simulated allocator, as fast as to be through in SECONDS, and then holds what
+it has until it is ended. The agent inside it is the real one.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+
+from .. import agent
+from ..model.allocator import Allocator
+from ..model.replay import Replay
+from .source import SimulatedSource
+from .traces import load
+
+STEPS = 200
+"""Into how many optimizer steps a trace is cut; the trace itself does not tell."""
+
+
+def main(name: str, seconds: float) -> None:
+    trace = load(name)
+    allocator = Allocator(trace.settings, trace.driver)
+    lock = threading.Lock()
+    source = SimulatedSource(allocator, lock, f"GPU-demo-{name}", trace.alloc_conf)
+    agent.start(source=source, interval=1.0)
+    replay = Replay(trace.program, allocator)
+    for step in range(1, STEPS + 1):
+        with lock:
+            replay.run(until=len(trace.program.operations) * step // STEPS)
+        source.step()
+        time.sleep(seconds / STEPS)
+    threading.Event().wait()  # hold the heap until a signal ends the process
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], float(sys.argv[2]))

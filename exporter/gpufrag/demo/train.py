@@ -1,0 +1,35 @@
+"""The demo's rank on a real GPU: a small model, trained on batches whose length varies, until it is ended."""
+
+from __future__ import annotations
+
+import random
+
+from .. import start
+from ..errors import Unavailable
+
+
+def main() -> None:
+    try:
+        import torch
+    except ImportError:
+        raise Unavailable("the demo on a GPU needs torch; install it, or leave --gpu away") from None
+    if not torch.cuda.is_available():
+        raise Unavailable("torch sees no GPU here; leave --gpu away to replay recorded traces instead")
+    start(interval=1.0)
+    rng = random.Random(0)
+    model = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(512, 8, batch_first=True), 6).cuda()
+    optimizer = torch.optim.AdamW(model.parameters())
+    while True:
+        batch = torch.randn(rng.randrange(2, 17), rng.randrange(64, 1024), 512, device="cuda")
+        model(batch).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except Unavailable as error:
+        raise SystemExit(f"gpufrag demo: {error}") from None
+    except KeyboardInterrupt:
+        pass

@@ -1,0 +1,87 @@
+"""The demo: recorded traces through the real agent, its files, a real sidecar and /metrics."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from gpufrag.demo import table, traces
+from gpufrag.errors import Unavailable
+
+METRICS = """\
+# TYPE gpufrag_steps_total counter
+gpufrag_steps_total{rank="0"} 7
+gpufrag_steps_total{rank="10"} 9
+# TYPE gpufrag_allocator_reserved_bytes gauge
+gpufrag_allocator_reserved_bytes{rank="10",device="0",pool="large"} 1024
+gpufrag_allocator_reserved_bytes{rank="10",device="0",pool="small"} 1024
+# TYPE gpufrag_allocator_free_total_bytes gauge
+gpufrag_allocator_free_total_bytes{rank="10",device="0",at="boundary"} 900
+gpufrag_allocator_free_total_bytes{rank="10",device="0",at="timer"} 1000
+# TYPE gpufrag_allocator_largest_allocatable_bytes gauge
+gpufrag_allocator_largest_allocatable_bytes{rank="10",device="0",at="boundary"} 900
+gpufrag_allocator_largest_allocatable_bytes{rank="10",device="0",at="timer"} 200
+"""
+
+
+def demo(*flags: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "gpufrag", "demo", *flags]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def test_the_worst_moment_of_each_rank_is_shown() -> None:
+    first, second = table.rows(METRICS)
+    assert first == table.Row("0", 7, None, None, None, None)
+    assert second == table.Row("10", 9, 2048, 1000, 200, None)
+    assert second.ratio == 5.0
+
+
+def test_a_fragmented_rank_is_marked_and_a_missing_figure_is_a_dash() -> None:
+    lines = table.lines(table.rows(METRICS))
+    assert lines[1].split() == ["0", "7", "-", "-", "-", "-", "-"]
+    assert lines[2].endswith("5.00  fragmented")
+    assert "\x1b[31m" in table.lines(table.rows(METRICS), colour=True)[2]
+
+
+def test_no_sidecar_is_told_in_a_line() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}/metrics"
+        with pytest.raises(Unavailable, match="does not answer"):
+            table.scrape(url)
+
+
+@pytest.mark.parametrize("name", traces.NAMES)
+def test_a_trace_ends_as_the_real_run_did(name: str) -> None:
+    trace = traces.load(name)
+    assert trace.driver.limit is not None
+    assert len(trace.program.operations) > 1000
+
+
+def test_the_whole_chain_shows_one_healthy_and_one_fragmented_rank() -> None:
+    done = demo("--duration", "5", "--play", "1", "--once")
+    assert done.returncode == 0, done.stderr
+    _, head, healthy, fragmented = done.stdout.splitlines()
+    assert head.split()[0] == "rank"
+    assert float(healthy.split()[-1]) < 1.5
+    assert fragmented.split()[-1] == "fragmented"
+    assert done.stderr == ""
+
+
+def test_a_port_in_use_is_told_and_nothing_stays_behind() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        done = demo("--duration", "5", "--once", "--port", str(taken.getsockname()[1]))
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("gpufrag: the demo's sidecar ended at once")
+
+
+def test_a_wrong_duration_is_a_usage_error() -> None:
+    done = demo("--duration", "soon")
+    assert done.returncode == 2
+    assert "is not a duration" in done.stderr
