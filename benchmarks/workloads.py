@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from itertools import pairwise
 
 import torch
 from torch import nn
@@ -67,7 +68,7 @@ class Pyramid(nn.Module):
         widths = [3, width, 2 * width, 4 * width, 8 * width]
         self.stages = nn.ModuleList(
             nn.Sequential(nn.Conv2d(a, b, 3, stride=2, padding=1), nn.BatchNorm2d(b), nn.ReLU())
-            for a, b in zip(widths, widths[1:])
+            for a, b in pairwise(widths)
         )
         self.sides = nn.ModuleList(nn.Conv2d(b, 2 * width, 1) for b in widths[1:])
         self.head = nn.Conv2d(2 * width, 21, 3, padding=1)
