@@ -86,7 +86,7 @@ def test_an_emptied_segment_goes_and_its_address_space_with_it() -> None:
 
 
 def test_pages_mapped_on_the_way_to_a_failure_stay() -> None:
-    allocator = Allocator(EXPANDABLE, Driver(free=100 * MIB, size=1 << 40))
+    allocator = Allocator(EXPANDABLE, Driver(free=102 * MIB, size=1 << 40))
     blocks = [live(allocator, size * MIB) for size in (15, 60, 25)]
     allocator.free(blocks[1])
     allocator.empty_cache()

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import NamedTuple
 
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from gpufrag.model.allocator import Allocator
 from gpufrag.model.blocks import Block
+from gpufrag.model.fragmentation import measure
 from gpufrag.model.heap import AWAITING, INACTIVE, Heap, Segment
 from gpufrag.model.reach import Driver
 from gpufrag.model.settings import INTERVALS, Settings
@@ -49,10 +50,10 @@ SETTINGS = st.builds(
 )
 DRIVERS = st.builds(
     Driver,
-    free=st.sampled_from([None, 150 * MIB, 1 << 40]),
-    size=st.sampled_from([None, 1 << 30]),
+    free=st.sampled_from([None, 150 * MIB, 180 * MIB, 1 << 39]),
+    size=st.sampled_from([None, 1 << 40]),
     limit=st.sampled_from([None, 120 * MIB, 300 * MIB]),
-)
+) | st.just(Driver(free=180 * MIB, size=200 * MIB))  # here the address space of expandable segments ends, too
 
 
 class Machine:
@@ -158,6 +159,21 @@ def test_when_all_is_freed_nothing_stays_reserved(program: list[Step], settings:
     machine.allocator.empty_cache()
     assert machine.allocator.heap().segments == ()
     assert (machine.allocator.reserved, machine.allocator.active) == (0, 0)
+
+
+@given(PROGRAMS, SETTINGS, DRIVERS, st.sampled_from([0, 7]))
+def test_the_largest_allocatable_request_succeeds_and_the_next_fails(
+    program: list[Step], settings: Settings, driver: Driver, stream: int
+) -> None:
+    """Two models that share no code: `reach` reads the answer off a heap, the simulator tries."""
+    ends = [Machine(settings, driver) for _ in range(2)]
+    for machine, step in product(ends, program):
+        machine.do(step)
+    first, second = (machine.allocator for machine in ends)
+    largest = measure(first.heap(), first.driver, stream).largest_allocatable
+    assume(largest is not None)
+    assert largest == 0 or first.malloc(largest, stream) is not None
+    assert second.malloc(largest + 512, stream) is None
 
 
 @given(PROGRAMS, SETTINGS)

@@ -49,9 +49,9 @@ class Device:
         return self.limit is None or self.reserved + size <= self.limit
 
     def holds(self, size: int) -> bool:
-        """Whether the driver has `size` bytes left."""
+        """Whether the driver hands out `size` bytes more."""
         free = self._before.free
-        return free is None or self.reserved + size <= free
+        return free is None or size <= Driver.usable(free - self.reserved)
 
     def give(self, arena: Arena, address: int, size: int) -> None:
         self.counters.device_allocs += 1

@@ -85,7 +85,7 @@ def play(run: Run, settings: Settings, limit: int | None, progress: Progress | N
 
     The recorded settings go on from the recorded beginning; any other begins with the older blocks, packed.
     """
-    replay = _begin(run, settings, limit)
+    replay = begin(run, settings, limit)
     allocator = replay.allocator
     worst: int | None = None
     most_active = stranded = 0
@@ -129,14 +129,14 @@ def smallest_limit(run: Run, settings: Settings, enough: int) -> int | None:
 
 
 def _suffices(run: Run, settings: Settings, limit: int) -> bool:
-    replay = _begin(run, settings, limit)
+    replay = begin(run, settings, limit)
     stride = max(1, len(run.program.operations) // STRETCHES)
     while not replay.done and not replay.failed:  # a limit that is too small is found out early
         replay.run(until=replay.position + stride)
     return not replay.failed
 
 
-def _begin(run: Run, settings: Settings, limit: int | None) -> Replay:
+def begin(run: Run, settings: Settings, limit: int | None) -> Replay:
     driver = replace(run.driver, limit=limit)
     if settings != run.end.settings:
         return Replay(run.program, Allocator(settings, driver))
