@@ -33,7 +33,7 @@ def rank_missing(config: Config) -> Alert:
         expr=f"max_over_time({alive}[{memory}]) - {alive} > 0",
         hold=config.timing.hold,
         summary="Ranks that were there are gone while others of their job go on.",
-        description=f"{texts.value('humanize')} fewer ranks than within the last {memory}. The "
+        description=f"ranks gone within the last {memory}: {texts.value('humanize')}. The "
         "others may be waiting for them in a collective call: look at the log of what is missing.",
     )
 
@@ -44,14 +44,14 @@ def target_down(config: Config) -> Alert:
     down = f"max_over_time({config.series('up', config.target_selector)}[{window}]) == 0"
     known = f"present_over_time({config.series('gpufrag_build_info')}[{memory}])"
     known_down = f"(max_over_time({config.series('up')}[{window}]) == 0 and on (job, instance) {known})"
-    one = texts.lookup(config, f"{config.series('up', JOB)} == 0", " {{ .Labels.instance }} is one of them.")
+    one = texts.lookup(config, f"{config.series('up', JOB)} == 0", ", among them {{ .Labels.instance }}")
     return Alert(
         name="GpufragTargetDown",
         severity=WARNING,
         expr=f"count by ({config.by_job}) ({down} or {known_down})",
         hold=config.timing.hold,
         summary="Prometheus cannot scrape a sidecar, so nobody watches its ranks.",
-        description=f"{texts.value('humanize')} targets do not answer.{one} The page Targets of "
+        description=f"targets that do not answer: {texts.value('humanize')}{one}. The page Targets of "
         "Prometheus shows the error; training itself is not touched by it.",
     )
 
