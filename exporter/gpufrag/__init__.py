@@ -9,7 +9,7 @@ training processes: everything else is loaded when it is needed.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+TYPE_CHECKING = False  # as in typing, which takes longer to import than all that is here
 
 if TYPE_CHECKING:
     import os

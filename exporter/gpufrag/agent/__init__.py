@@ -6,13 +6,15 @@ Importing this package starts nothing and imports next to nothing: the shim load
 from __future__ import annotations
 
 import os
-from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING
 
 from . import arrival
 
+TYPE_CHECKING = False  # as in typing, which takes longer to import than all that is here
+
 if TYPE_CHECKING:
+    from pathlib import Path
+    from types import ModuleType
+
     from ..sample import ProcessSample
     from .sources import Source
 

@@ -11,13 +11,17 @@ This module is loaded into every Python process of a job, so it imports next to 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from importlib.machinery import ModuleSpec
-from types import ModuleType
-from typing import Any
 
-Ready = Callable[[ModuleType], None]
-"""Called with the framework's module, in the thread that has begun to use a device."""
+TYPE_CHECKING = False  # as in typing, which takes longer to import than all that is here
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+    from typing import Any
+
+    Ready = Callable[[ModuleType], None]
+    """Called with the framework's module, in the thread that has begun to use a device."""
 
 
 def when_in_use(ready: Ready, modules: dict[str, ModuleType] = sys.modules, finders: list[Any] = sys.meta_path) -> None:

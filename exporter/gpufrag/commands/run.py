@@ -38,10 +38,8 @@ def run(options: argparse.Namespace) -> NoReturn:
     try:
         os.execvpe(job[0], job, environment)
     except FileNotFoundError:
-        where = "no such file" if "/" in job[0] else "no such command on PATH"
-        raise Unavailable(
-            f"cannot run {job[0]!r}: {where} (or its interpreter is missing); check its spelling"
-        ) from None
+        what = "no such file" if "/" in job[0] else "no such command on PATH"
+        raise Unavailable(f"cannot run {job[0]!r}: {what}, or its interpreter is missing; check its name") from None
     except (OSError, ValueError) as error:
         what = getattr(error, "strerror", None) or str(error)
         raise Unavailable(f"cannot run {job[0]!r}: {what}; give a program that may be executed") from None

@@ -4,10 +4,8 @@ It asks for an agent as soon as the process uses a GPU, steps aside, and lets th
 It never writes to stdout. An older Python than the agent's must be able to read it: its syntax is old on purpose.
 """
 
-import importlib
 import os
 import sys
-from importlib import machinery, util
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 
@@ -15,25 +13,13 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 def _wait_for_gpu() -> None:
     if sys.version_info < (3, 10) or os.environ.get("GPUFRAG_DISABLE") == "1":
         return
-    if "gpufrag" not in sys.modules:
-        library = os.environ.get("GPUFRAG_AGENT_PATH") or os.path.dirname(os.path.dirname(HERE))
-        _load(os.path.join(library, "gpufrag"))
-    importlib.import_module("gpufrag.agent").wait()
-
-
-def _load(folder: str) -> None:
-    """The package from its own folder: nothing else that lies beside it becomes importable."""
-    init = os.path.join(folder, "__init__.py")
-    spec = util.spec_from_file_location("gpufrag", init, submodule_search_locations=[folder])
-    if spec is None or spec.loader is None:
-        raise ImportError("not a package: " + folder)
-    module = util.module_from_spec(spec)
-    sys.modules["gpufrag"] = module
+    library = os.environ.get("GPUFRAG_AGENT_PATH") or os.path.dirname(os.path.dirname(HERE))
+    sys.path.append(library)  # for this one import; last, so that nothing there hides what the program has
     try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules["gpufrag"]
-        raise
+        from gpufrag import agent
+    finally:
+        sys.path.remove(library)
+    agent.wait()
 
 
 def _complain(error: BaseException) -> None:
@@ -47,11 +33,14 @@ def _complain(error: BaseException) -> None:
 def _run_next() -> None:
     """The sitecustomize that Python would have run without this one; its errors are its own, as they would be."""
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != HERE]
-    spec = machinery.PathFinder.find_spec("sitecustomize", sys.path)
-    if spec is not None and spec.loader is not None:
-        module = util.module_from_spec(spec)
-        sys.modules["sitecustomize"] = module
-        spec.loader.exec_module(module)
+    this = sys.modules.pop("sitecustomize", None)
+    try:
+        import sitecustomize  # type: ignore[import-not-found]  # noqa: F401  # the next: this folder has left the path
+    except ImportError as error:
+        if error.name != "sitecustomize":
+            raise
+        if this is not None:  # there is none
+            sys.modules["sitecustomize"] = this
 
 
 try:

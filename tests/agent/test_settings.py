@@ -1,0 +1,31 @@
+"""What the environment and the caller may ask of the agent."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpufrag.agent.settings import AgentSettings, from_environment
+from gpufrag.errors import UsageError
+
+
+def test_the_defaults_are_one_snapshot_in_ten_seconds_and_a_thousandth_of_the_time() -> None:
+    settings = from_environment({})
+    assert (settings.interval, settings.budget, settings.publish_every) == (10.0, 0.001, 1.0)
+
+
+def test_the_environment_is_read_and_the_caller_wins() -> None:
+    environment = {"GPUFRAG_INTERVAL": "2", "GPUFRAG_BUDGET": "0.5"}
+    assert from_environment(environment) == AgentSettings(2.0, 0.5)
+    assert from_environment(environment, interval=3.0) == AgentSettings(3.0, 0.5)
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "soon"])
+def test_an_interval_that_is_none_is_refused(value: str) -> None:
+    with pytest.raises(UsageError, match=r"(?i)interval"):
+        from_environment({"GPUFRAG_INTERVAL": value})
+
+
+@pytest.mark.parametrize("value", [0.0, -0.1, 1.5, float("nan")])
+def test_a_budget_that_is_no_share_is_refused(value: float) -> None:
+    with pytest.raises(UsageError, match="share of wall time"):
+        from_environment({}, budget=value)
