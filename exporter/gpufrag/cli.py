@@ -32,7 +32,9 @@ COMMANDS = (
     Command("check-config", "say what is wrong with a sidecar's config file", "gpufrag check-config gpufrag.yaml"),
     Command("mixin", "rules, alerts and dashboards for Prometheus and Grafana", "gpufrag mixin build --out mixin"),
     Command("completion", "commands and flags for the shell's Tab key", "source <(gpufrag completion bash)"),
-    Command("whatif", "a recorded trace under other allocator settings", "gpufrag whatif snapshot.pickle --limit 40GiB"),
+    Command("whatif", "a recorded trace under other settings", "gpufrag whatif snapshot.pickle --limit 40GiB"),
+    Command("replay", "a recorded trace on the simulated allocator", "gpufrag replay trace.json.gz --limit 8GiB"),
+    Command("simulate-fleet", "many simulated ranks, for load tests", "gpufrag simulate-fleet --jobs 50 --ranks 64"),
     Command("demo", "two simulated ranks, a real sidecar and a live table", "gpufrag demo --duration 20 --once"),
 )
 
