@@ -104,3 +104,33 @@ def test_the_peaks_are_torch_s(golden_case: GoldenCase) -> None:
 def test_the_totals_of_each_pool_are_torch_s(golden_case: GoldenCase, pool: str) -> None:
     totals, stats = run(golden_case.name).allocator.totals(small=pool == "small"), golden_case.raw["stats"]
     assert totals._asdict() == {name: stats[f"{name}_bytes.{pool}_pool.current"] for name in totals._fields}
+
+
+@pytest.mark.parametrize(
+    ("recorded", "other"),
+    [
+        ("kv-default", "kv-expandable"),
+        ("kv-default", "kv-maxsplit64"),
+        ("kv-expandable", "kv-default"),
+        ("streams-default", "streams-expandable"),
+        ("streams-expandable", "streams-default"),
+        ("train-default", "train-expandable"),
+        ("train-cap4-maxsplit64", "train-cap4-expandable"),
+    ],
+)
+def test_a_run_recorded_under_one_setting_tells_how_it_went_under_another(recorded: str, other: str) -> None:
+    """The same workload was recorded under both: the replay of the one ends, block for block, as the other did."""
+    case, target = golden_case_named(recorded), golden_case_named(other)
+    events = parse_rows(case.raw["events"], case.raw["events_columns"])
+    driver = Driver(target.raw["driver_free_before"], target.raw["driver_total"], target.raw["cap_bytes"] or None)
+    allocator = Allocator(target.heap.settings, driver)
+    Replay(read_program(events, case.heap.settings, case.raw["cap_bytes"] or None), allocator).run()
+    stats = target.raw["stats"]
+    assert allocator.peak_reserved == stats["reserved_bytes.all.peak"]
+    assert allocator.counters.device_allocs == stats["num_device_alloc"]
+    assert streamless(allocator.heap()) == streamless(target.heap)
+
+
+def streamless(heap: Heap) -> list[tuple[Any, ...]]:
+    """The shape without the streams, whose numbers differ from process to process."""
+    return sorted(segment[1:] for segment in shape(heap))

@@ -109,7 +109,7 @@ def play(run: Run, settings: Settings, limit: int | None, progress: Progress | N
         alloc_retries=counters.alloc_retries,
         device_allocs=counters.device_allocs,
         worst_largest_allocatable=worst,
-        same_end=_shape(allocator.heap()) == _shape(run.end),
+        same_end=shape(allocator.heap()) == shape(run.end),
     )
 
 
@@ -159,6 +159,6 @@ def _moments(program: Program) -> list[int]:
     return [moment for _, moment in best.values()]
 
 
-def _shape(heap: Heap) -> list[tuple[object, ...]]:
+def shape(heap: Heap) -> list[tuple[object, ...]]:
     """What must be equal where the addresses of segments are not: order within, sizes and states."""
     return sorted((s.small, s.pool, s.expandable, tuple(s.sizes), tuple(s.states)) for s in heap.segments)

@@ -1,0 +1,56 @@
+"""`gpufrag replay`: a recorded trace, run again on the simulated allocator."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+from ..errors import BadInput
+from ..model.settings import parse_conf, refuse_unknown_keys
+from ..model.whatif import begin, read_run, shape
+from ..reports import replay as report
+from ..reports import style
+from ..snapshot_file import read_recording
+from ..units import argument, parse_bytes
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    size = argument(parse_bytes)
+    parser.add_argument("file", metavar="FILE", help="a snapshot with history, or the JSON form with events")
+    parser.add_argument("--settings", metavar="CONF", type=_conf, help="another PYTORCH_CUDA_ALLOC_CONF")
+    parser.add_argument("--limit", metavar="SIZE", type=size, help="memory that the process may reserve")
+    parser.add_argument("--recorded-limit", metavar="SIZE", type=size, help="the limit while it was recorded")
+    parser.add_argument("--device", metavar="D", type=int, help="which device of a snapshot of several")
+    parser.add_argument("--json", action="store_true", help="the heap at the end as a snapshot, and all figures")
+
+
+def run(options: argparse.Namespace) -> int:
+    recording = read_recording(options.file, options.device)
+    recorded_limit = recording.limit if options.recorded_limit is None else options.recorded_limit
+    limit = recorded_limit if options.limit is None else options.limit
+    try:
+        recorded = read_run(recording.events, recording.end, recording.before, recorded_limit)
+    except BadInput as error:
+        raise BadInput(f"{recording.name}: {error}") from None
+    settings = recording.end.settings if options.settings is None else parse_conf(options.settings)
+    replay = begin(recorded, settings, limit)
+    replay.run()
+    result = report.Replayed(
+        name=recording.name,
+        conf=recording.conf if options.settings is None else options.settings,
+        limit=limit,
+        replay=replay,
+        same_end=shape(replay.allocator.heap()) == shape(recording.end),
+    )
+    print(json.dumps(report.as_record(result)) if options.json else report.as_text(result, style.bold(sys.stdout)))
+    return 0
+
+
+def _conf(text: str) -> str:
+    try:
+        refuse_unknown_keys(text)
+        parse_conf(text)
+    except BadInput as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text

@@ -1,0 +1,98 @@
+"""`gpufrag replay`: where a replayed trace ends, as text, or as JSON that is a snapshot in torch's own form."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any, NamedTuple
+
+from ..model.blocks import Totals
+from ..model.heap import Segment
+from ..model.replay import Replay
+from ..units import format_bytes
+from .style import Emphasis
+
+
+class Replayed(NamedTuple):
+    """A replay at its end. `same_end` is whether its heap is the recorded one, addresses of segments aside."""
+
+    name: str
+    conf: str
+    limit: int | None
+    replay: Replay
+    same_end: bool
+
+
+def as_record(result: Replayed) -> dict[str, Any]:
+    """The form of --json, in bytes; `gpufrag measure` reads it as a snapshot."""
+    allocator = result.replay.allocator
+    driver = allocator.driver
+    return {
+        "allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": result.conf},
+        "cap_bytes": result.limit or 0,
+        "driver_free": driver.free,
+        "driver_total": driver.size,
+        "operations": result.replay.position,
+        "ends_as_recorded": result.same_end,
+        "newly_failed": result.replay.failed,
+        "counters": asdict(allocator.counters),
+        "peak_reserved": allocator.peak_reserved,
+        "peak_active": allocator.peak_active,
+        "pools": {name: totals._asdict() for name, totals in _pools(result)},
+        "private_pool_reserved": allocator.private_reserved(),
+        "segments": [_segment_record(segment) for segment in allocator.heap().segments],
+    }
+
+
+def _pools(result: Replayed) -> Iterator[tuple[str, Totals]]:
+    for name in ("large", "small"):
+        yield name, result.replay.allocator.totals(small=name == "small")
+
+
+def _segment_record(segment: Segment) -> dict[str, Any]:
+    return {
+        "device": segment.device,
+        "address": segment.address,
+        "total_size": segment.size,
+        "stream": segment.stream,
+        "segment_type": "small" if segment.small else "large",
+        "segment_pool_id": list(segment.pool),
+        "is_expandable": segment.expandable,
+        "blocks": [
+            {"address": block.address, "size": block.size, "requested_size": block.requested, "state": block.state}
+            for block in segment.blocks()
+        ],
+    }
+
+
+def as_text(result: Replayed, bold: Emphasis = str) -> str:
+    limit = "no limit" if result.limit is None else f"a limit of {format_bytes(result.limit)}"
+    conf = result.conf or "torch's default settings"
+    title = f"{result.name}: {result.replay.position:,} operations under {conf} and {limit}"
+    return "\n".join([bold(title), "", *_table(result, bold), "", *_figures(result)])
+
+
+def _table(result: Replayed, bold: Emphasis) -> Iterator[str]:
+    (_, large), (_, small) = _pools(result)
+    yield bold(_line("at the end, by pool", "large", "small", "both, bytes"))
+    for name, a, b in zip(Totals._fields, large, small):
+        yield _line(name, format_bytes(a), format_bytes(b), f"{a + b:,}")
+
+
+def _figures(result: Replayed) -> Iterator[str]:
+    allocator = result.replay.allocator
+    sizes = {
+        "private_pool_reserved": allocator.private_reserved(),
+        "peak_reserved": allocator.peak_reserved,
+        "peak_active": allocator.peak_active,
+    }
+    for name, size in sizes.items():
+        yield _line(name, format_bytes(size), "", f"{size:,}")
+    counts = {"segments": len(allocator.heap().segments), **asdict(allocator.counters)}
+    for name, count in {**counts, "newly_failed": result.replay.failed}.items():
+        yield _line(name, f"{count:,}", "", "")
+    yield _line("ends_as_recorded", "yes" if result.same_end else "no", "", "")
+
+
+def _line(name: str, first: str, second: str, third: str) -> str:
+    return f"  {name:<24}{first:>12}{second:>12}{third:>19}".rstrip()
