@@ -34,7 +34,7 @@ COMMANDS = (
     Command("completion", "commands and flags for the shell's Tab key", "source <(gpufrag completion bash)"),
     Command("whatif", "a recorded trace under other settings", "gpufrag whatif snapshot.pickle --limit 40GiB"),
     Command("replay", "a recorded trace on the simulated allocator", "gpufrag replay trace.json.gz --limit 8GiB"),
-    Command("simulate-fleet", "many simulated ranks, for load tests", "gpufrag simulate-fleet --jobs 50 --ranks 64"),
+    Command("simulate-fleet", "many simulated ranks, for load tests", "gpufrag simulate-fleet --jobs 9 --ranks 64"),
     Command("demo", "two simulated ranks, a real sidecar and a live table", "gpufrag demo --duration 20 --once"),
 )
 

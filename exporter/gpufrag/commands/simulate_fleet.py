@@ -1,0 +1,48 @@
+"""`gpufrag simulate-fleet`: as many jobs and ranks as one likes, for load tests and demonstrations."""
+
+from __future__ import annotations
+
+import argparse
+
+from ..units import argument, parse_duration
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--jobs", type=int, default=4, help="how many jobs; default 4")
+    parser.add_argument("--ranks", type=int, default=8, help="ranks of each job; default 8")
+    parser.add_argument("--faulty", type=int, default=1, help="jobs with a rank that fragments its memory; default 1")
+    parser.add_argument("--play", type=argument(parse_duration), default=300.0, help="how fast it does so; default 5m")
+    parser.add_argument(
+        "--restart", type=argument(parse_duration), default=1800.0, help="when that rank begins anew; default 30m"
+    )
+    parser.add_argument("--port", type=int, default=9836, help="on the loopback address; 0 takes any free one")
+    parser.add_argument("--no-histograms", dest="histograms", action="store_false", help="leave the histograms out")
+
+
+def run(options: argparse.Namespace) -> int:
+    from ..config import WebSettings
+    from ..errors import UsageError
+    from ..fleet_simulator import fleet, server
+    from ..fleet_simulator.film import film
+    from ..web import runner
+    from ..web.listen import Address
+
+    if min(options.jobs, options.ranks) < 1 or options.play <= 0 or options.restart <= 0:
+        raise UsageError("--jobs, --ranks, --play and --restart are above 0")
+    jobs = fleet.jobs(options.jobs, options.ranks, options.faulty)
+    films = {name: film(name) for name in (fleet.HEALTHY, fleet.FRAGMENTING)}
+    period = fleet.Period(options.play, options.restart)
+    service = runner.Service(
+        server.app(jobs, films, period, histograms=options.histograms),
+        started=lambda address: print(f"targets for http_sd_configs: http://{address}/targets", flush=True),
+    )
+    connections = 2 * options.jobs + 16  # Prometheus keeps one for each target
+    runner.run(
+        service,
+        WebSettings(
+            listen_address=str(Address("127.0.0.1", options.port)),
+            max_requests=connections,
+            max_connections=connections,
+        ),
+    )
+    return 0
