@@ -1,11 +1,12 @@
 # The sidecar. No torch and no CUDA inside: NVML comes from the driver that the container runtime mounts, where it does.
-FROM python:3.13-slim AS build
+ARG BASE=python:3.13-slim
+FROM ${BASE} AS build
 WORKDIR /source
 COPY pyproject.toml README.md LICENSE ./
 COPY exporter exporter
-RUN python -m venv /opt/gpufrag && /opt/gpufrag/bin/pip install --no-cache-dir --disable-pip-version-check .
+RUN python3 -m venv /opt/gpufrag && /opt/gpufrag/bin/pip install --no-cache-dir --disable-pip-version-check .
 
-FROM python:3.13-slim
+FROM ${BASE}
 LABEL org.opencontainers.image.title="gpufrag" \
       org.opencontainers.image.description="Prometheus exporter for GPU memory fragmentation: the sidecar" \
       org.opencontainers.image.licenses="Apache-2.0"
