@@ -5,13 +5,16 @@ from __future__ import annotations
 import argparse
 import gc
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ..config import ServeConfig
+    from ..web.listen import Address
+    from ..web.runner import Service
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,6 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--nvml", action=argparse.BooleanOptionalAction, default=None, help="ask the driver too; default yes"
     )
+    parser.add_argument(
+        "--write-target", metavar="DIR", type=Path, help="keep a file for Prometheus' file_sd_configs there"
+    )
     parser.add_argument("--log.level", dest="log_level", help="debug, info, warning or error; default info")
 
 
@@ -39,8 +45,26 @@ def run(options: argparse.Namespace) -> int:
     sidecar = server.Sidecar(config, _folder, lambda: _configured(options))
     gc.collect()
     gc.freeze()  # what is loaded by now stays: no collection during a scrape need look at it
-    runner.run(sidecar.service(), config.web)
+    with _announced(sidecar.service(), options.write_target) as service:
+        runner.run(service, config.web)
     return 0
+
+
+@contextmanager
+def _announced(service: Service, folder: Path | None) -> Iterator[Service]:
+    """The service, which tells where it listens in a file as well if there is a folder for it."""
+    if folder is None:
+        yield service
+        return
+    from ..sidecar import target_file
+
+    with target_file.kept(folder) as announce:
+
+        def started(address: Address) -> None:
+            announce(address)
+            service.started(address)
+
+        yield replace(service, started=started)
 
 
 def _configured(options: argparse.Namespace) -> ServeConfig:

@@ -1,0 +1,61 @@
+"""A file for Prometheus' file_sd_configs, that says where this sidecar listens: for hosts that no discovery lists.
+
+It is written once the sidecar listens, and taken away when it ends. What is killed leaves it; then the target is
+down until the job's epilogue removes the file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from ..errors import Unavailable
+from ..web.listen import Address
+
+ANY_HOST = ("", "0.0.0.0", "::")
+
+
+@contextmanager
+def kept(
+    folder: Path, environment: Mapping[str, str] = os.environ, host: str | None = None
+) -> Iterator[Callable[[Address], None]]:
+    """Yields what is to be told the address; the file is there from then to the end. It raises Unavailable."""
+    written: list[Path] = []
+
+    def announce(address: Address) -> None:
+        reached = (host or socket.gethostname()) if address.host in ANY_HOST else address.host
+        path = folder / f"{reached.replace(':', '_')}-{address.port}.json"
+        written.append(path)
+        entry = {"targets": [str(Address(reached, address.port))], "labels": labels(environment)}
+        _replace(path, json.dumps([entry]) + "\n")
+
+    try:
+        yield announce
+    finally:
+        for path in written:
+            path.unlink(missing_ok=True)
+
+
+def labels(environment: Mapping[str, str]) -> dict[str, str]:
+    """Which job it is, in Slurm's words. Names are not unique there: job_name has the number in it too."""
+    number, name = environment.get("SLURM_JOB_ID"), environment.get("SLURM_JOB_NAME")
+    found = {
+        "job_name": "-".join(filter(None, [name, number])),
+        "slurm_job_id": number,
+        "cluster": environment.get("SLURM_CLUSTER_NAME"),
+    }
+    return {label: value for label, value in found.items() if value}
+
+
+def _replace(path: Path, text: str) -> None:
+    """Whole or not at all; the half-written one has no name that `*.json` would match."""
+    draft = path.with_suffix(".draft")
+    try:
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(path)
+    except OSError as error:
+        raise Unavailable(f"{path}: {error.strerror}; give --write-target a folder that can be written to") from None
