@@ -121,6 +121,13 @@ def test_nothing_is_given_back_during_a_capture() -> None:
     assert allocator.counters.device_frees == 0
 
 
+def test_nothing_is_given_back_for_a_private_pool() -> None:
+    allocator = limited(40 * MIB)
+    allocator.free(live(allocator, 24 * MIB))
+    assert allocator.malloc(30 * MIB, pool=GRAPH) is None
+    assert allocator.counters.device_frees == 0
+
+
 def test_a_shared_block_waits_for_its_stream() -> None:
     allocator = Allocator()
     block = live(allocator, 12 * MIB)

@@ -52,6 +52,12 @@ def test_rows_are_read_by_their_columns() -> None:
     ]
 
 
+def test_rows_may_tell_the_pool() -> None:
+    assert parse_rows([["alloc", 4096, 512, 7, [0, 1]]], [*COLUMNS, "pool_id"]) == [
+        Event("alloc", 4096, 512, 7, (0, 1))
+    ]
+
+
 def test_torch_s_trace_is_read() -> None:
     trace = [
         {"action": "alloc", "addr": 4096, "size": 512, "stream": 7, "time_us": 1, "frames": []},

@@ -8,13 +8,12 @@ segments, and when the streams have finished with a block.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from . import expandable, release
 from .addresses import AddressSpace
 from .adopt import adopt
 from .blocks import Arena, Block, PoolPair, Totals, add_up, segments_of
-from .device import Counters, Device
+from .device import Counters, Device, limited
 from .events import Event
 from .heap import ALLOCATED, AWAITING, DEFAULT_POOL, INACTIVE, Heap, Segment
 from .reach import Driver
@@ -41,7 +40,7 @@ class Allocator:
         """Whether a CUDA graph is being captured: then nothing is given back to the driver."""
         self.active = 0
         self.peak_active = 0
-        self._device = Device(_limited(driver, settings), addresses or AddressSpace(), observe)
+        self._device = Device(limited(driver, settings), addresses or AddressSpace(), observe)
         self._pools: dict[tuple[int, int], PoolPair] = {}
         self._heads: release.Heads = {}
         self._waiting: dict[Block, None] = {}
@@ -156,8 +155,7 @@ class Allocator:
 
     def private_reserved(self) -> int:
         """Bytes held by CUDA graphs and MemPools."""
-        default = self._pools[DEFAULT_POOL]
-        return self.reserved - default.small.reserved - default.large.reserved
+        return sum(pair.reserved for pool, pair in self._pools.items() if pool != DEFAULT_POOL)
 
     def _activate(self, block: Block, request: int) -> None:
         arena, size = block.arena, block.size
@@ -211,11 +209,15 @@ class Allocator:
         least = settings.max_split_size
         if block is None and least and release.release_oversize(arena, size, least, self._device, self._heads):
             block = self._new(arena, size)
-        if block is None and not self.capturing:
+        if block is None and self._may_flush(arena):
             self.empty_cache()
             self._device.counters.alloc_retries += 1
             block = self._new(arena, size)
         return block
+
+    def _may_flush(self, arena: Arena) -> bool:
+        """Not in a capture, which is where graphs allocate; before torch 2.13 not for a MemPool either."""
+        return not self.capturing and arena.pool.id == DEFAULT_POOL
 
     def _overflow(self, arena: Arena, size: int) -> Block | None:
         """A cached block of a MemPool that lends to the default pool. Torch passes its expandable blocks over."""
@@ -241,14 +243,6 @@ class Allocator:
         self._heads[block] = None
         self._device.give(arena, block.address, request)
         return block
-
-
-def _limited(driver: Driver, settings: Settings) -> Driver:
-    """The driver with the limit that the settings name, where the process has set no other."""
-    fraction = settings.per_process_memory_fraction
-    if driver.limit is not None or driver.size is None or fraction >= 1:
-        return driver
-    return replace(driver, limit=round(fraction * driver.size))
 
 
 def _round_plainly(request: int) -> int:

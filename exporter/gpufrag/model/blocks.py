@@ -117,6 +117,10 @@ class PoolPair:
         self.on_oom = on_oom
         self.released = False
 
+    @property
+    def reserved(self) -> int:
+        return self.small.reserved + self.large.reserved
+
 
 class Arena:
     """A pool's blocks on one stream, with their sums in bytes. A block never changes its arena."""

@@ -67,14 +67,14 @@ class Program:
 
 
 def parse_rows(rows: Iterable[Sequence[Any]], columns: Sequence[str]) -> list[Event]:
-    """Events from rows whose `columns` are action, addr, size and stream, in any order.
+    """Events from rows whose `columns` are action, addr, size, stream and perhaps pool_id, in any order.
 
     Raises BadInput, naming the row.
     """
     needed = ("action", "addr", "size", "stream")
     if missing := [name for name in needed if name not in columns]:
         raise BadInput(f"the events have no column {missing[0]!r}: a trace needs {', '.join(needed)}")
-    order = [columns.index(name) for name in needed]
+    order = [columns.index(name) for name in (*needed, "pool_id") if name in columns]
     events = []
     for index, row in enumerate(rows):
         try:
@@ -97,7 +97,7 @@ def parse_trace(entries: Iterable[Mapping[str, Any]]) -> list[Event]:
                 continue
             address = None if action == OOM else entry["addr"]
             pool = entry.get("pool_id") or DEFAULT_POOL
-            events.append(_checked(index, action, address, entry["size"], entry["stream"], tuple(pool)))
+            events.append(_checked(index, action, address, entry["size"], entry["stream"], pool))
         except KeyError as error:
             raise BadInput(f"event {index} has no key {error}: the trace is broken, record a new one") from None
         except (AttributeError, TypeError):
@@ -109,7 +109,7 @@ def _checked(index: int, action: Any, address: Any, size: Any, stream: Any, pool
     """An event of values that may be anything; an address where there must be none is left out."""
     if action not in ACTIONS:
         raise BadInput(f"event {index} has the unknown action {action!r}")
-    event = Event(action, None if action == OOM else address, size, stream, pool)
+    event = Event(action, None if action == OOM else address, size, stream, tuple(pool))
     numbers: list[Any] = [size, stream, *pool, 0 if action == OOM else address]
     if set(map(type, numbers)) != {int} or min(numbers) < 0 or len(pool) != 2:
         raise BadInput(f"event {index} ({action}) has an address, size, stream or pool that is no whole number >= 0")
