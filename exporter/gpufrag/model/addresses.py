@@ -92,8 +92,8 @@ class AddressSpace:
 
     def _reserve(self, size: int) -> Chunk:
         """A new chunk: in the highest gap with room to spare, else below all others."""
-        gap = next((gap for gap in reversed(self._gaps) if gap[1] - gap[0] >= size + CHUNK), None)
-        end = gap[1] if gap is not None else self._bases[0] if self._bases else TOP
+        below_all = self._bases[0] if self._bases else TOP
+        end = next((end for start, end in reversed(self._gaps) if end - start >= size + CHUNK), below_all)
         return self._add_chunk(end - size, end)
 
     def _add_chunk(self, address: int, end: int) -> Chunk:

@@ -74,8 +74,8 @@ class Allocator:
         The options are those of a MemPool: `plain` is an allocator of its own (no expandable segments), `whole`
         is no_split, `on_oom` is use_on_oom.
         """
-        page = self.settings.expandable_segments and not plain
-        pair = self._pools[pool] = PoolPair(self.settings, pool, page, whole, on_oom)
+        grows = self.settings.expandable_segments and not plain
+        pair = self._pools[pool] = PoolPair(self.settings, pool, grows, whole, on_oom)
         return pair
 
     def release_pool(self, pool: tuple[int, int]) -> None:
