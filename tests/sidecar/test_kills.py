@@ -75,7 +75,8 @@ class Scraper(threading.Thread):
     def __init__(self, served: Running) -> None:
         super().__init__()
         self._served, self._enough = served, threading.Event()
-        self.scrapes = self.living = self.dead = 0
+        self._scraped = threading.Event()
+        self.living = self.dead = 0
         self.faults: list[str] = []
 
     def run(self) -> None:
@@ -84,7 +85,12 @@ class Scraper(threading.Thread):
             samples = [s for family in text_string_to_metric_families(answer.text) for s in family.samples]
             self.faults += [f"status {answer.status_code}"] if answer.status_code != 200 else faults(samples)
             up = [sample.value for sample in samples if sample.name == "gpufrag_up"]
-            self.scrapes, self.living, self.dead = self.scrapes + 1, self.living + up.count(1), self.dead + up.count(0)
+            self.living, self.dead = self.living + up.count(1), self.dead + up.count(0)
+            self._scraped.set()
+
+    def await_scrape(self) -> None:
+        self._scraped.clear()
+        assert self._scraped.wait(30)
 
     def stop(self) -> None:
         self._enough.set()
@@ -113,9 +119,11 @@ def _process(sample: Sample) -> tuple[str | None, str | None]:
 def test_a_kill_at_any_moment_spoils_no_scrape(nursery: Nursery, served: Running) -> None:
     scraper, chance = Scraper(served), random.Random(1)
     scraper.start()
-    for _ in range(KILLS):
+    for number in range(KILLS):
         time.sleep(chance.uniform(0, 0.01))
         nursery.kill_one(chance.randrange(RANKS))
+        if number % 20 == 0:  # on a slow machine too, most kills fall into a scrape or between two
+            scraper.await_scrape()
     scraper.stop()
     assert scraper.faults == []
-    assert min(scraper.scrapes, scraper.living, scraper.dead) > 20
+    assert min(scraper.living, scraper.dead) > 0
