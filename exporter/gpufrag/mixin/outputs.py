@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from ..errors import Unavailable
-from . import rules
+from . import dashboards, rules
 from .config import Config
 
 RULES, OPERATOR, DASHBOARDS = "rules.yaml", "prometheusrule.yaml", "grafana"
@@ -17,16 +18,9 @@ def rule_files(config: Config) -> dict[str, str]:
 
 
 def dashboard_files(config: Config) -> dict[str, str]:
-    """Raises Unavailable where the library that writes them is not installed."""
-    try:
-        from . import dashboards
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "grafana_foundation_sdk":
-            raise
-        raise Unavailable(
-            "dashboards need grafana-foundation-sdk: pip install 'gpufrag[dashboards]', or give --rules-only"
-        ) from None
-    return {f"{DASHBOARDS}/{name}.json": text for name, text in dashboards.build(config).items()}
+    """Raises Unavailable where the library that knows Grafana's JSON is not installed."""
+    built = dashboards.build(config)
+    return {f"{DASHBOARDS}/{name}": json.dumps(made, indent=2, sort_keys=True) + "\n" for name, made in built.items()}
 
 
 def write(files: dict[str, str], folder: Path) -> None:

@@ -1,0 +1,55 @@
+"""Selectors, thresholds and labels: what can be set, and what is refused in one line."""
+
+import pytest
+
+from gpufrag.errors import UsageError
+from gpufrag.mixin.config import Config, Timing, changed, duration, load, number
+
+
+def test_file_and_settings(tmp_path):
+    path = tmp_path / "mixin.yaml"
+    path.write_text("thresholds: {fragmentation_ratio: 6, stale: 5m}\ntiming: {hold: 10m}\n")
+    config = changed(load(path), ["thresholds.fragmentation_ratio=8", "labels.team=ml", "off=[GpuMemoryTight]"])
+    assert (config.thresholds.fragmentation_ratio, config.thresholds.stale) == (8.0, 300.0)
+    assert config.timing == Timing(hold=600.0)
+    assert (config.labels, config.off) == ({"team": "ml"}, ("GpuMemoryTight",))
+
+
+def test_nothing_set_is_the_default():
+    assert changed(Config(), []) == Config()
+
+
+@pytest.mark.parametrize(("setting", "error"), [
+    ("fragmentation_ratio=6", "fragmentation_ratio is not a key"),
+    ("thresholds.fragmentation_ration=6", "did you mean fragmentation_ratio"),
+    ("thresholds.fragmentation_ratio=high", r"thresholds\.fragmentation_ratio is a text: a number belongs here"),
+    ("timing.hold=0", r"timing\.hold is a number: it must be above 0"),
+    ("selector", "has no ="),
+    ("off=[", "the value of off is no YAML"),
+    ("selector.x=1", "selector is no mapping"),
+    ("selector={a='b'}", "selector is a mapping"),
+    ("selector='{a=\"b\"}'", "selector has a brace"),
+    ("job_labels=[]", "job_labels is empty"),
+    ("labels.a-b=c", "'a-b' is not the name of a label"),
+    ("severities.fatal=page", r"severities\.fatal is not a key; known are critical, info, warning"),
+])  # fmt: skip
+def test_refused(setting, error):
+    with pytest.raises(UsageError, match=error):
+        changed(Config(), [setting])
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.25, "250ms"), (1, "1s"), (90, "90s"), (300, "5m"), (3600, "1h"), (86400, "24h")]
+)
+def test_durations_as_prometheus_writes_them(seconds, text):
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(("value", "text"), [(4.0, "4"), (0.05, "0.05"), (1234567.0, "1234567"), (1e-7, "1e-07")])
+def test_numbers_lose_nothing(value, text):
+    assert number(value) == text
+
+
+def test_series_gets_the_selector_first():
+    assert Config().series("up") == "up"
+    assert Config(selector='a="b"').series("up", 'c="d"') == 'up{a="b", c="d"}'

@@ -1,0 +1,89 @@
+"""The recorded figures of a job of two ranks, beside the same by hand."""
+
+import pytest
+
+from gpufrag.mixin import recording
+from promtool import GIB, device
+
+OTHER = {"rank": "1", "pod": "llm-1", "instance": "10.0.0.2:9836"}
+PARTS = {
+    "free_total": (40, 20),
+    "largest_allocatable": (10, 20),
+}
+PER_POOL = {
+    # name: (rank 0 large, rank 0 small, rank 1 large, rank 1 small), GiB
+    "allocated": (29, 1, 50, 0),
+    "reserved": (38, 2, 60, 0),
+}
+SNAPSHOT_PER_POOL = {
+    "free_cached": (9, 1, 10, 0),
+    "largest_free_block": (2, 1, 10, 0),
+    "stranded": (5, 1, 2, 0),
+}
+
+
+def job() -> list[dict[str, str]]:
+    lines = [
+        device(f"gpufrag_allocator_{name}_bytes", GIB * value, at="peak", **who)
+        for name, values in PARTS.items()
+        for value, who in zip(values, ({}, OTHER))
+    ]
+    for at, group in ((None, PER_POOL), ("peak", SNAPSHOT_PER_POOL), ("boundary", {"stranded": (1, 1, 7, 0)})):
+        for name, values in group.items():
+            for value, (who, pool) in zip(values, [(who, pool) for who in ({}, OTHER) for pool in ("large", "small")]):
+                labels = {"pool": pool, "at": at or "", **who}
+                lines.append(device(f"gpufrag_allocator_{name}_bytes", GIB * value, **labels))
+    for who, limit, active, reserved in (({}, 80, 36, 40), (OTHER, 1000, 50, 60)):
+        lines.append(device("gpufrag_allocator_limit_bytes", GIB * limit, **who))
+        lines.append(device("gpufrag_allocator_peak_active_bytes", GIB * active, **who))
+        lines.append(device("gpufrag_allocator_peak_reserved_bytes", GIB * reserved, **who))
+    lines += [device("gpufrag_up", 1, device=""), device("gpufrag_up", 1, **{**OTHER, "device": ""})]
+    return lines
+
+
+VALUES = {
+    f'{recording.RANK_FRAGMENTATION}{{rank="0"}}': 4,
+    f'{recording.RANK_FREE_SHARE}{{rank="0"}}': 0.5,
+    f"count({recording.RANK_ACTIONABLE})": 1,  # rank 1 has but 2 % free
+    f'{recording.RANK_CACHE}{{rank="0"}}': 5,
+    f'{recording.RANK_UNUSED}{{rank="0"}}': 0.25,
+    f'{recording.RANK_PEAK}{{rank="0"}}': 0.1,
+    recording.JOB_FRAGMENTATION: 4,
+    recording.JOB_ACTIONABLE: 4,
+    recording.JOB_CACHE: 5,
+    recording.JOB_UNUSED_WORST: 0.25,
+    recording.JOB_PEAK_WORST: 1 - 50 / 60,
+    recording.JOB_ALLOCATED: 80 * GIB,
+    recording.JOB_RESERVED: 100 * GIB,
+    recording.JOB_STRANDED: (6 + 7) * GIB,
+    recording.JOB_UNUSED: 0.2,
+    recording.JOB_PEAK: 1 - 86 / 100,
+    recording.JOB_RANKS: 2,
+}
+
+
+@pytest.mark.real
+def test_recorded_figures_are_those_by_hand(judge):
+    """Rounded, for promtool compares to the last bit."""
+    tests = [
+        {
+            "expr": f"sum(round({expr}, 0.0001))",
+            "eval_time": "5m",
+            "exp_samples": [{"labels": "{}", "value": round(value * 10000) / 10000}],
+        }
+        for expr, value in VALUES.items()
+    ]
+    judge.ask({"input_series": job(), "promql_expr_test": tests})
+
+
+def test_every_recorded_rule_is_looked_at():
+    names = {value for name, value in vars(recording).items() if name.startswith(("RANK_", "JOB_"))}
+    assert {name for name in names if not any(name in expr for expr in VALUES)} == set()
+
+
+@pytest.mark.real
+def test_a_job_keeps_only_the_labels_that_name_it(judge):
+    labels = '{__name__="job:gpufrag_fragmentation:max_ratio", job="gpufrag", job_name="llm", namespace="ml"}'
+    expected = [{"labels": labels, "value": 4}]
+    test = {"expr": recording.JOB_FRAGMENTATION, "eval_time": "5m", "exp_samples": expected}
+    judge.ask({"input_series": job(), "promql_expr_test": [test]})
