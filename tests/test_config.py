@@ -43,7 +43,7 @@ def test_every_key_is_read(load: Load, tmp_path: Path) -> None:
           max_requests: 2
           max_connections: 3
           max_header_size: 4KiB
-          request_timeout: 5s
+          request_timeout: 20s
           keep_alive: 1m
           drain_timeout: 1
         nvml: {enabled: false, deadline: 1.5s}
@@ -51,7 +51,7 @@ def test_every_key_is_read(load: Load, tmp_path: Path) -> None:
         """  # noqa: E501
     )
     assert found.folder == config.FolderSettings(tmp_path / "samples", 10, 2 << 20, 1 << 30, 5400.0, 0.25)
-    assert found.web == config.WebSettings("[::1]:9000", Path("/etc/web.yml"), 2, 3, 4096, 5.0, 60.0, 1.0)
+    assert found.web == config.WebSettings("[::1]:9000", Path("/etc/web.yml"), 2, 3, 4096, 20.0, 60.0, 1.0)
     assert (found.nvml, found.log) == (config.NvmlSettings(False, 1.5), config.LogSettings("debug"))
 
 
@@ -75,6 +75,7 @@ def test_every_key_is_read(load: Load, tmp_path: Path) -> None:
         ("folder: {path: 3}", "folder.path is a number: a path belongs here"),
         ("nvml: {enabled: 'yes please'}", "nvml.enabled is a text: true or false belongs here"),
         ("log: {level: loud}", "log.level is 'loud': one of debug, info, warning, error belongs here"),
+        ("web: {request_timeout: 7s}", "web.request_timeout is not above folder.deadline + nvml.deadline"),
         ("web: 9836", "web is a number: a mapping of keys belongs here"),
         ("web:", "web is empty: a mapping of keys belongs here"),
         ("- web", "the whole is a list"),

@@ -47,7 +47,7 @@ class FolderSettings:
     max_processes: Count = 1000
     """Samples read at once, those with a listener first, then the newest; the rest is skipped and counted."""
     max_file_size: Bytes = 1 << 20
-    """A larger file is skipped and counted; a sample of one device is some 5 KiB."""
+    """A larger file is skipped and counted; a sample of one device is some 3 KiB."""
     max_total_size: Bytes = 64 << 20
     """All samples together: what a folder full of rubbish can make the sidecar read."""
     last_words: Seconds = 600.0
@@ -86,6 +86,13 @@ class ServeConfig:
     web: WebSettings = WebSettings()
     nvml: NvmlSettings = NvmlSettings()
     log: LogSettings = LogSettings()
+
+    def __post_init__(self) -> None:
+        if self.folder.deadline + self.nvml.deadline >= self.web.request_timeout:
+            raise UsageError(
+                "web.request_timeout is not above folder.deadline + nvml.deadline: where a source hangs, no scrape "
+                "would be answered"
+            )
 
 
 def load(path: Path) -> ServeConfig:

@@ -86,9 +86,9 @@ def test_sources_tell_why_they_failed() -> None:
     collectors = {"nvml": CollectorResult(False, None, "no library"), "folder": CollectorResult(True, 0.002)}
     rows = page.collector_rows(Fleet(NOW, collectors=collectors, skipped={"torn": 2, "alien": 0}))
     assert rows == [
-        {"name": "folder", "state": "ok", "took": "2.00 ms", "reason": ""},
-        {"name": "nvml", "state": "failed", "took": "–", "reason": "no library"},
-        {"name": "files skipped", "state": "failed", "took": "–", "reason": "2 torn"},
+        {"name": "folder", "state": "read", "took": "2.00 ms", "reason": ""},
+        {"name": "nvml", "state": "not read", "took": "–", "reason": "no library"},
+        {"name": "files skipped", "state": "not read", "took": "–", "reason": "2 torn"},
     ]
 
 

@@ -89,7 +89,7 @@ def _address(options: argparse.Namespace, configured: str) -> str:
     from ..web.listen import Address, parse
 
     base = parse(options.listen_address or configured)
-    host = base.host if options.host is None else options.host
+    host = base.host if options.host is None else options.host.strip("[]")
     port = base.port if options.port is None else options.port
     return str(parse(str(Address(host, port))))
 

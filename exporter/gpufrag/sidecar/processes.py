@@ -23,7 +23,7 @@ from ..logs import event
 from ..sample import ProcessSample
 from ..view import RankView
 from . import sample_files
-from .sample_files import Skip, Stamp
+from .sample_files import REMEDIES, Skip, Stamp
 from .sweep import Sweeper
 
 log = logging.getLogger(__name__)
@@ -153,7 +153,8 @@ class ProcessReader:
         for reason, names in skipped.items():
             if names and names != self._told.get(reason):
                 shown = ", ".join(sorted(names)[:_TOLD]) + (", …" if len(names) > _TOLD else "")
-                event(log, logging.WARNING, "files skipped", reason=reason.value, count=len(names), files=shown)
+                fields = {"reason": reason.value, "count": len(names), "files": shown, "remedy": REMEDIES.get(reason)}
+                event(log, logging.WARNING, "files skipped", **fields)
         self._told = skipped
 
 

@@ -30,6 +30,15 @@ class Skip(str, Enum):
     """Its name is an agent's, its content is not a sample."""
 
 
+REMEDIES = {
+    Skip.DENIED: "let the sidecar and the job share a user or a group",
+    Skip.HUGE: "if it is an agent's, raise folder.max_file_size",
+    Skip.NEWER: "upgrade this gpufrag",
+    Skip.TOO_MANY: "raise folder.max_processes or folder.max_total_size",
+}
+"""What the log says beside a reason; the others are left to whoever put the file there."""
+
+
 class Stamp(NamedTuple):
     """Changes whenever the file is written or replaced."""
 

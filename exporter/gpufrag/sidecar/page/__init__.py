@@ -102,14 +102,14 @@ def collector_rows(fleet: Fleet) -> list[dict[str, str]]:
     rows = [_collector_row(name, result) for name, result in sorted(fleet.collectors.items())]
     skipped = [f"{count} {reason}" for reason, count in sorted(fleet.skipped.items()) if count]
     if skipped:
-        rows.append({"name": "files skipped", "state": "failed", "took": NONE, "reason": ", ".join(skipped)})
+        rows.append({"name": "files skipped", "state": "not read", "took": NONE, "reason": ", ".join(skipped)})
     return rows
 
 
 def _collector_row(name: str, result: CollectorResult) -> dict[str, str]:
     return {
         "name": name,
-        "state": "ok" if result.success else "failed",
+        "state": "read" if result.success else "not read",
         "took": NONE if result.duration_seconds is None else format_duration(result.duration_seconds),
         "reason": result.reason or "",
     }

@@ -1,0 +1,68 @@
+"""The log: one line an event, whatever is in it."""
+
+from __future__ import annotations
+
+import io
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from gpufrag import logs
+
+log = logging.getLogger("gpufrag.test")
+
+
+@pytest.fixture
+def stream() -> Iterator[io.StringIO]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    stream = io.StringIO()
+    logs.setup("info", stream)
+    yield stream
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+def written(stream: io.StringIO) -> str:
+    """The one line, without its time."""
+    (line,) = stream.getvalue().splitlines()
+    time, _, rest = line.partition(" ")
+    assert time.startswith("time=20")
+    assert time.endswith("Z")
+    return rest
+
+
+def test_an_event_is_its_message_and_fields(stream: io.StringIO) -> None:
+    logs.event(log, logging.WARNING, "files skipped", reason="torn", count=3, absent=None)
+    assert written(stream) == 'level=warning msg="files skipped" reason=torn count=3'
+
+
+def test_what_is_below_the_level_is_not_written(stream: io.StringIO) -> None:
+    logs.event(log, logging.DEBUG, "detail")
+    assert stream.getvalue() == ""
+
+
+@pytest.mark.parametrize(
+    "evil", ['a\nlevel=error msg="forged"', "a\r\nb", 'say "x"', "tab\there", "\x1b[31mred", "a=b"]
+)
+def test_no_value_can_forge_a_line_or_a_field(stream: io.StringIO, evil: str) -> None:
+    logs.event(log, logging.INFO, "named", file=evil)
+    line = written(stream)
+    assert line.startswith('level=info msg=named file="')
+    assert line.isprintable()
+
+
+def test_a_value_is_cut(stream: io.StringIO) -> None:
+    logs.event(log, logging.INFO, "long", text="x" * 10_000)
+    assert len(written(stream)) < 500
+
+
+def test_an_error_is_told_in_the_same_line(stream: io.StringIO) -> None:
+    try:
+        raise ValueError("odd\nfigure")
+    except ValueError:
+        log.exception("not rendered")
+    line = written(stream)
+    assert line.startswith('level=error msg="not rendered" error="ValueError: odd\\nfigure" at=')
+    assert "test_logs.py:" in line
