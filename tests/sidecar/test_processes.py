@@ -7,6 +7,7 @@ import shutil
 import socket
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -282,22 +283,33 @@ def test_what_may_not_be_read_is_counted(
     assert skipped(reader.read()) == {"denied": 1}
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
-def test_another_users_files_are_counted_as_denied(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_anothers_files_are_counted_as_denied(tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("others")
-    for parent in (folder, folder.parent, folder.parent.parent):
-        parent.chmod(0o755)
     unreadable, deaf = FakeAgent(folder).start(), FakeAgent(folder, process_sample(1)).start()
-    unreadable.file.chmod(0o600)
+    unreadable.file.chmod(0)
     unreadable.socket.chmod(0o666)
-    deaf.socket.chmod(0o600)
-    try:
-        os.seteuid(65534)
+    deaf.socket.chmod(0)
+    with as_nobody(folder, folder.parent, folder.parent.parent):
         assert ProcessReader(folder, FolderSettings()).read() == Reading((), NOTHING | {"denied": 2})
+    unreadable.die(), deaf.die()
+
+
+@contextmanager
+def as_nobody(*folders: Path) -> Iterator[None]:
+    """Without root's rights, if we have them, but with a way into `folders`."""
+    if os.geteuid() != 0:
+        yield
+        return
+    modes = [folder.stat().st_mode for folder in folders]
+    for folder in folders:
+        folder.chmod(0o755)
+    os.seteuid(65534)
+    try:
+        yield
     finally:
         os.seteuid(0)
-        folder.parent.parent.chmod(0o700)
-        unreadable.die(), deaf.die()
+        for folder, mode in zip(folders, modes):
+            folder.chmod(mode)
 
 
 def test_too_many_are_bounded_and_the_living_come_first(tmp_path: Path, clock: Clock) -> None:
