@@ -1,0 +1,150 @@
+"""What the rules cost a real Prometheus: a simulated fleet, scraped and evaluated for a while.
+
+    PYTHONPATH=exporter python benchmarks/rules.py --jobs 50 --ranks 64 --seconds 400
+
+Needs `prometheus` on the path. Prints how long each group took (the worst of its evaluations, the first minute left
+out), the series in memory, and what Prometheus holds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from gpufrag.mixin import rules
+from gpufrag.mixin.config import Config
+from gpufrag.units import format_bytes
+
+WARM_UP = 60.0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--jobs", type=int, default=50)
+    parser.add_argument("--ranks", type=int, default=64)
+    parser.add_argument("--faulty", type=int, default=5)
+    parser.add_argument("--seconds", type=int, default=400)
+    parser.add_argument("--lean", action="store_true", help="with the relabelling of deploy/prometheus/large.yml")
+    options = parser.parse_args()
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gpufrag-rules-")))
+        targets = stack.enter_context(_fleet(options))
+        process, url = stack.enter_context(_prometheus(folder, targets, options.lean))
+        worst = _watch(url, options.seconds)
+        _report(url, process.pid, worst)
+
+
+@contextmanager
+def _fleet(options: argparse.Namespace) -> Iterator[str]:
+    port = _free_port()
+    numbers = ["--jobs", options.jobs, "--ranks", options.ranks, "--faulty", options.faulty, "--port", port]
+    with _running([sys.executable, "-m", "gpufrag", "simulate-fleet", *numbers, "--play", "3m"]):
+        url = f"http://127.0.0.1:{port}/targets"
+        _wait_for(url)
+        yield url
+
+
+def _wait_for(url: str) -> None:
+    """A Prometheus that finds nobody asks again only after a minute."""
+    for _ in range(100):
+        try:
+            urllib.request.urlopen(url, timeout=5).close()
+            return
+        except OSError:
+            time.sleep(0.2)
+    sys.exit(f"{url} does not answer: what simulate-fleet printed above says why")
+
+
+@contextmanager
+def _prometheus(folder: Path, targets: str, lean: bool) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    scrape: dict[str, Any] = {"job_name": "gpufrag", "http_sd_configs": [{"url": targets}]}
+    if lean:
+        large = Path(__file__).parents[1] / "deploy" / "prometheus" / "large.yml"
+        scrape["metric_relabel_configs"] = yaml.safe_load(large.read_text())["scrape_configs"][0][
+            "metric_relabel_configs"
+        ]
+    config = {"global": {"scrape_interval": "15s"}, "rule_files": ["rules.yaml"], "scrape_configs": [scrape]}
+    (folder / "rules.yaml").write_text(rules.rule_file(Config(off=())))
+    (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
+    port = _free_port()
+    flags = [f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data", "--log.level=error"]
+    with _running(["prometheus", *flags, f"--web.listen-address=127.0.0.1:{port}"]) as process:
+        yield process, f"http://127.0.0.1:{port}/api/v1"
+
+
+@contextmanager
+def _running(command: list[Any]) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen([str(word) for word in command])
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait(timeout=30)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _watch(url: str, seconds: float) -> dict[str, list[float]]:
+    """By group: how long each of its evaluations took."""
+    begun, seen, times = time.monotonic(), set(), {}
+    while (passed := time.monotonic() - begun) < seconds:
+        time.sleep(5)
+        for group in _get(f"{url}/rules")["groups"] if passed > WARM_UP else []:
+            if (group["name"], group["lastEvaluation"]) not in seen:
+                seen.add((group["name"], group["lastEvaluation"]))
+                times.setdefault(group["name"], []).append(group["evaluationTime"])
+    return times
+
+
+def _report(url: str, pid: int, times: dict[str, list[float]]) -> None:
+    for name, taken in times.items():
+        print(
+            f"{name}: {len(taken)} evaluations, worst {max(taken):.3f} s, median {sorted(taken)[len(taken) // 2]:.3f} s"
+        )
+    together = sum(max(taken) for taken in times.values())
+    print(f"all groups, each at its worst: {together:.3f} s")
+    for what, query in {
+        "ranks": "count(gpufrag_up)",
+        "series scraped": 'sum(scrape_samples_post_metric_relabeling{job="gpufrag"})',
+        "series recorded": 'count({__name__=~"(rank|job):gpufrag_.*"})',
+        "alerts firing": 'count(ALERTS{alertstate="firing"}) or vector(0)',
+        "slowest scrape, seconds": 'max(max_over_time(scrape_duration_seconds{job="gpufrag"}[2m]))',
+    }.items():
+        print(f"{what}: {_value(url, query)}")
+    print(f"Prometheus holds {format_bytes(_resident(pid))}")
+
+
+def _value(url: str, query: str) -> str:
+    found = _get(f"{url}/query?{urllib.parse.urlencode({'query': query})}")["result"]
+    return f"{float(found[0]['value'][1]):g}" if found else "nothing"
+
+
+def _resident(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1]) << 10
+
+
+def _get(url: str) -> Any:
+    with urllib.request.urlopen(url, timeout=30) as answer:
+        return json.load(answer)["data"]
+
+
+if __name__ == "__main__":
+    main()
