@@ -156,11 +156,12 @@ BROKEN: dict[str, tuple[Callable[[Raw], object], str]] = {
     "a size that is a truth": (on_block(0, size=True), "its size is True"),
     "a size that is a float": (on_block(0, size=6291456.0), "its size is 6291456.0"),
     "a request that is no number": (on_block(0, requested_size=None), "its requested_size None"),
+    "a negative request": (on_block(1, requested_size=-1), "its requested_size -1"),
     "a request beyond its block": (on_block(0, requested_size=7 * MIB), "says allocated_size, active_size"),
     "an unknown state": (on_block(2, state="resting"), "its state is 'resting'"),
     "a state of no kind": (on_block(2, state=["inactive"]), "not of torch's form"),
-    "an unknown segment type": (on_segment(segment_type="medium"), "unknown segment_type 'medium'"),
-    "half a pool id": (on_segment(segment_pool_id=(0,)), "which is no pair"),
+    "an unknown segment type": (on_segment(segment_type="medium"), "the segment_type 'medium' .*, not torch's"),
+    "half a pool id": (on_segment(segment_pool_id=(0,)), r"the segment_pool_id \(0,\), not torch's"),
     "a pool id of text": (on_segment(segment_pool_id="ab"), "a str where a whole number must be"),
     "a wrong sum": (on_segment(allocated_size=1), r"are \(1, 10485760, .*add up to \(6291456, 10485760"),
     "a wrong sum of requests": (on_segment(requested_size=1), "add up to"),
@@ -184,6 +185,20 @@ def test_a_broken_segment_is_refused_by_name(way: str) -> None:
         parse(snapshot)
     assert str(refusal.value).startswith("segment 0")
     assert str(refusal.value).endswith("the snapshot is broken, take a new one")
+
+
+@pytest.mark.parametrize(
+    "key", ["device", "address", "total_size", "stream", "allocated_size", "size", "requested_size"]
+)
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_number_of_5000_digits_is_refused(key: str, sign: int) -> None:
+    """Python refuses to print it, so that telling of it must not fail in its turn."""
+    snapshot = raw()
+    place = snapshot["segments"][0]
+    (place if key in place else place["blocks"][0])[key] = sign * 10**5000
+    with pytest.raises(BadInput, match="segment 0") as refusal:
+        parse(snapshot)
+    assert len(str(refusal.value)) < 1000
 
 
 def test_a_broken_segment_is_named_by_device_and_address() -> None:

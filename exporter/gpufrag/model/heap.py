@@ -130,13 +130,17 @@ def _checked_segment(raw: Mapping[str, Any]) -> Segment:
     One plain loop that looks at each block once: measured twice as fast as a pass for each column.
     """
     device, address, total, stream, kind, blocks = _SEGMENT_KEYS(raw)
-    pool = tuple(raw.get("segment_pool_id", DEFAULT_POOL))
-    _check_header((device, address, total, stream, *pool), kind, pool)
+    pool = raw.get("segment_pool_id", DEFAULT_POOL)
+    pool = DEFAULT_POOL if pool == DEFAULT_POOL else tuple(pool)
+    _require_numbers(device, address, stream, *pool)
+    if kind not in _KINDS or len(pool) != 2:
+        raise ValueError(f"has the segment_type {shown(kind)} and the segment_pool_id {shown(pool)}, not torch's")
     sizes, requests, states = [], [], []
     end, allocated, awaiting, requested = address, 0, 0, 0
     for block in blocks:
         size, asked, state = block["size"], block["requested_size"], _STATES.get(block["state"])
-        if block["address"] != end or type(size) is not int or size <= 0 or type(asked) is not int or state is None:
+        numbers = type(size) is type(asked) is int and size > 0 and asked >= 0
+        if not numbers or state is None or block["address"] != end:
             raise ValueError(f"has a broken block: {_what_is_wrong(block, end)}")
         end += size
         sizes.append(size)
@@ -148,24 +152,21 @@ def _checked_segment(raw: Mapping[str, Any]) -> Segment:
         elif state is AWAITING:
             awaiting += size
             requested += asked
-    if end - address != total or not sizes:
-        raise ValueError(f"holds blocks of {end - address} bytes but says total_size {total}")
+    if end - address != total or not sizes or end > MOST:
+        raise ValueError(f"holds blocks of {end - address} bytes but says total_size {shown(total)}")
     _require_sums(raw, (allocated, allocated + awaiting, requested))
     expandable = bool(raw.get("is_expandable", False))
     columns = tuple(sizes), tuple(requests), tuple(states)
     return Segment(device, address, stream, kind == "small", pool, expandable, *columns)
 
 
-def _check_header(numbers: Sequence[Any], kind: Any, pool: Sequence[Any]) -> None:
+def _require_numbers(*numbers: Any) -> None:
     """bool is no number here: a snapshot in which a size is True has been through the wrong hands."""
-    if kinds := set(map(type, numbers)) - {int}:
-        raise TypeError(f"a {kinds.pop().__name__} where a whole number must be")
-    if min(numbers) < 0 or max(numbers) > MOST:
-        raise ValueError("has a number that is not between 0 and 2^64")
-    if kind not in _KINDS:
-        raise ValueError(f"has the unknown segment_type {shown(kind)}")
-    if len(pool) != 2:
-        raise ValueError(f"has the segment_pool_id {shown(pool)}, which is no pair")
+    for number in numbers:
+        if type(number) is not int:
+            raise TypeError(f"a {type(number).__name__} where a whole number must be")
+        if not 0 <= number <= MOST:
+            raise ValueError("has a number that is not between 0 and 2^64")
 
 
 def _what_is_wrong(block: Mapping[str, Any], end: int) -> str:
@@ -196,6 +197,8 @@ def _refuse_overlap(segments: Iterable[Segment]) -> None:
 
 def _broken(raw: Any, index: int, what: str) -> BadInput:
     where = f"segment {index}"
-    if isinstance(raw, Mapping) and isinstance(raw.get("address"), int):
-        where += f" (device {shown(raw.get('device'))}, address {raw['address']:#x})"
+    if isinstance(raw, Mapping):
+        device, address = raw.get("device"), raw.get("address")
+        if type(device) is type(address) is int and min(device, address) >= 0 and max(device, address) <= MOST:
+            where += f" (device {device}, address {address:#x})"
     return BadInput(f"{where} {what}: the snapshot is broken, take a new one")

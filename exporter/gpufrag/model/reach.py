@@ -8,7 +8,6 @@ driver once more. So what counts is the state after that flush.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -68,11 +67,12 @@ class Hole(NamedTuple):
 
 def main_stream(heap: Heap) -> int:
     """The stream with most reserved memory in the default pools (0 where there is none): the job's own."""
-    reserved: Counter[int] = Counter()
-    for segment in heap.segments:
-        if not segment.private:
-            reserved[segment.stream] += segment.size
-    return min(reserved, key=lambda stream: (-reserved[stream], stream), default=0)
+    shared = [segment for segment in heap.segments if not segment.private]
+    streams = {segment.stream for segment in shared}
+    if len(streams) < 2:  # nearly always, and a heap may have thousands of segments
+        return min(streams, default=0)
+    reserved = {stream: sum(s.size for s in shared if s.stream == stream) for stream in streams}
+    return min(reserved, key=lambda stream: (-reserved[stream], stream))
 
 
 def reclaimable_bytes(segment: Segment, settings: Settings) -> int:
