@@ -6,6 +6,7 @@ Each program (allocations, frees, blocks shared between streams, a MemPool, empt
 under a random setting and is recorded; the simulator replays the recording. They must agree in every segment that
 comes and goes, in the heap at the end block for block, in the counters and in the peaks. A program on which they
 differ is made as short as possible, and with --cases DIR saved in the form of tests/golden. Exits with 1 then.
+--examples DIR saves one short program of each kind on which they agree.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ CONFS = (
 )
 KEPT = "expandable_segments:False,large_segment_size_mb:20"
 """What torch keeps from one setting to the next where the next does not name it."""
+EXAMPLE_STEPS = 300
 POOL = (0, 1)  # what the trace of torch 2.11 does not tell; any private id will do
 
 
@@ -209,25 +211,52 @@ def save(folder: Path, name: str, recorded: Recorded) -> None:
         json.dump(case, file, separators=(",", ":"))
 
 
+def kinds(steps: list[Step], conf: str, limit: int | None) -> list[str]:
+    """What a program exercises, apart from its setting."""
+    traits = {
+        "shared": any(step.action == "share" for step in steps),
+        "mempool": any(step.pooled for step in steps),
+        "limited": limit is not None,
+    }
+    return [conf, *(f"{conf} {trait}" for trait, has in traits.items() if has)]
+
+
+def keep_example(folder: Path, seen: set[str], steps: list[Step], recorded: Recorded, limit: int | None) -> None:
+    found = kinds(steps, recorded.conf, limit)
+    if len(steps) <= EXAMPLE_STEPS and not seen.issuperset(found):
+        seen.update(found)
+        save(folder, f"example-{len(list(folder.glob('*'))) if folder.exists() else 0}", recorded)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--programs", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cases", type=Path, metavar="DIR")
+    parser.add_argument("--examples", type=Path, metavar="DIR")
+    parser.add_argument("--shorten", type=int, default=10, metavar="N", help="make the first N differences short")
     options = parser.parse_args()
     torch.cuda.init()
     failures = 0
+    seen: set[str] = set()
     for index in range(options.seed, options.seed + options.programs):
         rng = random.Random(index)
         steps, conf, limit = program(rng), rng.choice(CONFS), rng.choice((None, rng.randrange(1 << 30, 6 << 30)))
-        found = difference(record(steps, conf, limit))
-        if found is not None:
-            failures += 1
+        recorded = record(steps, conf, limit)
+        found = difference(recorded)
+        if found is None:
+            if options.examples is not None:
+                keep_example(options.examples, seen, steps, recorded, limit)
+            continue
+        failures += 1
+        if failures <= options.shorten:
             steps = shorten(steps, conf, limit)
             recorded = record(steps, conf, limit)
-            print(f"program {index}, {conf}, limit {limit}: {found}; {len(steps)} steps: {difference(recorded)}")
-            if options.cases is not None:
-                save(options.cases, f"differential-{index}", recorded)
+        print(
+            f"program {index}, {conf}, limit {limit}: {found}; {len(steps)} steps: {difference(recorded)}", flush=True
+        )
+        if options.cases is not None:
+            save(options.cases, f"differential-{index}", recorded)
     print(f"{options.programs - failures} of {options.programs} programs agree")
     return int(failures > 0)
 
