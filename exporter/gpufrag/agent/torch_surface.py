@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -32,8 +33,11 @@ class TorchSurface:
     def find(self, name: str) -> Callable[..., Any] | None:
         """`cuda.mem_get_info` -> that function; None where this torch has no such name."""
         found: Any = self._torch
+        path = found.__name__
         for part in name.split("."):
-            found = getattr(found, part, None)
+            path = f"{path}.{part}"
+            # torch.optim takes its submodules' names out again: they are loaded, but no attributes
+            found = getattr(found, part, None) or sys.modules.get(path)
         return found if callable(found) else None
 
     def ask(self, name: str, *arguments: object) -> Any:
