@@ -1,9 +1,10 @@
-"""What the agent costs a training job: paired runs of train_loop.py with and without it, under `gpufrag run`.
+"""What the agent costs a training job: paired stretches of a training loop with and without it.
 
-    PYTHONPATH=exporter python3 benchmarks/agent_overhead.py [--pairs 8] [--out agent_overhead.json]
+    PYTHONPATH=exporter python3 -m gpufrag run -- python3 benchmarks/agent_overhead.py [--out agent_overhead.json]
 
-Each pair is two processes one after the other, in alternating order, that do the same work. Printed is the geometric
-mean of the ratios of step times (with the agent over without) and its 95 % confidence interval by Student's t.
+One process under `gpufrag run` trains a decoder on batches of varying length. Each pair is two stretches of about eight
+seconds that do exactly the same work, one with the agent as it came and one with it stopped, in alternating order.
+Printed is the geometric mean of the ratios of step times (with over without) and its 95 % confidence interval.
 """
 
 from __future__ import annotations
@@ -11,41 +12,60 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
+import random
 import statistics
-import subprocess
 import sys
-import tempfile
+import time
 from pathlib import Path
-from typing import Any
 
-T_95 = {7: 2.365, 8: 2.306, 9: 2.262, 10: 2.228, 11: 2.201, 15: 2.131, 19: 2.093}
+import torch
+from workloads import Decoder
+
+from gpufrag import agent
+
+T_95 = {7: 2.365, 8: 2.306, 9: 2.262, 10: 2.228, 11: 2.201, 13: 2.160, 15: 2.131}
 """Student's t for 95 %, both sides, by degrees of freedom."""
+STRETCH_SECONDS = 8.0
+"""The agent takes a snapshot as it starts and one every ten seconds: each stretch with it holds one or two."""
 
 
-def run(steps: int, folder: str | None) -> dict[str, Any]:
-    """One run; with the agent where it has a folder to publish in."""
-    loop = [sys.executable, str(Path(__file__).with_name("train_loop.py")), "--steps", str(steps)]
-    environment = dict(os.environ)
-    if folder is not None:
-        loop = [sys.executable, "-m", "gpufrag", "run", "--", *loop]
-        environment["GPUFRAG_DIR"] = folder
-    done = subprocess.run(loop, env=environment, stdout=subprocess.PIPE, text=True, check=True)
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return result
+class Loop:
+    """A bf16 decoder of 85 million parameters with AdamW."""
+
+    def __init__(self) -> None:
+        self._model = Decoder().to("cuda", torch.bfloat16)
+        self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=1e-5)
+
+    def seconds_per_step(self, steps: int) -> float:
+        """The same batches every time."""
+        rng = random.Random(7)
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        for _ in range(steps):
+            tokens = torch.randint(0, 16_000, (rng.randrange(8, 33), rng.randrange(64, 512)), device="cuda")
+            self._model.loss(tokens).backward()
+            self._optimizer.step()
+            self._optimizer.zero_grad(set_to_none=True)
+        torch.cuda.synchronize()
+        return (time.perf_counter() - started) / steps
 
 
-def sampled(folder: str) -> dict[str, Any]:
-    """What the last agent in the folder said of itself: proof that it was there, and its own account of its cost."""
-    newest = max(Path(folder).glob("*.json"), key=lambda path: path.stat().st_mtime)
-    sample = json.loads(newest.read_bytes())
-    snapshots = [snapshot for device in sample["devices"] for snapshot in device["snapshots"]]
-    return {
-        "steps": sample["steps"],
-        "stall_seconds": sample["health"]["stall_seconds"],
-        "errors": sample["health"]["errors"],
-        "snapshot_seconds": {snapshot["at"]: snapshot["duration"] for snapshot in snapshots},
-    }
+def pair(loop: Loop, steps: int, agent_first: bool) -> dict[str, float]:
+    times = {}
+    for with_agent in (agent_first, not agent_first):
+        agent.start() if with_agent else agent.stop()
+        times[with_agent] = loop.seconds_per_step(steps)
+        if with_agent:
+            check(steps)
+    return {"with": times[True], "without": times[False], "ratio": times[True] / times[False]}
+
+
+def check(steps: int) -> None:
+    """That there was an agent, which saw the steps and took a snapshot."""
+    sample = agent.latest()
+    assert sample is not None, "no agent: run this under `gpufrag run`"
+    assert sample.steps, "the agent saw no step"
+    assert sample.devices[0].snapshots, "the agent took no snapshot"
 
 
 def interval(ratios: list[float]) -> tuple[float, float, float]:
@@ -59,23 +79,23 @@ def interval(ratios: list[float]) -> tuple[float, float, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=8, choices=sorted(degrees + 1 for degrees in T_95))
-    parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    loop = Loop()
+    loop.seconds_per_step(10)
+    steps = max(10, round(STRETCH_SECONDS / loop.seconds_per_step(20)))
+    loop.seconds_per_step(steps)  # every batch size has been seen: the heap has its final shape
     pairs = []
-    with tempfile.TemporaryDirectory(prefix="gpufrag-bench-") as folder:
-        for number in range(options.pairs):
-            order = (None, folder) if number % 2 == 0 else (folder, None)
-            results = {where is not None: run(options.steps, where)["seconds_per_step"] for where in order}
-            pair = {"with": results[True], "without": results[False], "ratio": results[True] / results[False]}
-            print(pair, file=sys.stderr, flush=True)
-            pairs.append(pair)
-        agent = sampled(folder)
-    low, mean, high = interval([pair["ratio"] for pair in pairs])
-    report = {"pairs": pairs, "ratio": mean, "low": low, "high": high, "agent": agent}
+    for number in range(options.pairs):
+        pairs.append(pair(loop, steps, agent_first=number % 2 == 0))
+        print(pairs[-1], file=sys.stderr, flush=True)
+    agent.start()
+    low, mean, high = interval([found["ratio"] for found in pairs])
+    blocks = sum(len(segment["blocks"]) for segment in torch.cuda.memory_snapshot())
+    print(f"{steps} steps a stretch, {blocks} blocks")
     print(f"step time with the agent over without: {mean:.5f}, 95 % between {low:.5f} and {high:.5f}")
-    print(f"the last agent's own account: {agent}")
     if options.out:
+        report = {"steps": steps, "blocks": blocks, "pairs": pairs, "ratio": mean, "low": low, "high": high}
         options.out.write_text(json.dumps(report, indent=1))
 
 

@@ -20,6 +20,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import yaml
@@ -43,8 +44,7 @@ def main() -> None:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gpufrag-rules-")))
         targets = stack.enter_context(_fleet(options))
         process, url = stack.enter_context(_prometheus(folder, targets, options.lean))
-        worst = _watch(url, options.seconds)
-        _report(url, process.pid, worst)
+        _report(url, process.pid, _watch(url, options.seconds))
 
 
 @contextmanager
@@ -101,25 +101,20 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _watch(url: str, seconds: float) -> dict[str, list[float]]:
-    """By group: how long each of its evaluations took."""
-    begun, seen, times = time.monotonic(), set(), {}
+def _watch(url: str, seconds: float) -> list[dict[str, Any]]:
+    """Every group at every evaluation, as Prometheus tells it."""
+    begun = time.monotonic()
+    seen: dict[tuple[str, str], dict[str, Any]] = {}
     while (passed := time.monotonic() - begun) < seconds:
         time.sleep(5)
         for group in _get(f"{url}/rules")["groups"] if passed > WARM_UP else []:
-            if (group["name"], group["lastEvaluation"]) not in seen:
-                seen.add((group["name"], group["lastEvaluation"]))
-                times.setdefault(group["name"], []).append(group["evaluationTime"])
-    return times
+            seen[group["name"], group["lastEvaluation"]] = group
+    return list(seen.values())
 
 
-def _report(url: str, pid: int, times: dict[str, list[float]]) -> None:
-    for name, taken in times.items():
-        print(
-            f"{name}: {len(taken)} evaluations, worst {max(taken):.3f} s, median {sorted(taken)[len(taken) // 2]:.3f} s"
-        )
-    together = sum(max(taken) for taken in times.values())
-    print(f"all groups, each at its worst: {together:.3f} s")
+def _report(url: str, pid: int, groups: list[dict[str, Any]]) -> None:
+    _times("group", [(group["name"], group["evaluationTime"]) for group in groups])
+    _times("rule", [(rule["name"], rule["evaluationTime"]) for group in groups for rule in group["rules"]])
     for what, query in {
         "ranks": "count(gpufrag_up)",
         "series scraped": 'sum(scrape_samples_post_metric_relabeling{job="gpufrag"})',
@@ -129,6 +124,17 @@ def _report(url: str, pid: int, times: dict[str, list[float]]) -> None:
     }.items():
         print(f"{what}: {_value(url, query)}")
     print(f"Prometheus holds {format_bytes(_resident(pid))}")
+
+
+def _times(what: str, evaluations: list[tuple[str, float]]) -> None:
+    """The slowest first."""
+    taken: dict[str, list[float]] = {}
+    for name, seconds in evaluations:
+        taken.setdefault(name, []).append(seconds)
+    print(f"{what:<60} evaluations  median s  worst s")
+    for name, times in sorted(taken.items(), key=lambda item: -median(item[1]))[:12]:
+        print(f"{name:<60} {len(times):>11}  {median(times):>8.3f}  {max(times):>7.3f}")
+    print(f"{'all':<60} {'':>11}  {sum(map(median, taken.values())):>8.3f}  {sum(map(max, taken.values())):>7.3f}")
 
 
 def _value(url: str, query: str) -> str:
