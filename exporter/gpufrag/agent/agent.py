@@ -115,14 +115,15 @@ class Agent:
         return max(0.001, min(self._sampler.read_in(), self._sampler.schedule.timer(wall) - wall))
 
     def _publish(self) -> None:
-        self.latest = self._sampler.sample(self._identify())
-        name = FileName.of(self.latest.identity)
+        sample = self._sampler.sample(self._identify())
+        name = FileName.of(sample.identity)
         try:
             folder = self._settings.folder or to_write()
             self._listen(folder / name.socket)
-            publish(folder / name.sample, encode(self.latest))
+            publish(folder / name.sample, encode(sample))
         except (OSError, Unavailable) as error:
             self._trouble.note("publish", error, "set GPUFRAG_DIR to a folder that this process may write to")
+        self.latest = sample  # for start(port=…), which needs no folder
 
     def _identify(self) -> Identity:
         """The environment is asked again until it tells a rank: some frameworks set it late."""

@@ -40,7 +40,8 @@ class Control:
         self._closed = threading.Event()
         self._socket = _listen(path)
         self._inode = path.stat().st_ino
-        threading.Thread(target=self._serve, args=(self._socket,), name="gpufrag-control", daemon=True).start()
+        self._thread = threading.Thread(target=self._serve, name="gpufrag-control", daemon=True)
+        self._thread.start()
 
     @property
     def reachable(self) -> bool:
@@ -59,15 +60,16 @@ class Control:
         with contextlib.suppress(OSError):  # not connected: it is the thread in accept that is to be woken
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
+        self._thread.join(PATIENCE)
 
     def abandon(self) -> None:
         """In a forked child: let go of the parent's socket, which must not outlive the parent, and of nothing else."""
         self._socket.close()
 
-    def _serve(self, listener: socket.socket) -> None:
+    def _serve(self) -> None:
         while not self._closed.is_set():
             try:
-                connection, _ = listener.accept()
+                connection, _ = self._socket.accept()
                 with connection:
                     self._converse(connection)
             except OSError:  # closed, or no descriptor is free

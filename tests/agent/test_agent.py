@@ -1,0 +1,182 @@
+"""One agent with its thread, file and socket, over a scripted source."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fake_source import ScriptedSource
+from gpufrag.agent.agent import Agent
+from gpufrag.agent.settings import AgentSettings
+from gpufrag.agent.trouble import Trouble
+from gpufrag.sample import ProcessSample, decode
+
+FAST = {"interval": 0.05, "budget": 1.0, "publish_every": 0.02}
+Eventually = Callable[[Callable[[], object]], None]
+
+
+@pytest.fixture
+def trouble() -> Trouble:
+    return Trouble()
+
+
+@pytest.fixture
+def begin(source: ScriptedSource, trouble: Trouble, tmp_path: Path) -> Iterator[Callable[..., Agent]]:
+    """An agent that publishes into the test's folder; stopped at the end."""
+    begun = []
+
+    def start(**settings: Any) -> Agent:
+        agent = Agent(source, AgentSettings(**{**FAST, "folder": tmp_path, **settings}), trouble)
+        begun.append(agent)
+        agent.start()
+        return agent
+
+    yield start
+    for agent in begun:
+        agent.stop()
+
+
+def _published(folder: Path) -> ProcessSample | None:
+    files = list(folder.glob("*.json"))
+    return decode(files[0].read_bytes()) if files else None
+
+
+def _moments(folder: Path) -> set[str]:
+    sample = _published(folder)
+    return {snapshot.at for device in sample.devices for snapshot in device.snapshots} if sample else set()
+
+
+def _ask(folder: Path, command: str) -> dict[str, Any]:
+    (path,) = folder.glob("*.sock")
+    with socket.socket(socket.AF_UNIX) as caller, caller.makefile("rb") as answers:
+        caller.settimeout(20)
+        caller.connect(str(path))
+        caller.sendall(json.dumps({"command": command}).encode() + b"\n")
+        answer: dict[str, Any] = json.loads(answers.readline())
+        return answer
+
+
+def test_a_sample_is_published_and_the_process_listens_before(begin, tmp_path: Path, eventually: Eventually) -> None:
+    begin()
+    eventually(lambda: _published(tmp_path))
+    (file,), (listener,) = tmp_path.glob("*.json"), tmp_path.glob("*.sock")
+    assert file.stem == listener.stem
+    assert _ask(tmp_path, "ping")["ok"]
+
+
+def test_without_steps_snapshots_come_by_the_timer(begin, source, tmp_path: Path, eventually: Eventually) -> None:
+    source.steps = False
+    begin()
+    eventually(lambda: _moments(tmp_path) == {"timer"})
+
+
+def test_with_steps_they_come_at_the_boundary(begin, source, tmp_path: Path, eventually: Eventually) -> None:
+    begin(interval=1000.0)
+    eventually(lambda: _published(tmp_path))
+    source.step()
+    eventually(lambda: _moments(tmp_path) == {"boundary"})
+    assert _published(tmp_path).steps == 1
+
+
+def test_a_sample_is_taken_when_it_is_asked_for(begin, source, tmp_path: Path, eventually: Eventually) -> None:
+    begin(interval=1000.0, publish_every=500.0)
+    eventually(lambda: _published(tmp_path))
+    before = source.captures
+    answer = _ask(tmp_path, "sample-now")
+    assert (answer["ok"], answer["time"]) == (True, _published(tmp_path).time)
+    assert _moments(tmp_path) == {"timer"}
+    assert _ask(tmp_path, "sample-now")["time"] > answer["time"]
+    assert source.captures == before + 1, "whoever asks too often is given the heap as it was just now"
+
+
+def test_who_asks_a_process_that_cannot_answer_is_told_so(
+    begin, source, tmp_path: Path, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpufrag.agent.agent.ANSWER_WITHIN", 0.05)
+    begin()
+    eventually(lambda: _published(tmp_path))
+    source.read = lambda: 1 // 0
+    answer = _ask(tmp_path, "sample-now")
+    assert (answer["ok"], "ask again later" in answer["error"]) == (False, True)
+
+
+def test_the_last_words_are_published_and_nobody_listens_any_more(
+    begin, source, tmp_path: Path, eventually: Eventually
+) -> None:
+    agent = begin(publish_every=1000.0)
+    eventually(lambda: _published(tmp_path))
+    source.ooms = 7
+    agent.stop()
+    assert _published(tmp_path).devices[0].totals.counters.ooms == 7
+    assert list(tmp_path.glob("*.sock")) == []
+    assert not [thread for thread in threading.enumerate() if thread.name == "gpufrag-sampler"]
+
+
+def test_no_folder_is_logged_once_and_the_agent_goes_on(
+    begin, source, trouble, tmp_path: Path, eventually: Eventually, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "gpufrag"):
+        agent = begin(folder=tmp_path / "none")
+        eventually(lambda: trouble.counts.get("publish", 0) > 3)
+        source.step()
+        eventually(lambda: agent.latest and agent.latest.devices[0].snapshots)
+    (record,) = caplog.records
+    assert "set GPUFRAG_DIR" in record.getMessage()
+
+
+def test_a_folder_that_comes_later_is_used(begin, trouble, tmp_path: Path, eventually: Eventually) -> None:
+    folder = tmp_path / "later"
+    begin(folder=folder)
+    eventually(lambda: trouble.counts.get("publish"))
+    folder.mkdir()
+    eventually(lambda: _published(folder))
+
+
+def test_a_socket_that_was_tidied_away_is_put_back(begin, tmp_path: Path, eventually: Eventually) -> None:
+    begin()
+    eventually(lambda: list(tmp_path.glob("*.sock")))
+    next(iter(tmp_path.glob("*.sock"))).unlink()
+    eventually(lambda: list(tmp_path.glob("*.sock")))
+    assert _ask(tmp_path, "ping")["ok"]
+
+
+def test_a_source_that_fails_is_counted_each_time_it_is_due_and_no_oftener(
+    begin, source, trouble, eventually: Eventually
+) -> None:
+    read = source.read
+    times = []
+
+    def failing() -> None:
+        times.append(None)
+        raise RuntimeError("no")
+
+    source.read = failing
+    agent = begin(interval=1000.0)
+    eventually(lambda: len(times) >= 3)
+    source.read = read
+    eventually(lambda: agent.latest and agent.latest.devices)
+    assert agent.latest.health.errors == {"sampler": trouble.counts["sampler"]}
+
+
+def test_a_rank_that_is_set_late_is_published(
+    begin, tmp_path: Path, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    begin()
+    eventually(lambda: _published(tmp_path))
+    monkeypatch.setenv("RANK", "3")
+    eventually(lambda: _published(tmp_path).identity.rank == 3)
+    assert len(list(tmp_path.glob("*.json"))) == 1
+
+
+def test_an_agent_that_is_stopped_no_longer_hears_of_steps(begin, source) -> None:
+    agent = begin()
+    agent.stop()
+    assert source.on_step is None

@@ -1,0 +1,177 @@
+"""The control socket: proof of life and commands, against callers of every kind."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import socket
+import stat
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpufrag.agent import control as module
+from gpufrag.agent.control import Control
+from gpufrag.agent.trouble import Trouble
+from gpufrag.errors import Unavailable
+from gpufrag.folder import socket_address
+
+
+def _refuse(request: Mapping[str, Any]) -> Mapping[str, Any]:
+    raise Unavailable("not now")
+
+
+COMMANDS: dict[str, Callable[[Mapping[str, Any]], Mapping[str, Any]]] = {
+    "echo": lambda request: {"said": request["text"]},
+    "refuse": _refuse,
+    "break": lambda request: {"never": 1 // 0},
+}
+
+
+@pytest.fixture
+def trouble() -> Trouble:
+    return Trouble()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "host-1-2.sock"
+
+
+@pytest.fixture
+def control(path: Path, trouble: Trouble) -> Iterator[Control]:
+    control = Control(path, COMMANDS, trouble)
+    yield control
+    control.close()
+
+
+def _connect(path: Path) -> socket.socket:
+    caller = socket.socket(socket.AF_UNIX)
+    caller.settimeout(20)
+    with socket_address(path) as address:
+        caller.connect(address)
+    return caller
+
+
+def _ask(path: Path, *parts: bytes) -> dict[str, Any]:
+    with _connect(path) as caller, caller.makefile("rb") as answers:
+        for part in parts:
+            caller.sendall(part)
+        answer: dict[str, Any] = json.loads(answers.readline() or b"{}")
+        return answer
+
+
+def _echo(path: Path) -> bool:
+    return _ask(path, b'{"command": "echo", "text": "hello"}\n') == {"ok": True, "said": "hello"}
+
+
+def test_a_command_is_answered(control: Control, path: Path) -> None:
+    assert _echo(path)
+    assert _ask(path, b'{"command": "ec', b'ho", "text": 1}', b"\n") == {"ok": True, "said": 1}
+
+
+def test_a_refusal_is_told(control: Control, path: Path) -> None:
+    assert _ask(path, b'{"command": "refuse"}\n') == {"ok": False, "error": "not now"}
+
+
+@pytest.mark.parametrize("line", [b'{"command": "nothing"}', b'{"command": ["echo"]}', b"{}", b"[]", b"7"])
+def test_an_unknown_command_is_answered_with_those_that_there_are(control: Control, path: Path, line: bytes) -> None:
+    answer = _ask(path, line + b"\n")
+    assert not answer["ok"]
+    assert "break, echo, refuse" in answer["error"]
+
+
+@pytest.mark.parametrize("line", [b"hello", b"\xff\xfe", b"[" * 4000, b"x" * 10_000])
+def test_what_is_no_request_is_told_so_and_the_next_caller_is_heard(control: Control, path: Path, line: bytes) -> None:
+    assert not _ask(path, line + b"\n")["ok"]
+    assert _echo(path)
+
+
+def test_a_fault_in_a_command_is_counted_and_the_next_caller_is_heard(
+    control: Control, path: Path, trouble: Trouble
+) -> None:
+    assert _ask(path, b'{"command": "break"}\n') == {}
+    assert _echo(path)
+    assert trouble.counts == {"control": 1}
+
+
+def test_callers_that_say_nothing_or_leave_do_no_harm(
+    control: Control, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PATIENCE", 0.05)
+    _connect(path).close()
+    with _connect(path), _connect(path) as slow:
+        slow.sendall(b'{"comm')
+        assert _echo(path)
+
+
+def test_one_who_hangs_up_before_the_answer_does_no_harm(control: Control, path: Path) -> None:
+    for _ in range(20):
+        with _connect(path) as caller:
+            caller.sendall(b'{"command": "echo", "text": "' + b"x" * 4000 + b'"}\n')
+    assert _echo(path)
+
+
+@pytest.mark.parametrize(
+    ("folder", "expected"), [(0o700, 0o600), (0o755, 0o600), (0o770, 0o660), (0o777, 0o666), (0o1777, 0o600)]
+)
+def test_who_may_write_to_the_folder_may_ask(path: Path, trouble: Trouble, folder: int, expected: int) -> None:
+    path.parent.chmod(folder)
+    control = Control(path, COMMANDS, trouble)
+    assert stat.S_IMODE(path.stat().st_mode) == expected
+    control.close()
+
+
+def test_the_name_appears_only_once_somebody_listens(path: Path, trouble: Trouble) -> None:
+    stale = socket.socket(socket.AF_UNIX)
+    stale.bind(str(path))  # left by a process that was killed
+    stale.close()
+    control = Control(path, COMMANDS, trouble)
+    assert _echo(path)
+    assert list(path.parent.iterdir()) == [path]
+    control.close()
+    assert list(path.parent.iterdir()) == []
+
+
+def test_once_closed_nobody_listens_and_the_thread_ends(path: Path, trouble: Trouble) -> None:
+    control = Control(path, COMMANDS, trouble)
+    (thread,) = (thread for thread in threading.enumerate() if thread.name == "gpufrag-control")
+    control.close()
+    thread.join(20)
+    assert not thread.is_alive()
+    with socket.socket(socket.AF_UNIX) as caller:
+        assert caller.connect_ex(str(path)) == errno.ENOENT
+
+
+def test_a_name_that_was_tidied_away_is_noticed(control: Control, path: Path) -> None:
+    assert control.reachable
+    path.unlink()
+    assert not control.reachable
+
+
+def test_a_name_that_somebody_else_has_taken_is_left_to_them(path: Path, trouble: Trouble) -> None:
+    first = Control(path, COMMANDS, trouble)
+    second = Control(path, COMMANDS, trouble)
+    first.close()
+    assert _echo(path)
+    second.close()
+
+
+def test_a_path_that_is_too_long_for_a_socket_serves_too(tmp_path: Path, trouble: Trouble) -> None:
+    deep = tmp_path.joinpath(*["long-name"] * 20)
+    deep.mkdir(parents=True)
+    path = deep / f"{'h' * 60}-4194304-1764430000000.sock"
+    control = Control(path, COMMANDS, trouble)
+    assert _echo(path)
+    control.close()
+
+
+def test_a_folder_that_is_not_there_is_an_error_and_leaves_nothing(tmp_path: Path, trouble: Trouble) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(OSError, match="No such file"):
+        Control(tmp_path / "none" / "a-1-2.sock", COMMANDS, trouble)
+    assert len(os.listdir("/proc/self/fd")) == before

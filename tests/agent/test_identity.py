@@ -1,0 +1,70 @@
+"""Who the process is, by the launchers' variables."""
+
+from __future__ import annotations
+
+import os
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from gpufrag.agent.identity import LAUNCHERS, Launcher, identify, with_rank
+from gpufrag.sample import Identity
+
+
+def _places(environment: dict[str, str]) -> tuple[int | None, int | None, int | None]:
+    found = identify(environment)
+    return found.rank, found.local_rank, found.world_size
+
+
+def _variables(launcher: Launcher, *values: str) -> dict[str, str]:
+    return {name: value for name, value in zip(launcher[1:], values) if name}
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS, ids=lambda launcher: launcher.name)
+def test_each_launcher_tells_the_rank(launcher: Launcher) -> None:
+    told = _places(_variables(launcher, "5", "1", "8"))
+    assert told == (5, 1 if launcher.local_rank else None, 8 if launcher.world_size else None)
+
+
+@pytest.mark.parametrize(("first", "second"), list(pairwise(LAUNCHERS)))
+def test_the_first_in_the_table_tells_all_of_it(first: Launcher, second: Launcher) -> None:
+    both = _variables(second, "7", "7", "7") | {first.rank: "0"}
+    assert _places(both) == (0, None, None)
+
+
+@pytest.mark.parametrize("value", ["", "-1", "one", "0x1", " "])
+def test_a_value_that_is_no_rank_is_none(value: str) -> None:
+    assert _places({"RANK": value, "WORLD_SIZE": value}) == (None, None, None)
+    assert _places({"RANK": value, "SLURM_PROCID": "3"}) == (3, None, None)
+
+
+def test_a_rank_that_is_set_late_is_found_late() -> None:
+    before = identify({})
+    after = with_rank(before, {"RANK": "2", "LOCAL_RANK": "2", "WORLD_SIZE": "4"})
+    assert (after.rank, after.start) == (2, before.start)
+    assert with_rank(before, {}) == before
+
+
+def test_pid_and_start_are_the_kernels() -> None:
+    found = identify({})
+    assert found.pid == os.getpid()
+    assert 0 <= time.time() - found.start < 86_400
+    assert found.start == identify({}).start
+
+
+def test_a_command_with_brackets_and_spaces_does_not_mislead(tmp_path: Path) -> None:
+    (tmp_path / "self").mkdir()
+    fields = " ".join(str(n) for n in range(4, 53))
+    (tmp_path / "self" / "stat").write_text(f"7 (a) S 1 (b) 99) S {fields}")
+    (tmp_path / "stat").write_text("cpu 1 2 3\nbtime 1000\n")
+    assert identify({}, tmp_path).start == 1000 + 22 / os.sysconf("SC_CLK_TCK")
+
+
+def test_without_proc_it_began_now(tmp_path: Path) -> None:
+    assert abs(identify({}, tmp_path / "none").start - time.time()) < 60
+
+
+def test_it_fits_what_is_published() -> None:
+    assert isinstance(identify({}), Identity)

@@ -1,0 +1,234 @@
+"""The agent in real processes: begun once, forked, spawned, replaced, ended in every way."""
+
+from __future__ import annotations
+
+import errno
+import signal
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gpufrag.sample import ProcessSample, decode
+
+Eventually = Callable[[Callable[[], object]], None]
+
+BEGIN = """
+import os, sys, threading, time
+import gpufrag
+from gpufrag import agent
+from fake_source import ScriptedSource
+source = ScriptedSource()
+agent.start(source, interval=0.05, budget=1.0)
+def published():
+    deadline = time.monotonic() + 20
+    while agent.latest() is None and time.monotonic() < deadline: time.sleep(0.005)
+def threads():
+    return sorted(thread.name for thread in threading.enumerate())
+"""
+
+
+def _samples(folder: Path) -> list[ProcessSample]:
+    return [decode(path.read_bytes()) for path in folder.glob("*.json")]
+
+
+def _answers(folder: Path) -> list[int]:
+    """What a connection to each socket gives: 0 for a listener."""
+    found = []
+    for path in folder.glob("*.sock"):
+        with socket.socket(socket.AF_UNIX) as caller:
+            found.append(caller.connect_ex(str(path)))
+    return found
+
+
+def test_a_second_start_does_nothing(scripts, folder: Path) -> None:
+    program = BEGIN + "agent.start(ScriptedSource()); gpufrag.start(); published(); print(threads())"
+    assert scripts.run(program) == "['MainThread', 'gpufrag-control', 'gpufrag-sampler']\n"
+    assert len(_samples(folder)) == 1
+
+
+def test_after_stop_it_can_be_started_again(scripts, folder: Path) -> None:
+    again = "agent.start(source); published(); print(agent.latest() is not None)"
+    program = f"{BEGIN}published(); gpufrag.stop(); print(threads()); {again}"
+    assert scripts.run(program) == "['MainThread']\nTrue\n"
+
+
+def test_the_end_of_the_process_leaves_last_words_and_no_listener(scripts, folder: Path) -> None:
+    scripts.run(BEGIN + "published(); source.ooms = 5")
+    (sample,) = _samples(folder)
+    assert sample.devices[0].totals is not None
+    assert sample.devices[0].totals.counters.ooms == 5
+    assert _answers(folder) == []
+
+
+@pytest.mark.parametrize("end", ["os._exit(0)", "os.kill(os.getpid(), 9)"])
+def test_a_sudden_end_leaves_a_whole_file_and_no_listener(scripts, folder: Path, end: str) -> None:
+    process = scripts.start(BEGIN + f"published(); {end}")
+    process.communicate(timeout=60)
+    assert len(_samples(folder)) == 1
+    assert _answers(folder) == [errno.ECONNREFUSED]
+
+
+def test_an_end_by_exception_is_the_programs_own(scripts, folder: Path) -> None:
+    process = scripts.start(BEGIN + "published(); raise SystemExit(7)")
+    assert process.communicate(timeout=60) == ("", "")
+    assert process.returncode == 7
+
+
+def test_disabled_it_does_nothing(scripts, folder: Path) -> None:
+    program = BEGIN + "gpufrag.start(port=1); print(threads())"
+    assert scripts.run(program, GPUFRAG_DISABLE="1") == "['MainThread']\n"
+    assert not folder.exists()
+
+
+FORK = (
+    BEGIN
+    + """
+published()
+child = os.fork()
+if child == 0:
+    source.ooms = 99
+    print(threads(), agent.latest(), source.on_step, flush=True)
+    sys.stdin.readline()
+    sys.exit(0)  # runs what is registered for the end
+print(child, flush=True)
+"""
+)
+
+
+def test_a_forked_child_has_no_agent_and_leaves_its_parents_alone(scripts, folder: Path) -> None:
+    with scripts.start(FORK + "os.waitpid(child, 0); print(threads())") as process:
+        out, err = process.communicate("\n", timeout=60)
+    assert err == ""
+    assert "['MainThread'] None None\n" in out
+    assert "['MainThread', 'gpufrag-control', 'gpufrag-sampler']\n" in out
+    (sample,) = _samples(folder)
+    assert (sample.identity.pid, sample.devices[0].totals.counters.ooms) == (process.pid, 0)
+
+
+def test_a_child_that_outlives_its_parent_does_not_keep_it_alive_to_readers(scripts, folder: Path) -> None:
+    process = scripts.start(FORK + "os._exit(0)")
+    for _ in range(2):  # the child's line and the parent's, in any order
+        process.stdout.readline()
+    assert process.wait(60) == 0
+    assert _answers(folder) == [errno.ECONNREFUSED]
+    process.communicate("\n", timeout=60)
+
+
+def test_a_forked_child_may_have_an_agent_of_its_own(scripts, folder: Path) -> None:
+    program = FORK.replace("sys.stdin.readline()", "agent.start(ScriptedSource()); published()")
+    scripts.run(program + "os.waitpid(child, 0)")
+    assert len({sample.identity.pid for sample in _samples(folder)}) == 2
+
+
+def test_a_program_that_replaces_itself_takes_over_its_file_and_its_socket(
+    scripts, folder: Path, eventually: Eventually
+) -> None:
+    again = "published()\nif len(sys.argv) < 2: os.execv(sys.executable, [sys.executable, __file__, 'again'])\n"
+    process = scripts.start(BEGIN + again + "print('ready', flush=True); sys.stdin.readline()")
+    assert process.stdout.readline() == "ready\n"
+    (sample,) = _samples(folder)
+    assert sample.identity.pid == process.pid
+    assert _answers(folder) == [0]
+    process.communicate("\n", timeout=60)
+
+
+SPAWN = """
+import multiprocessing, threading
+import gpufrag
+def child(queue):
+    queue.put([thread.name for thread in threading.enumerate() if "gpufrag" in thread.name])
+if __name__ == "__main__":
+    gpufrag.start()
+    context = multiprocessing.get_context("{method}")
+    queue = context.SimpleQueue()
+    process = context.Process(target=child, args=(queue,))
+    process.start()
+    print(queue.get(), [thread.name for thread in threading.enumerate()])
+    process.join()
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_without_cuda_there_is_no_thread_in_parent_or_child(scripts, folder: Path, method: str) -> None:
+    assert scripts.run(SPAWN.replace("{method}", method)) == "[] ['MainThread']\n"
+    assert not folder.exists()
+
+
+def test_without_torch_a_start_imports_none_and_next_to_nothing_else(scripts) -> None:
+    program = """
+import sys
+before = set(sys.modules)
+from gpufrag import agent
+agent.wait()
+print(sorted(set(sys.modules) - before - {"__future__"}))
+"""
+    assert scripts.run(program) == "['gpufrag', 'gpufrag.agent', 'gpufrag.agent.arrival']\n"
+
+
+CUDA = """
+import os, sys, threading
+from fake_torch import Machine, torch_of
+machine = Machine(initialised=False)
+sys.modules["torch"] = torch_of(machine)
+import gpufrag
+def threads():
+    return sorted(thread.name for thread in threading.enumerate())
+def published():
+    import time
+    from gpufrag import agent
+    deadline = time.monotonic() + 20
+    while agent.latest() is None and time.monotonic() < deadline: time.sleep(0.005)
+"""
+
+
+def test_the_agent_begins_when_cuda_does(scripts, folder: Path) -> None:
+    program = CUDA + "gpufrag.start(); print(threads()); machine.initialise(); published(); print(threads())"
+    assert scripts.run(program) == "['MainThread']\n['MainThread', 'gpufrag-control', 'gpufrag-sampler']\n"
+    (sample,) = _samples(folder)
+    assert sample.identity.framework == "torch"
+
+
+def test_two_initialisations_begin_one_agent(scripts, folder: Path) -> None:
+    program = CUDA + "gpufrag.start(); machine.initialise(); machine.initialise(); published(); print(threads())"
+    assert scripts.run(program) == "['MainThread', 'gpufrag-control', 'gpufrag-sampler']\n"
+
+
+def test_a_child_that_initialises_cuda_itself_has_an_agent_and_its_parent_none(scripts, folder: Path) -> None:
+    child = "gpufrag.start()\nif (child := os.fork()) == 0:\n    machine.initialise(); published(); sys.exit(0)\n"
+    out = scripts.run(CUDA + child + "os.waitpid(child, 0); print(threads(), child)")
+    (sample,) = _samples(folder)
+    assert out == f"['MainThread'] {sample.identity.pid}\n"
+
+
+def test_stopped_before_cuda_begins_it_does_not_begin(scripts, folder: Path) -> None:
+    program = CUDA + "gpufrag.start(); gpufrag.stop(); machine.initialise(); print(threads())"
+    assert scripts.run(program) == "['MainThread']\n"
+
+
+def test_a_setting_that_is_none_is_told_and_does_no_harm(scripts, folder: Path) -> None:
+    program = CUDA + "from gpufrag import agent; agent.wait(); machine.initialise(); print(threads())"
+    with scripts.start(program, GPUFRAG_INTERVAL="soon") as process:
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (0, "['MainThread']\n")
+    assert "GPUFRAG_INTERVAL is 'soon'" in err
+    assert err.count("\n") == 1
+
+
+def test_killed_at_any_moment_the_file_is_whole(scripts, folder: Path, eventually: Eventually) -> None:
+    """And a reader always finds a sample or none. The sidecar's own tests do this five hundred times."""
+    for _ in range(5):
+        process = scripts.start(BEGIN + "threading.Event().wait()")
+        eventually(lambda process=process: any(s.identity.pid == process.pid for s in _samples(folder)))
+        process.send_signal(signal.SIGKILL)
+        process.communicate(timeout=60)
+    assert len(_samples(folder)) == 5
+
+
+def test_a_signal_ends_it_as_it_would_without_an_agent(scripts, folder: Path, eventually: Eventually) -> None:
+    process = scripts.start(BEGIN + "published(); print('ready', flush=True); threading.Event().wait()")
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGTERM)
+    assert process.communicate(timeout=60) == ("", "")
+    assert process.returncode == -signal.SIGTERM

@@ -1,0 +1,22 @@
+"""Errors are counted by source, and each source is logged once."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from gpufrag.agent.trouble import Trouble
+
+
+def test_each_is_counted_and_the_first_of_each_source_logged(caplog: pytest.LogCaptureFixture) -> None:
+    trouble = Trouble()
+    with caplog.at_level(logging.WARNING, "gpufrag"):
+        for _ in range(3):
+            trouble.note("publish", OSError("no room"), "make some")
+        trouble.note("heap", "no blocks", "look")
+    assert trouble.counts == {"heap": 1, "publish": 3}
+    assert [record.getMessage().partition(" (")[0] for record in caplog.records] == [
+        "gpufrag publish: OSError: no room; make some",
+        "gpufrag heap: no blocks; look",
+    ]
