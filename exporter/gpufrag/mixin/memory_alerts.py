@@ -25,7 +25,8 @@ def fragmented(config: Config) -> Alert:
     return Alert(
         name="GpuMemoryFragmented",
         severity=WARNING,
-        expr=f"{config.series(rules.JOB_ACTIONABLE)} > {number(config.thresholds.fragmentation_ratio)}",
+        expr=f"max_over_time({config.series(rules.JOB_ACTIONABLE)}[{_window(config)}])"
+        f" > {number(config.thresholds.fragmentation_ratio)}",
         hold=config.timing.hold,
         keep_firing=config.timing.keep_firing,
         labels=RESTART,

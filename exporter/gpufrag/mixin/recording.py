@@ -95,6 +95,7 @@ def job_rules(config: Config) -> Iterator[Recording]:
 def _worst_rank(config: Config) -> Iterator[Recording]:
     for record, rank_rule, figure in (
         (JOB_FRAGMENTATION, RANK_FRAGMENTATION, "fragmentation ratio"),
+        (JOB_ACTIONABLE, RANK_ACTIONABLE, "fragmentation ratio, where enough is free for it to matter,"),
         (JOB_CACHE, RANK_CACHE, "cache ratio"),
         (JOB_UNUSED_WORST, RANK_UNUSED, "unused share"),
         (JOB_PEAK_WORST, RANK_PEAK, "peak fragmentation"),
@@ -102,12 +103,6 @@ def _worst_rank(config: Config) -> Iterator[Recording]:
         yield Recording(
             record, f"max by ({config.by_job}) ({config.series(rank_rule)})", f"{figure} of the job's worst rank"
         )
-    recent = f"max_over_time({config.series(RANK_ACTIONABLE)}[{duration(config.timing.window)}])"
-    yield Recording(
-        JOB_ACTIONABLE,
-        f"max by ({config.by_job}) ({recent})",
-        "what the trigger looks at: the worst of all ranks and moments within the window",
-    )
 
 
 def _sums(config: Config) -> Iterator[Recording]:
