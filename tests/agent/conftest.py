@@ -71,7 +71,7 @@ class Scripts:
         script = self.home / "program.py"
         script.write_text(program)
         quiet = {"PYTHONWARNINGS": "ignore::DeprecationWarning"}  # Python >= 3.12, of any fork beside a thread
-        path = {"PYTHONPATH": f"{EXPORTER}{os.pathsep}{TESTS}"}
+        path = {"PYTHONPATH": os.pathsep.join([str(EXPORTER), str(TESTS), os.environ.get("PYTHONPATH", "")])}
         surroundings = {**os.environ, **quiet, **path, **environment}
         words = [*command, python, str(script)]
         return subprocess.Popen(words, env=surroundings, text=True, stdin=PIPE, stdout=PIPE, stderr=PIPE)

@@ -1,0 +1,124 @@
+"""gpufrag.start(): what a script sees of it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import gpufrag
+from fake_source import ScriptedSource
+from gpufrag import agent
+from gpufrag.errors import Unavailable, UsageError
+
+
+@pytest.fixture(autouse=True)
+def _stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("GPUFRAG_DIR", str(tmp_path))
+    yield
+    gpufrag.stop()
+
+
+@pytest.fixture
+def port() -> int:
+    """One that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        free: int = probe.getsockname()[1]
+    return free
+
+
+def _scrape(port: int) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer:
+        text: str = answer.read().decode()
+    return text
+
+
+def test_what_is_exported_is_sorted_and_there() -> None:
+    assert gpufrag.__all__ == sorted(gpufrag.__all__)
+    assert all(hasattr(gpufrag, name) for name in gpufrag.__all__)
+
+
+def test_an_import_brings_in_nothing_heavy() -> None:
+    program = "import sys; before = set(sys.modules); import gpufrag; print(sorted(set(sys.modules) - before))"
+    exporter = Path(gpufrag.__file__).parents[1]
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": str(exporter)}, text=True, capture_output=True
+    )
+    assert done.stdout in ("['__future__', 'gpufrag']\n", "['gpufrag']\n")
+
+
+def test_without_a_gpu_nothing_begins() -> None:
+    gpufrag.start()
+    assert agent.latest() is None
+
+
+def test_a_value_that_cannot_be_is_refused() -> None:
+    with pytest.raises(UsageError, match="interval is -1"):
+        gpufrag.start(interval=-1)
+
+
+def test_metrics_come_from_the_process_itself(port: int, eventually: Callable[[Callable[[], object]], None]) -> None:
+    gpufrag.start(port=port)
+    assert "gpufrag_build_info" in _scrape(port)
+    agent.start(ScriptedSource(steps=False), interval=0.05, budget=1.0)
+    eventually(lambda: 'at="timer"' in _scrape(port))
+    assert "gpufrag_allocator_largest_allocatable_bytes" in _scrape(port)
+
+
+def test_a_second_start_serves_no_second_time(port: int) -> None:
+    gpufrag.start(port=port)
+    gpufrag.start(port=port)
+    assert _scrape(port)
+
+
+def test_after_stop_the_port_is_free(port: int) -> None:
+    gpufrag.start(port=port)
+    gpufrag.stop()
+    gpufrag.start(port=port)
+    assert _scrape(port)
+
+
+def test_a_port_in_use_is_told_in_one_line(port: int) -> None:
+    in_use = pytest.raises(Unavailable, match=f"127.0.0.1:{port}: the port is in use")
+    with socket.create_server(("127.0.0.1", port)), in_use:
+        gpufrag.start(port=port)
+
+
+@pytest.mark.parametrize(("port_", "host"), [(70000, "127.0.0.1"), (0, "203.0.113.1"), (0, "no host")])
+def test_an_address_that_cannot_be_had_is_told_in_one_line(port_: int, host: str) -> None:
+    with pytest.raises(Unavailable, match=f"{host}:{port_}: "):
+        gpufrag.start(port=port_, host=host)
+
+
+def test_without_prometheus_client_the_remedy_is_told(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    with pytest.raises(Unavailable, match="install prometheus_client, or run a sidecar"):
+        gpufrag.start(port=port)
+
+
+def test_disabled_it_serves_nothing(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUFRAG_DISABLE", "1")
+    gpufrag.start(port=port)
+    with socket.socket() as caller:
+        assert caller.connect_ex(("127.0.0.1", port)) != 0
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # Python >= 3.12, beside any thread
+def test_a_forked_child_does_not_keep_the_port(port: int) -> None:
+    gpufrag.start(port=port)
+    read, write = os.pipe()
+    if (child := os.fork()) == 0:
+        os.read(read, 1)
+        os._exit(0)
+    gpufrag.stop()
+    gpufrag.start(port=port)
+    os.write(write, b"x")
+    os.waitpid(child, 0)
+    assert _scrape(port)

@@ -1,0 +1,115 @@
+"""`gpufrag run -- CMD`: CMD itself, with the shim before what its PYTHONPATH held."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gpufrag
+from gpufrag.cli import main
+from gpufrag.commands.run import SHIM, injected
+
+EXPORTER = Path(gpufrag.__file__).parents[1]
+RUN = [sys.executable, "-m", "gpufrag", "run"]
+TELL = """
+import json, os, sys
+print(json.dumps({"pid": os.getpid(), "path": sys.path, "environment": dict(os.environ), "arguments": sys.argv[1:]}))
+"""
+
+
+def _start(*words: str, **environment: str) -> subprocess.Popen[str]:
+    surroundings = {**os.environ, "PYTHONPATH": str(EXPORTER), **environment}
+    return subprocess.Popen([*RUN, *words], env=surroundings, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def _tell(*flags: str, **environment: str) -> dict[str, Any]:
+    """What a Python program under `gpufrag run` finds."""
+    with _start(*flags, "--", sys.executable, "-c", TELL, "--flag", "-x", **environment) as process:
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (0, "")
+    found: dict[str, Any] = json.loads(out)
+    assert found["pid"] == process.pid, "the pid must stay: it may be a container's first"
+    assert found["arguments"] == ["--flag", "-x"]
+    return found
+
+
+def test_what_pythonpath_held_is_kept_behind_the_shim_which_steps_aside() -> None:
+    found = _tell(PYTHONPATH=f"{EXPORTER}{os.pathsep}/some/where")
+    assert found["environment"]["PYTHONPATH"] == os.pathsep.join([str(SHIM), str(EXPORTER), "/some/where"])
+    assert "/some/where" in found["path"]
+    assert str(SHIM) not in found["path"]
+
+
+@pytest.mark.parametrize("before", [{}, {"PYTHONPATH": ""}, {"PYTHONPATH": str(SHIM)}])
+def test_an_empty_pythonpath_does_not_let_the_working_folder_in(before: dict[str, str]) -> None:
+    assert injected(before)["PYTHONPATH"] == str(SHIM)
+
+
+def test_a_run_within_a_run_changes_nothing() -> None:
+    once = injected({"PYTHONPATH": "/a::/b"})
+    assert once["PYTHONPATH"] == f"{SHIM}:/a::/b"
+    assert injected(once) == once
+
+
+def test_flags_reach_every_process_through_the_environment(tmp_path: Path) -> None:
+    found = _tell("--interval", "2.5", "--budget", "0.01", "--folder", str(tmp_path))["environment"]
+    told = (found["GPUFRAG_INTERVAL"], found["GPUFRAG_BUDGET"], found["GPUFRAG_DIR"])
+    assert told == ("2.5", "0.01", str(tmp_path))
+
+
+def test_without_flags_the_environment_stays_what_it_was() -> None:
+    found = _tell(GPUFRAG_INTERVAL="7")["environment"]
+    assert found["GPUFRAG_INTERVAL"] == "7"
+    assert "GPUFRAG_BUDGET" not in found
+
+
+def test_the_exit_code_is_the_commands() -> None:
+    with _start("--", sys.executable, "-c", "raise SystemExit(42)") as process:
+        assert process.communicate(timeout=60) == ("", "")
+    assert process.returncode == 42
+
+
+def test_the_double_dash_may_be_left_out() -> None:
+    with _start("true") as process:
+        assert process.communicate(timeout=60) == ("", "")
+    assert process.returncode == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+def test_signals_are_the_commands(number: signal.Signals) -> None:
+    program = f"import signal; signal.signal({number:d}, signal.SIG_DFL); print('ready', flush=True); signal.pause()"
+    with _start("--", sys.executable, "-c", program) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(number)
+    assert process.returncode == -number
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["--"], 2, "no command given; write it after --"),
+        ([], 2, "no command given"),
+        (["--bogus", "--", "true"], 2, "--bogus"),
+        (["--interval", "0", "--", "true"], 2, "interval is 0.0"),
+        (["--interval", "soon", "--", "true"], 2, "soon"),
+        (["--budget", "2", "--", "true"], 2, "budget is 2.0"),
+        (["--", "no-such-command"], 1, "cannot run 'no-such-command': no such command on PATH"),
+        (["--", "./no/such/file"], 1, "cannot run './no/such/file': no such file"),
+        (["--", "/"], 1, "cannot run '/': Permission denied"),
+    ],
+)
+def test_a_command_that_cannot_be_run_is_one_line(
+    words: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", *words]) == code
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert said in err
