@@ -1,23 +1,132 @@
-"""What only real torch can tell: that its names are where we look for them."""
+"""Real torch, its CPU build included: launchers, workers and children that use no GPU have no agent that wakes."""
 
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-PROGRAMS = Path(__file__).parent / "programs"
+from gpufrag.commands.run import SHIM
 
 pytestmark = [
     pytest.mark.real,
-    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed here"),
+    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed"),
 ]
 
+RUN = (sys.executable, "-m", "gpufrag", "run", "--")
 
-def test_the_step_hook_of_real_torch_is_found_and_let_go() -> None:
-    command = [sys.executable, "-W", "ignore", str(PROGRAMS / "count_steps.py")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
-    assert done.stdout.strip() == "2", done.stderr
+SEEN = """
+import os, sys, threading, torch
+def seen():
+    ours = sorted(name for name in sys.modules if name.startswith("gpufrag"))
+    threads = [thread.name for thread in threading.enumerate() if "gpufrag" in thread.name]
+    return [name for name in ours if name.count(".") > 1], threads
+QUIET = (["gpufrag.agent.arrival"], [])
+"""
+
+
+def _prints(scripts, program: str, *command: str, **environment: str) -> list[str]:
+    """The lines that a program prints under the shim."""
+    surroundings = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", **environment}
+    with scripts.start(SEEN + program, *(command or RUN), **surroundings) as process:
+        out, err = process.communicate(timeout=110)
+    assert process.returncode == 0, err
+    assert "gpufrag" not in err
+    return sorted(out.splitlines())
+
+
+def test_an_import_of_torch_leaves_the_hook_in_its_queue_and_no_trace_in_its_loader(scripts, folder: Path) -> None:
+    program = """
+from importlib.machinery import SourceFileLoader
+waiting = [call for call, _ in torch.cuda._queued_calls if call.__module__ == "gpufrag.agent.arrival"]
+finders = [finder for finder in sys.meta_path if "gpufrag" in type(finder).__module__]
+print(len(waiting), type(torch.__spec__.loader) is SourceFileLoader, finders)
+print(seen() == QUIET)
+"""
+    assert _prints(scripts, program) == ["1 True []", "True"]
+    assert not folder.exists()
+
+
+def test_the_ranks_and_the_launcher_of_torchrun_stay_without_an_agent(scripts, folder: Path) -> None:
+    program = """
+import torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.ones(1)
+dist.all_reduce(total)
+model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(3):
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+kept = os.environ["PYTHONPATH"].startswith("SHIM")
+os.write(1, f"{dist.get_rank()} {total.item():.0f} {seen() == QUIET} {kept}\\n".encode())  # one write: lines stay whole
+dist.destroy_process_group()
+""".replace("SHIM", str(SHIM))
+    torchrun = [*RUN, sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    script = scripts.home / "program.py"
+    script.write_text(SEEN + program)
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    done = subprocess.run([*torchrun, str(script)], env=environment, text=True, capture_output=True, timeout=110)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["0 2 True True", "1 2 True True"]
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_data_loaders_workers_stay_without_an_agent(scripts, folder: Path, method: str) -> None:
+    program = """
+class Rows(torch.utils.data.Dataset):
+    def __init__(self): self.parent = os.getpid()
+    def __len__(self): return 4
+    def __getitem__(self, index): return torch.tensor(seen() == QUIET and os.getpid() != self.parent)
+if __name__ == "__main__":
+    loader = torch.utils.data.DataLoader(Rows(), num_workers=2, multiprocessing_context="METHOD")
+    print([bool(row) for row in loader], seen() == QUIET)
+""".replace("METHOD", method)
+    assert _prints(scripts, program) == ["[True, True, True, True] True"]
+    assert not folder.exists()
+
+
+def test_torchs_own_hook_tells_the_steps() -> None:
+    """In a process of its own mind: the hook stays, and torch is left as it is."""
+    import torch
+    from torch.optim import optimizer as module
+
+    from gpufrag.agent.steps import Steps
+    from gpufrag.agent.torch_source import TorchSource
+    from gpufrag.agent.trouble import Trouble
+
+    before = dict(module._global_optimizer_post_hooks)
+    source, steps, trouble = TorchSource(torch, Trouble(), {}), Steps(), Trouble()
+    try:
+        assert source.watch_steps(steps.note)
+        generator, critic = (torch.nn.Linear(1, 1) for _ in range(2))
+        optimizers = [torch.optim.SGD(net.parameters(), lr=0.1) for net in (generator, critic)]
+        for _ in range(4):
+            critic(generator(torch.ones(1, 1))).sum().backward()
+            for optimizer in optimizers:
+                optimizer.step()
+        source.close()
+        optimizers[0].step()
+        assert (steps.count, trouble.counts) == (4, {})
+    finally:
+        module._global_optimizer_post_hooks.clear()
+        module._global_optimizer_post_hooks.update(before)
+
+
+def test_in_a_cpu_process_the_source_asks_nothing_that_would_initialise_cuda() -> None:
+    import torch
+
+    from gpufrag.agent.torch_source import TorchSource
+    from gpufrag.agent.trouble import Trouble
+
+    trouble = Trouble()
+    source = TorchSource(torch, trouble, {})
+    if torch.cuda.is_initialized():
+        pytest.skip("another test of this run has used CUDA")
+    assert (list(source.read()), source.capture(), source.recording()) == ([], None, False)
+    assert (trouble.counts, torch.cuda.is_initialized()) == ({}, False)
