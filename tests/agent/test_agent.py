@@ -122,8 +122,9 @@ def test_the_last_words_are_published_and_nobody_listens_any_more(
 def test_no_folder_is_logged_once_and_the_agent_goes_on(
     begin, source, trouble, tmp_path: Path, eventually: Eventually, caplog: pytest.LogCaptureFixture
 ) -> None:
+    (tmp_path / "file").touch()
     with caplog.at_level(logging.WARNING, "gpufrag"):
-        agent = begin(folder=tmp_path / "none")
+        agent = begin(folder=tmp_path / "file" / "folder")
         eventually(lambda: trouble.counts.get("publish", 0) > 3)
         source.step()
         eventually(lambda: agent.latest and agent.latest.devices[0].snapshots)
@@ -131,12 +132,39 @@ def test_no_folder_is_logged_once_and_the_agent_goes_on(
     assert "set GPUFRAG_DIR" in record.getMessage()
 
 
-def test_a_folder_that_comes_later_is_used(begin, trouble, tmp_path: Path, eventually: Eventually) -> None:
-    folder = tmp_path / "later"
-    begin(folder=folder)
+def test_a_folder_that_becomes_usable_later_is_used(begin, trouble, tmp_path: Path, eventually: Eventually) -> None:
+    place = tmp_path / "place"
+    place.touch()
+    begin(folder=place)
     eventually(lambda: trouble.counts.get("publish"))
-    folder.mkdir()
-    eventually(lambda: _published(folder))
+    place.unlink()
+    eventually(lambda: _published(place))
+    assert _ask(place, "ping")["ok"]
+
+
+def test_a_folder_that_is_taken_away_is_made_again(begin, tmp_path: Path, eventually: Eventually) -> None:
+    place = tmp_path / "place"
+    begin(folder=place)
+    eventually(lambda: _published(place))
+    place.rename(tmp_path / "elsewhere")
+    eventually(lambda: place.is_dir() and _published(place))
+    assert _ask(place, "ping")["ok"]
+
+
+def test_file_and_socket_stay_together_when_the_shared_folder_appears(
+    source, trouble, tmp_path: Path, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = iter([tmp_path / "first", tmp_path / "second"])
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setattr("gpufrag.agent.agent.to_write", lambda environment: next(folders))
+    agent = Agent(source, AgentSettings(**FAST), trouble)
+    agent.start()
+    eventually(lambda: agent.latest)
+    written = (tmp_path / "first").stat().st_mtime_ns
+    eventually(lambda: (tmp_path / "first").stat().st_mtime_ns > written)
+    assert list((tmp_path / "second").iterdir()) == []
+    agent.stop()
 
 
 def test_a_socket_that_was_tidied_away_is_put_back(begin, tmp_path: Path, eventually: Eventually) -> None:

@@ -91,42 +91,34 @@ if __name__ == "__main__":
     assert not folder.exists()
 
 
-def test_torchs_own_hook_tells_the_steps() -> None:
-    """In a process of its own mind: the hook stays, and torch is left as it is."""
-    import torch
-    from torch.optim import optimizer as module
-
-    from gpufrag.agent.steps import Steps
-    from gpufrag.agent.torch_source import TorchSource
-    from gpufrag.agent.trouble import Trouble
-
-    before = dict(module._global_optimizer_post_hooks)
-    source, steps, trouble = TorchSource(torch, Trouble(), {}), Steps(), Trouble()
-    try:
-        assert source.watch_steps(steps.note)
-        generator, critic = (torch.nn.Linear(1, 1) for _ in range(2))
-        optimizers = [torch.optim.SGD(net.parameters(), lr=0.1) for net in (generator, critic)]
-        for _ in range(4):
-            critic(generator(torch.ones(1, 1))).sum().backward()
-            for optimizer in optimizers:
-                optimizer.step()
-        source.close()
-        optimizers[0].step()
-        assert (steps.count, trouble.counts) == (4, {})
-    finally:
-        module._global_optimizer_post_hooks.clear()
-        module._global_optimizer_post_hooks.update(before)
+ASK = """
+from gpufrag.agent.steps import Steps
+from gpufrag.agent.torch_source import TorchSource
+from gpufrag.agent.trouble import Trouble
+trouble = Trouble()
+source = TorchSource(torch, trouble, {})
+"""
 
 
-def test_in_a_cpu_process_the_source_asks_nothing_that_would_initialise_cuda() -> None:
-    import torch
+def test_torchs_own_hook_tells_the_steps_until_it_is_closed(scripts) -> None:
+    program = """
+steps = Steps()
+print(source.watch_steps(steps.note))
+first, second = (torch.nn.Linear(1, 1) for _ in range(2))
+optimizers = [torch.optim.SGD(net.parameters(), lr=0.1) for net in (first, second)]
+for _ in range(4):
+    second(first(torch.ones(1, 1))).sum().backward()
+    for optimizer in optimizers:
+        optimizer.step()
+source.close()
+optimizers[0].step()
+print(steps.count, trouble.counts)
+"""
+    assert _prints(scripts, ASK + program) == ["4 {}", "True"]
 
-    from gpufrag.agent.torch_source import TorchSource
-    from gpufrag.agent.trouble import Trouble
 
-    trouble = Trouble()
-    source = TorchSource(torch, trouble, {})
-    if torch.cuda.is_initialized():
-        pytest.skip("another test of this run has used CUDA")
-    assert (list(source.read()), source.capture(), source.recording()) == ([], None, False)
-    assert (trouble.counts, torch.cuda.is_initialized()) == ({}, False)
+def test_a_process_that_uses_no_gpu_is_asked_nothing_that_would_make_it(scripts) -> None:
+    program = """
+print(list(source.read()), source.capture(), source.recording(), trouble.counts, torch.cuda.is_initialized())
+"""
+    assert _prints(scripts, ASK + program) == ["[] None False {} False"]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..sample import ProcessSample
     from .sources import Source
 
-__all__ = ["latest", "start", "stop", "wait"]
+__all__ = ["disabled", "latest", "start", "stop", "wait"]
 
 _waiting = False
 
@@ -73,6 +73,7 @@ def latest() -> ProcessSample | None:
 
 
 def disabled() -> bool:
+    """Whether the environment forbids an agent."""
     return os.environ.get("GPUFRAG_DISABLE") == "1"
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import Unavailable
-from ..folder import FileName, to_write
+from ..folder import VARIABLE, FileName, to_write
 from ..sample import Identity, ProcessSample, encode
 from .control import Control
 from .identity import identify, with_rank
@@ -36,6 +36,7 @@ class Agent:
         self._trouble, self._clocks = trouble or Trouble(), clocks or Clocks()
         self._sampler = Sampler(source, settings, self._trouble, self._clocks)
         self._identity = identify()
+        self._folder: Path | None = None
         self._control: Control | None = None
         self._wake, self._ending = threading.Event(), threading.Event()
         self._answers = threading.Condition()
@@ -118,12 +119,18 @@ class Agent:
         sample = self._sampler.sample(self._identify())
         name = FileName.of(sample.identity)
         try:
-            folder = self._settings.folder or to_write()
+            folder = self._folder or self._find_folder()
             self._listen(folder / name.socket)
             publish(folder / name.sample, encode(sample))
+            self._folder = folder  # for good: file and socket must not part when another folder becomes usable
         except (OSError, Unavailable) as error:
+            self._folder = None
             self._trouble.note("publish", error, "set GPUFRAG_DIR to a folder that this process may write to")
         self.latest = sample  # for start(port=…), which needs no folder
+
+    def _find_folder(self) -> Path:
+        wanted = self._settings.folder
+        return to_write(os.environ if wanted is None else {VARIABLE: str(wanted)}).absolute()
 
     def _identify(self) -> Identity:
         """The environment is asked again until it tells a rank: some frameworks set it late."""
@@ -133,9 +140,9 @@ class Agent:
 
     def _listen(self, path: Path) -> None:
         """From before the first sample on, so that no reader takes the process for a dead one."""
-        if self._control is not None and self._control.reachable:
-            return
         if self._control is not None:
+            if self._control.path == path and self._control.reachable:
+                return
             self._control.close()
         self._control = Control(path, {"ping": self._ping, "sample-now": self.sample_now}, self._trouble)
 

@@ -36,7 +36,7 @@ class Control:
     """Listens at `path` until closed, in a thread of its own."""
 
     def __init__(self, path: Path, commands: Mapping[str, Command], trouble: Trouble) -> None:
-        self._path, self._commands, self._trouble = path, commands, trouble
+        self.path, self._commands, self._trouble = path, commands, trouble
         self._closed = threading.Event()
         self._socket = _listen(path)
         self._inode = path.stat().st_ino
@@ -47,7 +47,7 @@ class Control:
     def reachable(self) -> bool:
         """False once something (a tidy-up of the temp dir) has taken the socket's name away."""
         try:
-            return self._path.stat().st_ino == self._inode
+            return self.path.stat().st_ino == self._inode
         except OSError:
             return False
 
@@ -56,11 +56,11 @@ class Control:
         self._closed.set()
         if self.reachable:
             with contextlib.suppress(FileNotFoundError):
-                self._path.unlink()
+                self.path.unlink()
         with contextlib.suppress(OSError):  # not connected: it is the thread in accept that is to be woken
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
-        self._thread.join(PATIENCE)
+        self._thread.join(ERROR_PAUSE)
 
     def abandon(self) -> None:
         """In a forked child: let go of the parent's socket, which must not outlive the parent, and of nothing else."""
