@@ -83,3 +83,14 @@ def hello() -> Service:
         return PlainTextResponse("hello\n")
 
     return Service(Starlette(routes=[Route("/", answer), Route("/-/healthy", answer)]))
+
+
+def received(client: socket.socket) -> bytes:
+    """All that the server sends until it hangs up, politely or not."""
+    whole = b""
+    try:
+        while data := client.recv(65536):
+            whole += data
+    except ConnectionResetError:
+        pass
+    return whole

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import re
-import socket
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +18,7 @@ from gpufrag import metrics
 from gpufrag.config import FolderSettings, NvmlSettings, ServeConfig
 from gpufrag.sidecar import server
 from gpufrag.sidecar.server import Sidecar
-from running_server import PATIENCE, Running, running
+from running_server import PATIENCE, Running, received, running
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 
@@ -184,13 +183,6 @@ def test_scrapes_at_once_are_all_answered(served: Running, agents: list[FakeAgen
     for client in clients:
         assert received(client).startswith(b"HTTP/1.1 200 ")
         client.close()
-
-
-def received(client: socket.socket) -> bytes:
-    whole = b""
-    while data := client.recv(65536):
-        whole += data
-    return whole
 
 
 def wait_until(true: Callable[[], bool]) -> None:

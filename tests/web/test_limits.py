@@ -15,27 +15,17 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from gpufrag.web.runner import Service
+from running_server import received
 
 HEAD = b"GET / HTTP/1.1\r\nHost: x\r\n"
 
 
-def until_closed(client: socket.socket) -> bytes:
-    """All that the server sends until it hangs up."""
-    received = b""
-    try:
-        while data := client.recv(65536):
-            received += data
-    except ConnectionResetError:
-        pass
-    return received
-
-
 def answered(client: socket.socket) -> bool:
     """Whether one whole answer of 200 comes."""
-    received = b""
-    while not received.endswith(b"hello\n"):
-        received += client.recv(1000) or b"the connection ended, not in hello\n"
-    return received.startswith(b"HTTP/1.1 200 ")
+    answer = b""
+    while not answer.endswith(b"hello\n"):
+        answer += client.recv(1000) or b"the connection ended, not in hello\n"
+    return answer.startswith(b"HTTP/1.1 200 ")
 
 
 class Gate:
@@ -75,7 +65,7 @@ def test_one_request_too_many_is_told_to_come_again(start: Any, gate: Gate) -> N
 def test_one_connection_too_many_is_told_to_come_again(start: Any) -> None:
     server = start(max_connections=1)
     with server.connect() as first, server.connect() as second:
-        answer = until_closed(second)
+        answer = received(second)
         assert answer.startswith(b"HTTP/1.1 503 ")
         assert b"retry-after: 1\r\n" in answer
         first.sendall(HEAD + b"\r\n")
@@ -86,13 +76,13 @@ def test_a_head_that_trickles_in_is_cut_off(start: Any) -> None:
     server = start(request_timeout=0.3)
     with server.connect() as client:
         client.sendall(HEAD)
-        assert until_closed(client) == b""
+        assert received(client) == b""
 
 
 def test_a_silent_client_is_cut_off(start: Any) -> None:
     server = start(request_timeout=0.3)
     with server.connect() as client:
-        assert until_closed(client) == b""
+        assert received(client) == b""
 
 
 def test_the_second_request_of_a_connection_has_a_deadline_too(start: Any) -> None:
@@ -101,14 +91,14 @@ def test_the_second_request_of_a_connection_has_a_deadline_too(start: Any) -> No
         client.sendall(HEAD + b"\r\n")
         assert answered(client)
         client.sendall(HEAD)
-        assert until_closed(client) == b""
+        assert received(client) == b""
 
 
 def test_an_answer_that_takes_too_long_is_given_up(start: Any, gate: Gate) -> None:
     server = start(gate.service, request_timeout=0.3)
     with server.connect() as client:
         client.sendall(HEAD + b"\r\n")
-        assert until_closed(client) == b""
+        assert received(client) == b""
 
 
 def test_an_idle_connection_outlives_the_deadline_of_a_request(start: Any) -> None:
@@ -128,7 +118,7 @@ def test_an_idle_connection_ends_in_time(start: Any) -> None:
     server = start(keep_alive=0.2)
     with server.connect() as client:
         client.sendall(HEAD + b"\r\n")
-        assert until_closed(client).startswith(b"HTTP/1.1 200 ")
+        assert received(client).startswith(b"HTTP/1.1 200 ")
 
 
 def test_a_client_that_does_not_read_is_cut_off(start: Any) -> None:
@@ -148,7 +138,7 @@ def test_a_huge_head_is_refused(start: Any, size: int) -> None:
     with server.connect() as client:
         try:
             client.sendall(HEAD + b"X-Long: " + b"y" * size + b"\r\n\r\n")
-            answer = until_closed(client)
+            answer = received(client)
         except (ConnectionResetError, BrokenPipeError):  # it hung up on us before we were done
             answer = b"HTTP/1.1 400 "
         assert answer[:12] in (b"HTTP/1.1 431", b"HTTP/1.1 400")
@@ -160,7 +150,7 @@ def test_other_methods_are_not_allowed(start: Any, method: str) -> None:
     server = start()
     with server.connect() as client:
         client.sendall(f"{method} / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
-        answer = until_closed(client)
+        answer = received(client)
         assert answer.startswith(b"HTTP/1.1 405 ")
         assert b"allow: GET, HEAD\r\n" in answer
 
@@ -175,7 +165,7 @@ def test_a_body_is_bounded(start: Any, body: bytes) -> None:
     service = Service(Starlette(routes=[Route("/", echo, methods=["POST"])]), methods=("POST",), max_body=4)
     with start(service).connect() as client:
         client.sendall(b"POST / HTTP/1.1\r\nHost: x\r\n" + body)
-        assert until_closed(client).startswith(b"HTTP/1.1 413 ")
+        assert received(client).startswith(b"HTTP/1.1 413 ")
 
 
 def test_a_body_within_its_bound_is_read(start: Any) -> None:
@@ -185,7 +175,7 @@ def test_a_body_within_its_bound_is_read(start: Any) -> None:
     service = Service(Starlette(routes=[Route("/", echo, methods=["POST"])]), methods=("POST",), max_body=5)
     with start(service).connect() as client:
         client.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 5\r\n\r\nhello")
-        assert until_closed(client).endswith(b"hello")
+        assert received(client).endswith(b"hello")
 
 
 def test_what_is_no_http_is_refused(start: Any) -> None:
@@ -193,13 +183,13 @@ def test_what_is_no_http_is_refused(start: Any) -> None:
     for junk in (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", b"hello\r\n\r\n", b"GET /\r\n\r\n"):
         with server.connect() as client:
             client.sendall(junk)
-            assert until_closed(client).startswith(b"HTTP/1.1 400 ")
+            assert received(client).startswith(b"HTTP/1.1 400 ")
 
 
 def test_requests_in_a_pipeline_are_all_answered(start: Any) -> None:
     with start().connect() as client:
         client.sendall((HEAD + b"\r\n") * 5 + HEAD + b"Connection: close\r\n\r\n")
-        assert until_closed(client).count(b"HTTP/1.1 200 OK") == 6
+        assert received(client).count(b"HTTP/1.1 200 OK") == 6
 
 
 def _wait_until(true: Any) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import ssl
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from running_server import PATIENCE, Running
+from running_server import PATIENCE, Running, received
 
 Write = Callable[..., Path]
 
@@ -25,10 +24,7 @@ def talk(server: Running, ours: ssl.SSLContext) -> bytes:
     """What the server answers to a request over TLS, to its end."""
     with server.connect() as plain, ours.wrap_socket(plain, server_hostname="127.0.0.1") as client:
         client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-        received = b""
-        while data := client.recv(65536):
-            received += data
-        return received
+        return received(client)
 
 
 @pytest.fixture
@@ -56,13 +52,13 @@ def test_the_least_version_is_kept(start: Any, write: Write, certificate: Any, l
 def test_plain_http_gets_nothing_from_a_tls_server(served: Running) -> None:
     with served.connect() as client:
         client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-        assert b"hello" not in _received(client)
+        assert b"hello" not in received(client)
 
 
 def test_a_handshake_that_never_begins_is_given_up(start: Any, write: Write, certificate: Any) -> None:
     web = write(f"tls_server_config: {{cert_file: {certificate.cert}, key_file: {certificate.key}}}")
     with start(config_file=web, request_timeout=0.3).connect() as client:
-        assert _received(client) == b""
+        assert received(client) == b""
 
 
 @pytest.mark.parametrize("kind", ["RequireAndVerifyClientCert", "VerifyClientCertIfGiven"])
@@ -120,7 +116,7 @@ def test_a_connection_survives_the_renewal(served: Running, certificate: Any, ca
         served.call(served.server.reload)
         assert _eventually(lambda: "config reloaded" in caplog.text)
         client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-        assert b"HTTP/1.1 200 " in _received(client)
+        assert b"HTTP/1.1 200 " in received(client)
 
 
 def _with(server: Running, authority: Any, own: Any) -> bool:
@@ -136,16 +132,6 @@ def _answers(server: Running, ours: ssl.SSLContext) -> bool:
         return b"HTTP/1.1 200 " in talk(server, ours)
     except (ssl.SSLError, ConnectionError):
         return False
-
-
-def _received(client: socket.socket) -> bytes:
-    received = b""
-    try:
-        while data := client.recv(65536):
-            received += data
-    except ConnectionResetError:
-        pass
-    return received
 
 
 def _eventually(true: Callable[[], bool]) -> bool:
