@@ -67,6 +67,14 @@ class NvmlSettings:
 
 
 @dataclass(frozen=True)
+class MetricsSettings:
+    """What /metrics holds."""
+
+    histograms: bool = True
+    """The sizes of free blocks, by pool: about half of all series of a rank, so a large fleet may do without."""
+
+
+@dataclass(frozen=True)
 class LogSettings:
     """What is logged, to stderr, a line an event."""
 
@@ -85,6 +93,7 @@ class ServeConfig:
     folder: FolderSettings = FolderSettings()
     web: WebSettings = WebSettings()
     nvml: NvmlSettings = NvmlSettings()
+    metrics: MetricsSettings = MetricsSettings()
     log: LogSettings = LogSettings()
 
     def __post_init__(self) -> None:

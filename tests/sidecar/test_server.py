@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from fake_agents import FakeAgent, process_sample
 from gpufrag import metrics
-from gpufrag.config import FolderSettings, NvmlSettings, ServeConfig
+from gpufrag.config import FolderSettings, MetricsSettings, NvmlSettings, ServeConfig
 from gpufrag.sidecar import server
 from gpufrag.sidecar.server import Sidecar
 from running_server import PATIENCE, Running, received, running
@@ -54,6 +54,13 @@ def test_a_scrape_has_every_rank(served: Running, agents: list[FakeAgent]) -> No
     assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
     assert values(answer.text, "gpufrag_up") == {"0": 1, "1": 1}
     assert values(answer.text, "gpufrag_steps_total") == {"0": 120, "1": 120}
+
+
+def test_histograms_can_be_left_out(tmp_path: Path, agents: list[FakeAgent]) -> None:
+    with running(sidecar(tmp_path, metrics=MetricsSettings(histograms=False)).service()) as one:
+        without = one.get("/metrics").text
+    assert "_bucket" not in without
+    assert values(without, "gpufrag_up") == {"0": 1, "1": 1}
 
 
 def test_openmetrics_comes_when_asked_for(served: Running, agents: list[FakeAgent]) -> None:

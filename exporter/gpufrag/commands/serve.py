@@ -30,6 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--nvml", action=argparse.BooleanOptionalAction, default=None, help="ask the driver too; default yes"
     )
     parser.add_argument(
+        "--histograms", action=argparse.BooleanOptionalAction, default=None, help="free-block sizes too; default yes"
+    )
+    parser.add_argument(
         "--write-target", metavar="DIR", type=Path, help="keep a file for Prometheus' file_sd_configs there"
     )
     parser.add_argument("--log.level", dest="log_level", help="debug, info, warning or error; default info")
@@ -73,6 +76,7 @@ def _configured(options: argparse.Namespace) -> ServeConfig:
 
     settings = config.load(options.config) if options.config else config.ServeConfig()
     folder, web, nvml, log = settings.folder, settings.web, settings.nvml, settings.log
+    metrics = settings.metrics
     return config.ServeConfig(
         folder=folder if options.folder is None else replace(folder, path=options.folder),
         web=replace(
@@ -81,6 +85,7 @@ def _configured(options: argparse.Namespace) -> ServeConfig:
             config_file=web.config_file if options.web_config is None else options.web_config,
         ),
         nvml=nvml if options.nvml is None else replace(nvml, enabled=options.nvml),
+        metrics=metrics if options.histograms is None else replace(metrics, histograms=options.histograms),
         log=log if options.log_level is None else replace(log, level=options.log_level),
     )
 

@@ -40,6 +40,7 @@ class Sidecar:
         self._worker = Worker("gpufrag-scrape")
         self._folder = folder(config)
         self._source = _source(config, self._folder)
+        self._histograms = config.metrics.histograms
 
     def service(self) -> Service:
         """What the runner is to run."""
@@ -76,7 +77,7 @@ class Sidecar:
         return PlainTextResponse(f"waiting for {reason}\n" if reason else "ready\n", 503 if reason else 200)
 
     def _scrape(self, accept: str, zipped: bool) -> tuple[str, bytes]:
-        content_type, body = _render(self._source.read(), accept)
+        content_type, body = _render(self._source.read(), accept, self._histograms)
         return content_type, gzip.compress(body, GZIP_LEVEL, mtime=0) if zipped else body
 
     async def _keep_reading(self) -> None:
@@ -98,7 +99,7 @@ class Sidecar:
         old, self._source = self._source, _source(config, folder)
         self._source.waiting_for = old.waiting_for
         old.close()
-        self._folder = folder
+        self._folder, self._histograms = folder, config.metrics.histograms
         logging.getLogger().setLevel(config.log.level.upper())
 
 
@@ -106,15 +107,15 @@ def _source(config: ServeConfig, folder: Path) -> FleetSource:
     return FleetSource(folder, config.folder, nvml_collector(config.nvml))
 
 
-def _render(fleet: Fleet, accept: str) -> tuple[str, bytes]:
+def _render(fleet: Fleet, accept: str, histograms: bool) -> tuple[str, bytes]:
     try:
-        return metrics.render(fleet, accept)
+        return metrics.render(fleet, accept, histograms=histograms)
     except Exception as error:  # one rank's odd figure must not hide the others, nor that something is wrong
         log.exception("the metrics could not be rendered")
         failed = CollectorResult(False, None, f"a fault in gpufrag itself ({type(error).__name__}: {error})")
         ranks = tuple(rank for rank in fleet.ranks if _renders(Fleet(fleet.time, (rank,))))
         collectors = {**fleet.collectors, "render": failed}
-        return metrics.render(Fleet(fleet.time, ranks, (), collectors, fleet.skipped), accept)
+        return metrics.render(Fleet(fleet.time, ranks, (), collectors, fleet.skipped), accept, histograms=histograms)
 
 
 def _renders(fleet: Fleet) -> bool:
