@@ -152,10 +152,10 @@ def test_a_rank_that_cannot_be_rendered_takes_no_other_with_it(
 ) -> None:
     real = metrics.render
 
-    def faulty(fleet: Any, accept: str = "") -> tuple[str, bytes]:
+    def faulty(fleet: Any, accept: str = "", **options: bool) -> tuple[str, bytes]:
         if any(rank.sample.identity.rank == 1 for rank in fleet.ranks):
             raise ZeroDivisionError
-        return real(fleet, accept)
+        return real(fleet, accept, **options)
 
     monkeypatch.setattr(metrics, "render", faulty)
     text = served.get("/metrics").text
