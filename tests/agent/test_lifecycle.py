@@ -85,14 +85,16 @@ def test_disabled_it_does_nothing(scripts, folder: Path) -> None:
 FORK = (
     BEGIN
     + """
+def say(*words):
+    os.write(1, (" ".join(map(str, words)) + "\\n").encode())  # in one write: two processes speak
 published()
 child = os.fork()
 if child == 0:
     source.ooms = 99
-    print(threads(), agent.latest(), source.on_step, flush=True)
+    say(threads(), agent.latest(), source.on_step)
     sys.stdin.readline()
     sys.exit(0)  # runs what is registered for the end
-print(child, flush=True)
+say(child)
 """
 )
 
