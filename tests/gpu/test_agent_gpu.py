@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 
 from gpufrag import agent
+from gpufrag.agent.sources import Capture
+from gpufrag.agent.torch_source import TorchSource
+from gpufrag.agent.trouble import Trouble
 from gpufrag.sample import ProcessSample
 
 torch = pytest.importorskip("torch")
@@ -21,13 +24,37 @@ pytestmark = [
 MIB = 1 << 20
 
 
+class Witness(TorchSource):
+    """The agent's own source; it remembers when it was made to copy the heap, and what it said of graphs."""
+
+    def __init__(self) -> None:
+        super().__init__(torch, Trouble())
+        self.copied: list[float] = []
+        self.graphs: list[bool] = []
+
+    def capture(self) -> Capture | None:
+        self.copied.append(time.time())
+        return super().capture()
+
+    def graph_underway(self) -> bool:
+        self.graphs.append(super().graph_underway())
+        return self.graphs[-1]
+
+
 @pytest.fixture
-def watched(tmp_path: Path) -> Iterator[Path]:
-    """An agent that snapshots 20 times a second and may take all the time in the world."""
+def witness(tmp_path: Path) -> Iterator[Witness]:
+    """Of an agent that snapshots 20 times a second and may take all the time in the world."""
     torch.zeros(1, device="cuda")
-    agent.start(interval=0.05, budget=1.0, folder=tmp_path)
-    yield tmp_path
+    source = Witness()
+    agent.start(source, interval=0.05, budget=1.0, folder=tmp_path)
+    yield source
     agent.stop()
+
+
+@pytest.fixture
+def watched(witness: Witness, tmp_path: Path) -> Path:
+    """The folder of that agent."""
+    return tmp_path
 
 
 def sample_when(condition: object, seconds: float = 20.0) -> ProcessSample:
@@ -41,41 +68,97 @@ def sample_when(condition: object, seconds: float = 20.0) -> ProcessSample:
     raise AssertionError(f"no such sample in {seconds} s: {agent.latest()}")
 
 
-def test_figures_are_torch_s_own_and_private_pools_are_seen(watched: Path) -> None:
+def test_the_cheap_figures_are_torchs_own(watched: Path) -> None:
+    held = [torch.empty(n * MIB, dtype=torch.uint8, device="cuda") for n in (1, 3, 30, 50)]
+    del held[1:3]
+    torch.cuda.synchronize()
+    began = time.time()
+    found = sample_when(lambda s: s.devices and s.devices[0].totals.time > began).devices[0].totals
+    stats = torch.cuda.memory_stats()
+    assert found is not None
+    for family in ("allocated", "active", "requested", "reserved", "inactive_split"):
+        for pool in ("large", "small"):
+            assert getattr(getattr(found, pool), family) == stats[f"{family}_bytes.{pool}_pool.current"], (family, pool)
+    assert found.peak_active == stats["active_bytes.all.peak"]
+    assert found.counters.device_allocs == stats["num_device_alloc"]
+
+
+def test_the_heap_is_torchs_own(watched: Path) -> None:
+    held = [torch.empty(n * MIB, dtype=torch.uint8, device="cuda") for n in (1, 3, 30, 50)]
+    del held[1:3]
+    torch.cuda.synchronize()
+    began = time.time()
+    found = sample_when(lambda s: s.devices and any(shot.time > began for shot in s.devices[0].snapshots))
+    measured = max(found.devices[0].snapshots, key=lambda shot: shot.time).measured
+    segments = [s for s in torch.cuda.memory_snapshot() if tuple(s["segment_pool_id"]) == (0, 0)]
+    free = [block["size"] for segment in segments for block in segment["blocks"] if block["state"] == "inactive"]
+    assert measured.largest_free_block == max(free)
+    assert measured.free_cached == sum(free)
+    assert measured.large.segments + measured.small.segments == len(segments)
+
+
+def test_private_pools_are_seen_and_the_device_is_named(watched: Path) -> None:
     pool = torch.cuda.MemPool()
     with torch.cuda.use_mem_pool(pool):
         inside = torch.empty(30 * MIB, dtype=torch.uint8, device="cuda")
-    outside = torch.empty(50 * MIB, dtype=torch.uint8, device="cuda")
     torch.cuda.synchronize()
     reserved = torch.cuda.memory_reserved()
     found = sample_when(lambda s: s.devices and s.devices[0].snapshots and _reserved(s) == reserved)
     device = found.devices[0]
-    measured = device.snapshots[0].measured
-    assert measured.private_pool_reserved >= 30 * MIB
+    assert max(shot.measured.private_pool_reserved for shot in device.snapshots) >= 30 * MIB
     assert device.driver is not None
     assert abs(device.driver.free - torch.cuda.mem_get_info()[0]) < 64 * MIB
     assert device.uuid is not None
     assert device.uuid.startswith("GPU-")
     assert found.health.errors == {}
-    del inside, outside
+    del inside
 
 
 def _reserved(sample: ProcessSample) -> int:
     return max(snapshot.measured.reserved for snapshot in sample.devices[0].snapshots)
 
 
-def test_a_graph_capture_goes_unharmed(watched: Path) -> None:
+def test_a_graph_capture_in_which_the_heap_is_copied_goes_unharmed(witness: Witness) -> None:
     static = torch.zeros(1024, device="cuda")
-    for _ in range(5):
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            result = static
-            for _ in range(2000):  # long enough for the agent to come in between
-                result = result + 1
-        graph.replay()
-        torch.cuda.synchronize()
-        assert result[0].item() == 2000.0
-    assert agent.latest() is not None
+    graph = torch.cuda.CUDAGraph()
+    before, added = len(witness.copied), 0
+    with torch.cuda.graph(graph):
+        result = static
+        while len(witness.copied) < before + 3:
+            result = result + 1
+            added += 1
+            assert added < 2000, "the agent took no snapshot meanwhile"
+            time.sleep(0.01)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert result[0].item() == added
+
+
+def test_a_step_that_is_captured_is_left_alone_and_the_next_one_is_sampled(witness: Witness) -> None:
+    weights = torch.ones(1024, device="cuda", requires_grad=True)
+    weights.grad = torch.ones_like(weights)
+    optimizer = torch.optim.SGD([weights], lr=1.0)
+    optimizer.step()
+    graph, captured = torch.cuda.CUDAGraph(), 0
+    with torch.cuda.graph(graph):
+        while True not in witness.graphs:
+            optimizer.step()
+            captured += 1
+            assert captured < 2000, "no snapshot was due meanwhile"
+            time.sleep(0.002)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert weights[0].item() == -captured  # what is captured is not done until it is replayed
+    deadline = time.monotonic() + 20
+    while "boundary" not in _moments() and time.monotonic() < deadline:
+        optimizer.step()
+        time.sleep(0.01)
+    assert "boundary" in _moments()
+
+
+def _moments() -> set[str]:
+    found = agent.latest()
+    return {shot.at for device in found.devices for shot in device.snapshots} if found else set()
 
 
 def test_steps_are_counted_and_sampled_at_their_boundary(watched: Path) -> None:
