@@ -11,6 +11,7 @@ import pytest
 
 from gpufrag.agent.identity import LAUNCHERS, Launcher, identify, with_rank
 from gpufrag.sample import Identity
+from helpers import TESTS
 
 
 def _places(environment: dict[str, str]) -> tuple[int | None, int | None, int | None]:
@@ -38,6 +39,14 @@ def test_the_first_in_the_table_tells_all_of_it(first: Launcher, second: Launche
 def test_a_value_that_is_no_rank_is_none(value: str) -> None:
     assert _places({"RANK": value, "WORLD_SIZE": value}) == (None, None, None)
     assert _places({"RANK": value, "SLURM_PROCID": "3"}) == (3, None, None)
+
+
+def test_the_documentation_has_the_table_in_its_order() -> None:
+    page = (TESTS.parent / "docs" / "agent.md").read_text()
+    rows = ["| " + " | ".join(f"`{name}`" if name else "" for name in launcher[1:]) for launcher in LAUNCHERS]
+    places = [page.find(row.replace("|  |", "| |").rstrip()) for row in rows]
+    assert -1 not in places
+    assert places == sorted(places)
 
 
 def test_a_rank_that_is_set_late_is_found_late() -> None:
