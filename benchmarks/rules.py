@@ -38,7 +38,9 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=64)
     parser.add_argument("--faulty", type=int, default=5)
     parser.add_argument("--seconds", type=int, default=400)
-    parser.add_argument("--lean", action="store_true", help="with the relabelling of deploy/prometheus/large.yml")
+    parser.add_argument(
+        "--lean", action="store_true", help="scraped as in deploy/prometheus/large.yml, not as in static.yml"
+    )
     options = parser.parse_args()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gpufrag-rules-")))
@@ -71,13 +73,12 @@ def _wait_for(url: str) -> None:
 
 @contextmanager
 def _prometheus(folder: Path, targets: str, lean: bool) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    scrape: dict[str, Any] = {"job_name": "gpufrag", "http_sd_configs": [{"url": targets}]}
-    if lean:
-        large = Path(__file__).parents[1] / "deploy" / "prometheus" / "large.yml"
-        scrape["metric_relabel_configs"] = yaml.safe_load(large.read_text())["scrape_configs"][0][
-            "metric_relabel_configs"
-        ]
-    config = {"global": {"scrape_interval": "15s"}, "rule_files": ["rules.yaml"], "scrape_configs": [scrape]}
+    base = Path(__file__).parents[1] / "deploy" / "prometheus" / ("large.yml" if lean else "static.yml")
+    shipped = yaml.safe_load(base.read_text())
+    (scrape,) = shipped["scrape_configs"]
+    scrape = {key: scrape[key] for key in scrape if not key.endswith("_sd_configs") and key != "static_configs"}
+    scrape["http_sd_configs"] = [{"url": targets}]
+    config = {"global": shipped["global"], "rule_files": ["rules.yaml"], "scrape_configs": [scrape]}
     (folder / "rules.yaml").write_text(rules.rule_file(Config()))
     (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
     port = _free_port()

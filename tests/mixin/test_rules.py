@@ -95,6 +95,13 @@ def test_the_one_that_cries_wolf_is_off_by_default():
     assert set(rules.names(Config())) == {alert["alert"] for alert in ALERTS}
 
 
+def test_alerts_read_nothing_that_is_recorded_late():
+    """The one that cries wolf may wait."""
+    late = RECORDED - recording.URGENT
+    texts = {alert["alert"]: named_in(alert["expr"]) & late for alert in ALERTS}
+    assert {alert for alert, names in texts.items() if names} == {"GpuMemoryCacheFragmented"}
+
+
 def test_the_operator_gets_the_same_groups():
     files = outputs.rule_files(replace(Config(), metadata_labels={"release": "prom"}))
     operator = yaml.safe_load(files[outputs.OPERATOR])

@@ -53,7 +53,7 @@ class Timing:
     """How often rules run and how long something must be true."""
 
     interval: Seconds = 30.0
-    """Between two evaluations of a group."""
+    """Between two evaluations of a group; what no alert reads is recorded half as often."""
     window: Seconds = 120.0
     """The worst sample of this window counts: a scrape that is missed is no recovery. At least two scrapes long."""
     rate_window: Seconds = 300.0

@@ -31,6 +31,9 @@ JOB_RESERVED = "job:gpufrag_allocator_reserved_bytes:sum"
 JOB_STRANDED = "job:gpufrag_allocator_stranded_bytes:sum"
 JOB_RANKS = "job:gpufrag_ranks_alive:count"
 
+URGENT = frozenset({RANK_FRAGMENTATION, RANK_FREE_SHARE, RANK_ACTIONABLE, JOB_FRAGMENTATION, JOB_ACTIONABLE, JOB_RANKS})
+"""What alerts read: a group of its own, so that the trigger does not wait for the figures that people read."""
+
 
 class Recording(NamedTuple):
     """One rule, and what it means to a reader."""

@@ -32,9 +32,9 @@ def names(config: Config) -> list[str]:
 def groups(config: Config) -> list[Rule]:
     """In the form of a rule file. Raises UsageError where `off` names an alert that is not there."""
     check_keys(config.off, names(config), "off")
-    recorded = (*recording.rank_rules(config), *recording.job_rules(config))
     return [
-        _group("gpufrag-ratios", config, [{"record": rule.record, "expr": rule.expr} for rule in recorded]),
+        _group("gpufrag-ratios", config, _recorded(config, urgent=True)),
+        _group("gpufrag-usage", config, _recorded(config, urgent=False), slower=2),
         *(
             _group(f"gpufrag-{name}", config, [_alert(config, row) for row in alerts(config, name)])
             for name in SUBJECTS
@@ -66,8 +66,14 @@ def _made(config: Config, subject: str) -> list[Alert]:
     return [make(config) for make in SUBJECTS[subject]]
 
 
-def _group(name: str, config: Config, rules: list[Rule]) -> Rule:
-    return {"name": name, "interval": duration(config.timing.interval), "rules": rules}
+def _recorded(config: Config, *, urgent: bool) -> list[Rule]:
+    every = (*recording.rank_rules(config), *recording.job_rules(config))
+    chosen = (rule for rule in every if (rule.record in recording.URGENT) is urgent)
+    return [{"record": rule.record, "expr": rule.expr} for rule in chosen]
+
+
+def _group(name: str, config: Config, rules: list[Rule], slower: int = 1) -> Rule:
+    return {"name": name, "interval": duration(slower * config.timing.interval), "rules": rules}
 
 
 def _alert(config: Config, alert: Alert) -> Rule:
