@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -35,11 +36,12 @@ def run(options: argparse.Namespace) -> NoReturn:
     environment = dict(os.environ) | _wishes(options) | injected(os.environ)
     sys.stdout.flush()
     sys.stderr.flush()
+    if "/" not in job[0] and shutil.which(job[0]) is None:
+        raise Unavailable(f"cannot run {job[0]!r}: no such command on PATH; check its name")
     try:
         os.execvpe(job[0], job, environment)
     except FileNotFoundError:
-        what = "no such file" if "/" in job[0] else "no such command on PATH"
-        raise Unavailable(f"cannot run {job[0]!r}: {what}, or its interpreter is missing; check its name") from None
+        raise Unavailable(f"cannot run {job[0]!r}: no such file, or its interpreter is missing") from None
     except (OSError, ValueError) as error:
         what = getattr(error, "strerror", None) or str(error)
         raise Unavailable(f"cannot run {job[0]!r}: {what}; give a program that may be executed") from None
