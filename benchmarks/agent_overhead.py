@@ -25,15 +25,16 @@ from gpufrag import agent
 
 T_95 = {7: 2.365, 8: 2.306, 9: 2.262, 10: 2.228, 11: 2.201, 13: 2.160, 15: 2.131}
 """Student's t for 95 %, both sides, by degrees of freedom."""
+SETTLE_STEPS = 5
 STRETCH_SECONDS = 8.0
 """The agent takes a snapshot as it starts and one every ten seconds: each stretch with it holds one or two."""
 
 
 class Loop:
-    """A bf16 decoder of 85 million parameters with AdamW."""
+    """A bf16 decoder with AdamW, wide enough for the GPU to be what a step waits for: a host's speed is no constant."""
 
     def __init__(self) -> None:
-        self._model = Decoder().to("cuda", torch.bfloat16)
+        self._model = Decoder(width=2304, layers=12).to("cuda", torch.bfloat16)
         self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=1e-5)
 
     def seconds_per_step(self, steps: int) -> float:
@@ -54,6 +55,7 @@ def pair(loop: Loop, steps: int, agent_first: bool) -> dict[str, float]:
     times = {}
     for with_agent in (agent_first, not agent_first):
         agent.start() if with_agent else agent.stop()
+        loop.seconds_per_step(SETTLE_STEPS)  # what beginning and ending cost once is no share of a step
         times[with_agent] = loop.seconds_per_step(steps)
         if with_agent:
             check(steps)
@@ -82,8 +84,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     loop = Loop()
-    loop.seconds_per_step(10)
-    steps = max(10, round(STRETCH_SECONDS / loop.seconds_per_step(20)))
+    loop.seconds_per_step(60)
+    steps = max(10, round(STRETCH_SECONDS / loop.seconds_per_step(40)))
     loop.seconds_per_step(steps)  # every batch size has been seen: the heap has its final shape
     pairs = []
     for number in range(options.pairs):

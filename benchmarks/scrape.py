@@ -177,11 +177,14 @@ def agents(folder: Path, samples: list[ProcessSample]) -> Iterator[None]:
 def sidecar(folder: str) -> Iterator[tuple[int, int]]:
     """(pid, port) of a real one, once it listens."""
     command = [sys.executable, "-m", "gpufrag", "serve", "--port", "0", "--folder", folder]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "exporter")}
+    path = os.pathsep.join(filter(None, [str(ROOT / "exporter"), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "PYTHONPATH": path}
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
     assert process.stderr
     try:
-        line = next(line for line in process.stderr if "msg=listening" in line)
+        line = next((line for line in process.stderr if "msg=" in line or "gpufrag:" in line), "")
+        if "msg=listening" not in line:
+            raise SystemExit(f"the sidecar did not start: {line.strip()}")
         yield process.pid, int(line.partition("address=")[2].split()[0].rpartition(":")[2])
     finally:
         process.terminate()
