@@ -92,8 +92,8 @@ def leak(per_step: str | float, steps: str = "0+60x120") -> list[dict[str, str]]
 
 LEAK = [
     Case("GpuMemoryLeakSuspected", "full within three hours", "25m", leak(2 * MIB), Firing(
-        "Job llm: rank 0, 10.0.0.1:9836 keeps 2MiB more after each step; at this pace the memory is full in 2h 50m 40s."
-        " Look for tensors that are kept with their graph (a loss that is added up, a list of outputs)."
+        "Job llm: rank 0, pod llm-0, 10.0.0.1:9836 keeps 2MiB more after each step; at this pace the memory is full in "
+        "2h 50m 40s. Look for tensors that are kept with their graph (a loss that is added up, a list of outputs)."
     )),
     Case("GpuMemoryLeakSuspected", "too slow to matter", "40m", leak(1024)),
     Case("GpuMemoryLeakSuspected", "memory shrinks", "40m", leak(f"{-2 * MIB}+0x120")),

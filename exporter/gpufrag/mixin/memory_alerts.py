@@ -133,13 +133,12 @@ def out_of_memory(config: Config) -> Alert:
 
 
 def leak_suspected(config: Config) -> Alert:
-    rank = f"{config.by_job}, instance, rank, process"
     series, rates = config.series, duration(config.timing.rate_window)
 
     def seconds_left(*matchers: str) -> str:
-        free = f"min by ({rank}) ({series(FREE_TOTAL, *matchers)})"
-        leak = f"max by ({rank}) ({series(LEAK, *matchers)} > 0)"
-        steps = f"max by ({rank}) (rate({series('gpufrag_steps_total', *matchers)}[{rates}]))"
+        free = f"min without (at, device) ({series(FREE_TOTAL, *matchers)})"
+        leak = f"max without (device) ({series(LEAK, *matchers)} > 0)"
+        steps = f"max without (device) (rate({series('gpufrag_steps_total', *matchers)}[{rates}]))"
         return f"{free} / ({leak} * {steps})"
 
     worst = f"bottomk(1, {seconds_left(JOB)})"
