@@ -7,8 +7,10 @@ import json
 from dataclasses import dataclass
 from importlib import resources
 
-from ..model.events import Program, parse_rows, read_program
+from ..model.events import parse_rows
+from ..model.program import Program
 from ..model.reach import Driver
+from ..model.reading import read_program
 from ..model.settings import Settings, parse_recorded
 
 NAMES = ("train-cap4", "cache-default")

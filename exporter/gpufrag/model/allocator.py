@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from . import expandable, release
 from .addresses import AddressSpace
 from .adopt import adopt
-from .blocks import Arena, Block, PoolPair, Totals, add_up, segments_of
+from .blocks import Block, PoolPair, Totals, add_up, segments_of
 from .device import Counters, Device, limited
 from .events import Event
 from .heap import ALLOCATED, AWAITING, DEFAULT_POOL, INACTIVE, Heap, Segment
 from .reach import Driver
-from .settings import MIN_BLOCK, SMALL_REQUEST, Settings
+from .settings import SMALL_REQUEST, Settings
+from .supply import Foreseen, Supply
 
 
 class Allocator:
@@ -36,18 +36,12 @@ class Allocator:
         observe: Callable[[Event], None] | None = None,
     ) -> None:
         self.settings = settings
-        self.capturing = False
-        """Whether a CUDA graph is being captured: then nothing is given back to the driver."""
         self.active = 0
         self.peak_active = 0
         self._device = Device(limited(driver, settings), addresses or AddressSpace(), observe)
-        self._pools: dict[tuple[int, int], PoolPair] = {}
-        self._heads: release.Heads = {}
+        self._supply = supply = Supply(settings, self._device, self._wait)
         self._waiting: dict[Block, None] = {}
-        self._round = settings.round if max(settings.roundup_power2_divisions) > 1 else _round_plainly
-        self._collects = settings.garbage_collection_threshold > 0 and self._device.limit is not None
-        self._takes_first = settings.max_split_size is None and not (settings.expandable_segments or self._collects)
-        self.add_pool(DEFAULT_POOL)
+        self._pools, self._round, self._takes_first = supply.pools, supply.round, supply.takes_first  # each malloc's
 
     @property
     def counters(self) -> Counters:
@@ -66,6 +60,15 @@ class Allocator:
         """The driver's reading now."""
         return self._device.driver
 
+    @property
+    def capturing(self) -> bool:
+        """Whether a CUDA graph is being captured: then nothing is given back to the driver."""
+        return self._supply.capturing
+
+    @capturing.setter
+    def capturing(self, capturing: bool) -> None:
+        self._supply.capturing = capturing
+
     def add_pool(
         self, pool: tuple[int, int], *, plain: bool = False, whole: bool = False, on_oom: bool = False
     ) -> PoolPair:
@@ -74,9 +77,7 @@ class Allocator:
         The options are those of a MemPool: `plain` is an allocator of its own (no expandable segments), `whole`
         is no_split, `on_oom` is use_on_oom.
         """
-        grows = self.settings.expandable_segments and not plain
-        pair = self._pools[pool] = PoolPair(self.settings, pool, grows, whole, on_oom)
-        return pair
+        return self._supply.add_pool(pool, plain=plain, whole=whole, on_oom=on_oom)
 
     def release_pool(self, pool: tuple[int, int]) -> None:
         """Its graph or MemPool is gone: from now on its free segments go with a flush."""
@@ -86,7 +87,7 @@ class Allocator:
         """Takes over a recorded segment; its blocks. Segments come in the order of their addresses."""
         pair = self._pools.get(segment.pool) or self.add_pool(segment.pool)
         arena = (pair.small if segment.small else pair.large).arena(segment.stream)
-        blocks = adopt(segment, arena, self._device, self._heads)
+        blocks = adopt(segment, arena, self._device, self._supply.heads)
         for block in blocks:
             if block.state is INACTIVE:
                 arena.add(block)
@@ -100,17 +101,26 @@ class Allocator:
         pair = self._pools.get(pool) or self.add_pool(pool)
         half = pair.small if size <= SMALL_REQUEST else pair.large
         arena = half.arenas.get(stream) or half.arena(stream)
-        block = arena.free.take(size) if self._takes_first else self._best_fit(arena, size)
+        block = arena.free.take(size) if self._takes_first else self._supply.best_fit(arena, size)
         if block is None:
-            block = self._from_driver(arena, size)
+            block = self._supply.obtain(arena, size)
             if block is None:
                 self._device.counters.ooms += 1
                 return None
-            arena = block.arena
-        if block.size - size > arena.pool.tail and size < arena.pool.splits_below:
-            arena.add(block.split(size))
-        self._activate(block, request)
+        self._activate(block, size, request)
         return block
+
+    def malloc_flushed(self, request: int, stream: int, pool: tuple[int, int]) -> Block | None:
+        """The last attempt alone: the cache is flushed and the driver asked; no cached block is looked at."""
+        arena, size = self._supply.arena(request, stream, pool)
+        block = self._supply.after_flush(arena, size)
+        if block is not None:
+            self._activate(block, size, request)
+        return block
+
+    def foresee(self, request: int, stream: int, pool: tuple[int, int]) -> Foreseen | None:
+        """What malloc would give back to the driver for a request; None where cached memory serves it."""
+        return self._supply.foresee(*self._supply.arena(request, stream, pool))
 
     def free(self, block: Block) -> None:
         """Raises ValueError for a block that is not allocated."""
@@ -134,18 +144,15 @@ class Allocator:
             block.arena.waiting -= block.size
             self._retire(block)
 
-    def empty_cache(self) -> None:
-        """Waits for all streams and gives every free segment and page back to the driver."""
-        self._device.counters.stream_syncs += 1
-        for block in list(self._waiting):
-            self.complete(block)
-        default = self._pools[DEFAULT_POOL]
-        freeable = [pair for pair in self._pools.values() if pair.released]
-        halves = [default.large, default.small, *(half for pair in freeable for half in (pair.small, pair.large))]
-        release.flush(halves, self._device, self._heads)
+    def empty_cache(self, pool: tuple[int, int] = DEFAULT_POOL) -> None:
+        """Waits for all streams and gives free segments and pages back to the driver.
+
+        Those of the default pool and of all private ones that are released; with `pool`, of that one alone.
+        """
+        self._supply.empty(pool)
 
     def heap(self) -> Heap:
-        heads = sorted(self._heads, key=lambda head: head.address)
+        heads = sorted(self._supply.heads, key=lambda head: head.address)
         segments = [segment for head in heads for segment in segments_of(head)]
         return Heap(tuple(segments), self.settings)
 
@@ -157,8 +164,12 @@ class Allocator:
         """Bytes held by CUDA graphs and MemPools."""
         return sum(pair.reserved for pool, pair in self._pools.items() if pool != DEFAULT_POOL)
 
-    def _activate(self, block: Block, request: int) -> None:
-        arena, size = block.arena, block.size
+    def _activate(self, block: Block, size: int, request: int) -> None:
+        """Hands out a block, cut to `size` bytes where its pool cuts."""
+        arena = block.arena
+        if block.size - size > arena.pool.tail and size < arena.pool.splits_below:
+            arena.add(block.split(size))
+        size = block.size
         block.state = ALLOCATED
         block.requested = request
         block.shared = False
@@ -169,8 +180,8 @@ class Allocator:
             self.peak_active = active
 
     def _take_over(self, block: Block) -> None:
-        state, requested = block.state, block.requested
-        self._activate(block, requested)
+        state = block.state
+        self._activate(block, block.size, block.requested)
         if state is AWAITING:
             block.shared = True
             self.free(block)
@@ -183,68 +194,6 @@ class Allocator:
         block.state = INACTIVE
         arena.put(block)
 
-    def _best_fit(self, arena: Arena, size: int) -> Block | None:
-        """The cached block for a request, out of the free list; max_split_size forbids all but near sizes."""
-        if self._collects:
-            arena.pool.age += 1
-        block = expandable.best_fit(arena, size)
-        if block is None:
-            return None
-        least = self.settings.max_split_size
-        if least is not None:
-            if size < least <= block.size:
-                return None
-            if size >= least and block.size >= size + self.settings.max_non_split_rounding:
-                return None
-        arena.free.remove(block)
-        return block
-
-    def _from_driver(self, arena: Arena, size: int) -> Block | None:
-        """New memory for a request, at need after cached memory was given back: torch's chain of attempts."""
-        settings = self.settings
-        if self._collects:
-            default = self._pools[DEFAULT_POOL].large
-            release.collect(default, settings.garbage_collection_threshold, self._device, self._heads)
-        block = self._new(arena, size) or self._overflow(arena, size)
-        least = settings.max_split_size
-        if block is None and least and release.release_oversize(arena, size, least, self._device, self._heads):
-            block = self._new(arena, size)
-        if block is None and self._may_flush(arena):
-            self.empty_cache()
-            self._device.counters.alloc_retries += 1
-            block = self._new(arena, size)
-        return block
-
-    def _may_flush(self, arena: Arena) -> bool:
-        """Not in a capture, which is where graphs allocate; before torch 2.13 not for a MemPool either."""
-        return not self.capturing and arena.pool.id == DEFAULT_POOL
-
-    def _overflow(self, arena: Arena, size: int) -> Block | None:
-        """A cached block of a MemPool that lends to the default pool. Torch passes its expandable blocks over."""
-        if arena.pool.id != DEFAULT_POOL:
-            return None
-        lenders = [pair.small if arena.pool.small else pair.large for pair in self._pools.values() if pair.on_oom]
-        for pool in lenders:
-            block = self._best_fit(pool.arena(arena.stream), size) if pool.page is None else None
-            if block is not None:
-                return block
-        return None
-
-    def _new(self, arena: Arena, size: int) -> Block | None:
-        """One attempt at new memory."""
-        request = self.settings.segment_size(size)
-        if not self._device.allows(request):
-            return None
-        if arena.pool.page is not None:
-            return expandable.grow(arena, size, self._device, self._heads)
-        if not self._device.holds(request):
-            return None
-        block = Block(self._device.addresses.take(request), request, arena)
-        self._heads[block] = None
-        self._device.give(arena, block.address, request)
-        return block
-
-
-def _round_plainly(request: int) -> int:
-    """Settings.round where roundup_power2_divisions is off: on the path of every request, so it is kept short."""
-    return (request + MIN_BLOCK - 1) // MIN_BLOCK * MIN_BLOCK or MIN_BLOCK
+    def _wait(self) -> None:
+        for block in list(self._waiting):
+            self.complete(block)

@@ -49,6 +49,19 @@ def grow(arena: Arena, size: int, device: Device, heads: dict[Block, None]) -> B
     return block
 
 
+def missing(arena: Arena, size: int) -> int:
+    """Bytes that `grow` would have to map."""
+    assert arena.pool.page is not None
+    wanted, mapped = size, 0
+    block = _lowest_room(arena, size)
+    while block is not None and wanted > 0:
+        if block.state is UNMAPPED:
+            mapped += min(block.size, -(-wanted // arena.pool.page) * arena.pool.page)
+        wanted -= block.size
+        block = block.next
+    return mapped if mapped else -(-size // arena.pool.page) * arena.pool.page
+
+
 def _lowest_room(arena: Arena, size: int) -> Block | None:
     for unmapped in arena.unmapped:
         before = unmapped.prev

@@ -13,36 +13,47 @@ from typing import NamedTuple
 
 from ..errors import BadInput
 from .events import ALLOC, FREE_COMPLETED, FREE_REQUESTED, GROWS, SHRINKS, Event
-from .heap import ALLOCATED, AWAITING, INACTIVE, Heap, Segment
+from .heap import ALLOCATED, AWAITING, DEFAULT_POOL, INACTIVE, Heap, Segment
 from .settings import SMALL_REQUEST, SMALL_SEGMENT, Settings
 
 
 @dataclass(frozen=True)
 class Beginning:
-    """What was there when a trace began: the blocks as allocations in the order of addresses, and the heap."""
+    """What was there when a trace began: the blocks as allocations in the order of addresses, and the heap.
+
+    `events` are those of the trace, each with the pool of the segment that it happened in.
+    """
 
     allocations: tuple[Event, ...]
     heap: Heap
+    events: Sequence[Event]
 
 
 def rewind(events: Sequence[Event], end: Heap) -> Beginning:
     """The beginning of a trace that ends in the one-device heap `end`.
 
     A block that was freed within the trace left only its requested size: its own size is the rounded one, with the
-    tail that torch would not have split off. Raises BadInput where the events do not lead to `end`: such a trace
-    has gaps, or belongs to another device or time.
+    tail that torch would not have split off. Before torch 2.12 no event tells its pool: it is that of the segment
+    at its address, which is known for those that are there at the end. Raises BadInput where the events do not lead
+    to `end`: such a trace has gaps, or belongs to another device or time.
     """
     blocks = _Blocks(end)
     ranges = _Ranges(end)
+    pools_open = any(segment.private for segment in end.segments) and not any(e.pool != DEFAULT_POOL for e in events)
+    pooled = list(events)
     for index in range(len(events) - 1, -1, -1):
         event = events[index]
+        if event.address is None:
+            continue
+        if pools_open and event.action not in SHRINKS:
+            pooled[index] = event._replace(pool=ranges.pool_at(event.address))
         if event.action in GROWS or event.action in SHRINKS:
             ranges.undo(index, event)
-        elif event.address is not None:
+        else:
             blocks.undo(index, event)
     live = blocks.live()
     segments = tuple(_fill(segment, _within(live, segment), end.settings) for segment in ranges.segments())
-    return Beginning(tuple(_allocations(segments)), Heap(segments, end.settings))
+    return Beginning(tuple(_allocations(segments)), Heap(segments, end.settings), pooled)
 
 
 def _allocations(segments: Sequence[Segment]) -> Iterator[Event]:
@@ -108,6 +119,10 @@ class _Ranges:
             self._add(event, event.address)
         elif not self._remove(event.address, event.size):
             raise BadInput(f"event {index} ({event.action}) makes {event.address:#x}, which is not there later")
+
+    def pool_at(self, address: int) -> tuple[int, int]:
+        owner = self._at_or_before(address)
+        return DEFAULT_POOL if owner is None or address >= owner.address + owner.size else owner.pool
 
     def segments(self) -> list[Segment]:
         return [self._segments[address] for address in self._starts]

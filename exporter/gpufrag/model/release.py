@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from .blocks import Arena, Block, Pool
 from .device import Device
@@ -32,46 +32,42 @@ def flush(pools: Iterable[Pool], device: Device, heads: Heads) -> None:
                 shrink(block, device, heads)
 
 
-def release_oversize(arena: Arena, size: int, least: int, device: Device, heads: Heads) -> bool:
-    """Gives back enough blocks of `least` (max_split_size) bytes or more for a request of `size` bytes.
+def oversize(arena: Arena, size: int, least: int, gone: Sequence[Block]) -> tuple[list[Block], bool]:
+    """The blocks of `least` (max_split_size) bytes or more that go for a request, and whether they suffice.
 
-    That is the smallest block that suffices alone, else the largest ones until their sum does; whether it did.
+    That is the smallest block that suffices alone, else the largest ones until their sum does; none of `gone`.
     """
     wanted = max(size, least)
-    enough = next(arena.free.at_least(wanted), None)
-    if enough is not None and enough.region is None:
-        release_segment(enough, device, heads)
-        return True
+    free = [block for block in arena.free.at_least(least) if block.region is None and block not in gone]
+    enough = next((block for block in free if block.size >= wanted), None)
+    if enough is not None:
+        return [enough], True
+    chosen: list[Block] = []
     released = 0
-    smaller = [block for block in arena.free.at_least(least) if block.size < wanted and block.region is None]
-    for block in reversed(smaller):
+    for block in reversed(free):
         if released >= wanted:
             break
         released += block.size
-        release_segment(block, device, heads)
-    return released >= wanted
+        chosen.append(block)
+    return chosen, released >= wanted
 
 
-def collect(pool: Pool, threshold: float, device: Device, heads: Heads) -> None:
-    """Gives back free segments of more than average age, until the reserved bytes fall to the threshold.
+def too_old(pool: Pool, threshold: float, device: Device) -> list[Block]:
+    """The free segments that garbage collection gives back, in order, to bring the reserved bytes to the threshold.
 
-    `threshold` is a share of the limit; a block's age counts the searches of its pool since it was freed.
+    Those of more than average age, again and again until it is enough. `threshold` is a share of the limit; a
+    block's age counts the searches of its pool since it was freed.
     """
-    if device.limit is None:
-        return
-    excess = device.reserved - int(threshold * device.limit)
-    if excess <= 0:
-        return
-    blocks = [block for arena in pool.in_stream_order() for block in arena.free if block.whole]
-    total_age = sum(pool.age - block.born for block in blocks)
-    released = 0
-    while blocks and released < excess:
-        average = total_age / len(blocks)
+    excess = 0 if device.limit is None else device.reserved - int(threshold * device.limit)
+    blocks = [block for arena in pool.in_stream_order() for block in arena.free if block.whole] if excess > 0 else []
+    chosen: list[Block] = []
+    while blocks and excess > 0:
+        average = sum(pool.age - block.born for block in blocks) / len(blocks)
         old = [block for block in blocks if block.region is None and pool.age - block.born >= average]
         if not old:
-            return
-        for block in old:
-            released += block.size
-            total_age -= pool.age - block.born
-            release_segment(block, device, heads)
-        blocks = [block for block in blocks if block in heads]
+            break
+        chosen += old
+        excess -= sum(block.size for block in old)
+        going = set(old)
+        blocks = [block for block in blocks if block not in going]
+    return chosen

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from .allocator import Allocator
 from .blocks import Block
-from .events import AWAIT, COMPLETE, EMPTY, FAIL, FREE, MALLOC, Program
+from .program import AWAIT, COMPLETE, EMPTY, FAIL, FREE, MALLOC, Operation, Program
 
 
 class Replay:
@@ -21,7 +21,9 @@ class Replay:
         self.program = program
         self.allocator = allocator
         self.position = len(made)
-        self._blocks: list[Block | None] = [*made, *[None] * (program.allocations - len(made))]
+        self.blocks: list[Block | None] = list(made)
+        """By the number of the allocation; None for one that failed or is freed."""
+        self._awaiting: dict[Block, int] = {}  # which allocation it was: a block may be used again after a flush
         self._refused_again = 0
 
     @property
@@ -37,33 +39,52 @@ class Replay:
         """Goes on to operation `until`, or to the end."""
         operations = self.program.operations
         end = len(operations) if until is None else min(until, len(operations))
-        blocks, malloc, free = self._blocks, self.allocator.malloc, self.allocator.free
+        blocks, malloc, free = self.blocks, self.allocator.malloc, self.allocator.free
         for position in range(self.position, end):
             kind, allocation, size, stream, pool = operations[position]
             if kind == MALLOC:
-                blocks[allocation] = malloc(size, stream, pool)
+                blocks.append(malloc(size, stream, pool))
             elif kind == FREE:
                 block = blocks[allocation]
                 if block is not None:
                     free(block)
                     blocks[allocation] = None
             else:
-                self._rare(kind, allocation, size, stream, pool)
+                self._rare(operations[position])
         self.position = max(self.position, end)
 
-    def _rare(self, kind: int, allocation: int, size: int, stream: int, pool: tuple[int, int]) -> None:
-        allocator, block = self.allocator, self._blocks[allocation]
-        if kind == EMPTY:
-            allocator.empty_cache()
-        elif kind == FAIL:
-            served = allocator.malloc(size, stream, pool)
-            if served is None:
-                self._refused_again += 1
-            else:
-                allocator.free(served)
-        elif block is not None and kind == AWAIT:
+    def complete(self, allocation: int) -> None:
+        """The streams have finished with a block that was freed."""
+        block = self.blocks[allocation]
+        if block is not None and self._awaiting.get(block) == allocation:
+            del self._awaiting[block]
+            self.allocator.complete(block)
+        self.blocks[allocation] = None
+
+    def _rare(self, operation: Operation) -> None:
+        kind, allocation, size, stream, pool = operation
+        if kind == FAIL:
+            self._fail(size, stream, pool)
+        elif kind == AWAIT:
+            self._await(allocation)
+        elif kind == COMPLETE:
+            self.complete(allocation)
+        elif kind == EMPTY:
+            self.allocator.empty_cache(pool)
+        else:
+            self.allocator.release_pool(pool)
+
+    def _fail(self, size: int, stream: int, pool: tuple[int, int]) -> None:
+        served = self.allocator.malloc(size, stream, pool)
+        if served is None:
+            self._refused_again += 1
+        else:
+            self.allocator.free(served)
+        self.blocks.append(None)
+
+    def _await(self, allocation: int) -> None:
+        block = self.blocks[allocation]
+        if block is not None:
             block.shared = True
-            allocator.free(block)
-        elif block is not None and kind == COMPLETE:
-            allocator.complete(block)
-            self._blocks[allocation] = None
+            self.allocator.free(block)
+            self._awaiting[block] = allocation

@@ -7,11 +7,14 @@ from dataclasses import dataclass, replace
 
 from .addresses import AddressSpace
 from .allocator import Allocator
-from .events import AWAIT, EMPTY, FAIL, MALLOC, Event, Program, read_program
+from .blocks import Block
+from .events import Event
 from .fragmentation import measure
 from .heap import INACTIVE, Heap
 from .history import rewind
+from .program import COMPLETE, FREE, MALLOC, Program
 from .reach import Driver
+from .reading import places, read_program
 from .replay import Replay
 from .settings import SEGMENT_GRID, Settings
 
@@ -75,9 +78,10 @@ def read_run(events: Sequence[Event], end: Heap, driver: Driver, recorded_limit:
     `recorded_limit` is the limit under which it was recorded: it tells a flush from an empty_cache.
     """
     beginning = rewind(events, end)
-    program = read_program([*beginning.allocations, *events], end.settings, recorded_limit)
-    addresses = tuple((event.address or 0, event.size) for event in events if event.action == "segment_alloc")
-    return Run(program, beginning.heap, end, len(beginning.allocations), addresses, driver, recorded_limit)
+    recorded = tuple(places(events))
+    twin, made = _adopted(beginning.heap, recorded, replace(driver, limit=recorded_limit))
+    program = read_program([*beginning.allocations, *beginning.events], allocator=twin, made=made)
+    return Run(program, beginning.heap, end, len(beginning.allocations), recorded, driver, recorded_limit)
 
 
 def play(run: Run, settings: Settings, limit: int | None, progress: Progress | None = None) -> Outcome:
@@ -140,9 +144,14 @@ def begin(run: Run, settings: Settings, limit: int | None) -> Replay:
     driver = replace(run.driver, limit=limit)
     if settings != run.end.settings:
         return Replay(run.program, Allocator(settings, driver))
-    allocator = Allocator(settings, driver, AddressSpace(run.addresses))
-    blocks = [block for segment in run.beginning.segments for block in allocator.adopt(segment)]
-    return Replay(run.program, allocator, [block for block in blocks if block.state is not INACTIVE])
+    return Replay(run.program, *_adopted(run.beginning, run.addresses, driver))
+
+
+def _adopted(beginning: Heap, recorded: Sequence[tuple[int, int]], driver: Driver) -> tuple[Allocator, list[Block]]:
+    """An allocator that goes on from a recorded heap, under its settings; and the heap's live blocks."""
+    allocator = Allocator(beginning.settings, driver, AddressSpace(recorded))
+    blocks = [block for segment in beginning.segments for block in allocator.adopt(segment)]
+    return allocator, [block for block in blocks if block.state is not INACTIVE]
 
 
 def _moments(program: Program) -> list[int]:
@@ -153,7 +162,7 @@ def _moments(program: Program) -> list[int]:
     for index, operation in enumerate(program.operations):
         if operation.kind == MALLOC:
             wanted += operation.size
-        elif operation.kind not in (FAIL, EMPTY, AWAIT):
+        elif operation.kind in (FREE, COMPLETE):
             wanted -= operation.size
         best[index // stretch] = max(best.get(index // stretch, (-1, 0)), (wanted, index + 1))
     return [moment for _, moment in best.values()]

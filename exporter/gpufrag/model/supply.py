@@ -1,0 +1,169 @@
+"""Where the memory for a request comes from: the cache, the driver, and what is given back in between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from . import expandable, release
+from .blocks import Arena, Block, PoolPair
+from .device import Device
+from .heap import DEFAULT_POOL
+from .settings import MIN_BLOCK, SMALL_REQUEST, Settings
+
+
+class Foreseen(NamedTuple):
+    """What a request makes the allocator give back: free segments in order, and then, if it flushes, everything."""
+
+    released: list[Block]
+    flushes: bool
+
+
+class Supply:
+    """The pools, the free segments, and torch's chain of attempts to serve a request.
+
+    `wait` waits until all streams have finished with the blocks that were freed. `takes_first` is whether the
+    smallest block that fits is the one to take, with no further rule.
+    """
+
+    def __init__(self, settings: Settings, device: Device, wait: Callable[[], None]) -> None:
+        self.settings = settings
+        self.device = device
+        self.capturing = False
+        self.pools: dict[tuple[int, int], PoolPair] = {}
+        self.heads: release.Heads = {}
+        self.round = settings.round if max(settings.roundup_power2_divisions) > 1 else _round_plainly
+        self._wait = wait
+        self._collects = settings.garbage_collection_threshold > 0 and device.limit is not None
+        self.takes_first = settings.max_split_size is None and not (settings.expandable_segments or self._collects)
+        self.add_pool(DEFAULT_POOL)
+
+    def add_pool(
+        self, pool: tuple[int, int], *, plain: bool = False, whole: bool = False, on_oom: bool = False
+    ) -> PoolPair:
+        """See Allocator.add_pool."""
+        grows = self.settings.expandable_segments and not plain
+        pair = self.pools[pool] = PoolPair(self.settings, pool, grows, whole, on_oom)
+        return pair
+
+    def arena(self, request: int, stream: int, pool: tuple[int, int]) -> tuple[Arena, int]:
+        """Where a request belongs, and its rounded size."""
+        size = self.round(request)
+        pair = self.pools.get(pool) or self.add_pool(pool)
+        return (pair.small if size <= SMALL_REQUEST else pair.large).arena(stream), size
+
+    def best_fit(self, arena: Arena, size: int) -> Block | None:
+        """The cached block for a request, out of the free list."""
+        if self._collects:
+            arena.pool.age += 1
+        block = self._cached(arena, size)
+        if block is not None:
+            arena.free.remove(block)
+        return block
+
+    def foresee(self, arena: Arena, size: int) -> Foreseen | None:
+        """What `obtain` would give back to the driver; None where cached memory serves the request."""
+        if self._cached(arena, size) is not None:
+            return None
+        gone = self._too_old()
+        if self._fits(arena, size, gone) or self._lent(arena, size) is not None:
+            return Foreseen(gone, False)
+        least = self.settings.max_split_size
+        if least is not None:
+            chosen, enough = release.oversize(arena, size, least, gone)
+            gone = gone + chosen
+            if enough and self._fits(arena, size, gone):
+                return Foreseen(gone, False)
+        return Foreseen(gone, self._may_flush(arena))
+
+    def _cached(self, arena: Arena, size: int) -> Block | None:
+        """The cached block for a request; max_split_size forbids all but near sizes."""
+        block = expandable.best_fit(arena, size)
+        least = self.settings.max_split_size
+        if block is None or least is None:
+            return block
+        if size < least:
+            return None if block.size >= least else block
+        return None if block.size >= size + self.settings.max_non_split_rounding else block
+
+    def obtain(self, arena: Arena, size: int) -> Block | None:
+        """New memory for a request, at need after cached memory was given back: torch's chain of attempts."""
+        self._give_back(self._too_old())
+        block = self._new(arena, size) or self._borrow(arena, size)
+        least = self.settings.max_split_size
+        if block is None and least is not None:
+            chosen, enough = release.oversize(arena, size, least, ())
+            self._give_back(chosen)
+            block = self._new(arena, size) if enough else None
+        if block is None and self._may_flush(arena):
+            block = self.after_flush(arena, size)
+        return block
+
+    def after_flush(self, arena: Arena, size: int) -> Block | None:
+        self.empty(DEFAULT_POOL)
+        self.device.counters.alloc_retries += 1
+        return self._new(arena, size)
+
+    def empty(self, pool: tuple[int, int]) -> None:
+        """See Allocator.empty_cache."""
+        self.device.counters.stream_syncs += 1
+        self._wait()
+        default = self.pools[DEFAULT_POOL]
+        freeable = [pair for id, pair in self.pools.items() if pair.released and pool in (DEFAULT_POOL, id)]
+        halves = [half for pair in freeable for half in (pair.small, pair.large)]
+        if pool == DEFAULT_POOL:
+            halves = [default.large, default.small, *halves]
+        release.flush(halves, self.device, self.heads)
+
+    def _may_flush(self, arena: Arena) -> bool:
+        """Not in a capture, which is where graphs allocate; before torch 2.13 not for a MemPool either."""
+        return not self.capturing and arena.pool.id == DEFAULT_POOL
+
+    def _too_old(self) -> list[Block]:
+        if not self._collects:
+            return []
+        return release.too_old(self.pools[DEFAULT_POOL].large, self.settings.garbage_collection_threshold, self.device)
+
+    def _give_back(self, blocks: list[Block]) -> None:
+        for block in blocks:
+            release.release_segment(block, self.device, self.heads)
+
+    def _borrow(self, arena: Arena, size: int) -> Block | None:
+        block = self._lent(arena, size)
+        if block is not None:
+            block.arena.free.remove(block)
+        return block
+
+    def _lent(self, arena: Arena, size: int) -> Block | None:
+        """A cached block of a MemPool that lends to the default pool. Torch passes its expandable blocks over."""
+        if arena.pool.id != DEFAULT_POOL:
+            return None
+        lenders = [pair.small if arena.pool.small else pair.large for pair in self.pools.values() if pair.on_oom]
+        cached = (self._cached(pool.arena(arena.stream), size) for pool in lenders if pool.page is None)
+        return next((block for block in cached if block is not None), None)
+
+    def _fits(self, arena: Arena, size: int, gone: list[Block]) -> bool:
+        """Whether new memory is to be had once `gone` are given back."""
+        freed = sum(block.size for block in gone)
+        request = self.settings.segment_size(size)
+        wanted = request if arena.pool.page is None else expandable.missing(arena, size)
+        return self.device.allows(request - freed) and self.device.holds(wanted - freed)
+
+    def _new(self, arena: Arena, size: int) -> Block | None:
+        """One attempt at new memory."""
+        request = self.settings.segment_size(size)
+        if not self.device.allows(request):
+            return None
+        if arena.pool.page is not None:
+            return expandable.grow(arena, size, self.device, self.heads)
+        if not self.device.holds(request):
+            return None
+        block = Block(self.device.addresses.take(request), request, arena)
+        self.heads[block] = None
+        self.device.give(arena, block.address, request)
+        return block
+
+
+def _round_plainly(request: int) -> int:
+    """Settings.round where roundup_power2_divisions is off: on the path of every request, so it is kept short."""
+    return (request + MIN_BLOCK - 1) // MIN_BLOCK * MIN_BLOCK or MIN_BLOCK

@@ -1,0 +1,205 @@
+"""The program behind a trace: what its events say, and what only the simulated allocator can tell."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gpufrag.errors import BadInput
+from gpufrag.model.allocator import Allocator
+from gpufrag.model.events import Event
+from gpufrag.model.program import AWAIT, COMPLETE, EMPTY, FAIL, FREE, MALLOC, RELEASE
+from gpufrag.model.reach import Driver
+from gpufrag.model.reading import read_program
+from gpufrag.model.replay import Replay
+from gpufrag.model.settings import Settings
+
+MIB = 1 << 20
+
+
+def kinds(*events: Event, **recorded: Any) -> list[int]:
+    return [operation.kind for operation in read_program(events, **recorded).operations]
+
+
+def alloc(address: int, size: int = 100) -> Event:
+    return Event("alloc", address, size, 0)
+
+
+def free(address: int, size: int = 100) -> list[Event]:
+    return [Event("free_requested", address, size, 0), Event("free_completed", address, size, 0)]
+
+
+def segment(action: str, size: int, address: int = 0) -> Event:
+    return Event(f"segment_{action}", address, size, 0)
+
+
+def test_a_free_is_done_at_once_or_waits() -> None:
+    requested, completed = free(4096)
+    assert kinds(alloc(4096), requested, completed) == [MALLOC, FREE]
+    assert kinds(alloc(4096), requested, alloc(8192), completed) == [MALLOC, AWAIT, MALLOC, COMPLETE]
+    assert kinds(alloc(4096), requested) == [MALLOC, AWAIT]
+
+
+def test_an_address_that_is_allocated_anew_had_been_completed() -> None:
+    requested, _ = free(4096)
+    assert kinds(alloc(4096), requested, alloc(4096)) == [MALLOC, FREE, MALLOC]
+
+
+def test_an_address_cannot_be_allocated_twice() -> None:
+    with pytest.raises(BadInput, match="event 1 allocates 0x1000, which is still allocated"):
+        kinds(alloc(4096), alloc(4096))
+
+
+def test_frees_of_blocks_older_than_the_trace_are_counted() -> None:
+    program = read_program([*free(4096), alloc(4096), *free(4096)])
+    assert [operation.kind for operation in program.operations] == [MALLOC, FREE]
+    assert program.strangers == 1
+
+
+def test_operations_of_one_block_carry_its_number() -> None:
+    program = read_program([alloc(4096), alloc(8192), *free(4096)])
+    assert [operation.allocation for operation in program.operations] == [0, 1, 0]
+    assert program.allocations == 2
+
+
+def test_segments_that_go_without_need_are_an_empty_cache() -> None:
+    gone = [segment("free", 20 * MIB), segment("free", 2 * MIB)]
+    assert kinds(segment("alloc", 22 * MIB), *gone, alloc(4096)) == [EMPTY, MALLOC]
+    assert kinds(segment("alloc", 22 * MIB), *gone) == [EMPTY]
+    new = [segment("alloc", 20 * MIB), alloc(4096, 3 * MIB)]
+    assert kinds(segment("alloc", 22 * MIB), *gone, *new, limit=100 * MIB) == [EMPTY, MALLOC]
+
+
+def used_once(size: int, address: int = 1 << 30) -> list[Event]:
+    """A segment whose only block is freed."""
+    return [segment("alloc", size, address), alloc(address, size), *free(address, size)]
+
+
+def replaced(old: int, new: int) -> list[Event]:
+    """A free segment goes, and one of another size comes for a request."""
+    return [*used_once(old), segment("free", old, 1 << 30), segment("alloc", new, 2 << 30), alloc(2 << 30, new)]
+
+
+def test_segments_that_go_for_a_request_at_the_limit_are_not() -> None:
+    events = replaced(22 * MIB, 30 * MIB)
+    assert kinds(*events, limit=40 * MIB) == [MALLOC, FREE, MALLOC]
+    assert kinds(*events) == [MALLOC, FREE, EMPTY, MALLOC]
+
+
+def test_segments_that_go_before_an_out_of_memory_error_are_not() -> None:
+    events = [*used_once(22 * MIB), segment("free", 22 * MIB, 1 << 30), Event("oom", None, 90 * MIB, 0)]
+    assert kinds(*events, limit=40 * MIB) == [MALLOC, FREE, FAIL]
+
+
+def test_the_driver_may_be_the_limit() -> None:
+    allocator = Allocator(driver=Driver(free=42 * MIB))
+    assert kinds(*replaced(22 * MIB, 30 * MIB), allocator=allocator) == [MALLOC, FREE, MALLOC]
+
+
+def test_collected_segments_are_not() -> None:
+    settings, events = Settings(garbage_collection_threshold=0.5), replaced(30 * MIB, 36 * MIB)
+    assert kinds(*events, settings=settings, limit=50 * MIB) == [MALLOC, FREE, MALLOC]
+    assert kinds(*events, settings=settings, limit=80 * MIB) == [MALLOC, FREE, EMPTY, MALLOC]
+
+
+def test_segments_go_by_an_empty_cache_where_the_cache_would_have_served() -> None:
+    """The limit stands against a new segment, but none was needed: the free one was there since before."""
+    made, went = replaced(30 * MIB, 22 * MIB)[:4], replaced(30 * MIB, 22 * MIB)[4:]
+    assert kinds(*made, alloc(4096), *went, limit=40 * MIB) == [MALLOC, FREE, MALLOC, EMPTY, MALLOC]
+
+
+def test_a_block_that_would_have_served_was_completed_in_the_flush() -> None:
+    """At the limit a request makes a new segment although a larger block seems to be free: it was not yet."""
+    events = replaced(30 * MIB, 22 * MIB)
+    program = read_program(events, limit=40 * MIB)
+    assert [o.kind for o in program.operations] == [MALLOC, AWAIT, MALLOC, COMPLETE]
+    replay = Replay(program, Allocator(driver=Driver(limit=40 * MIB)))
+    replay.run()
+    assert (replay.allocator.reserved, replay.allocator.counters.alloc_retries) == (22 * MIB, 1)
+
+
+def test_a_request_fails_although_its_flush_completes_a_block_that_would_do() -> None:
+    """The pool is not searched again: the block stays in a segment with another live one."""
+    first, second = 1 << 30, (1 << 30) + 12 * MIB
+    made = [segment("alloc", 30 * MIB, first), alloc(first, 30 * MIB), *free(first, 30 * MIB)]
+    cut = [alloc(first, 12 * MIB), alloc(second, 18 * MIB)]
+    requested, completed = free(first, 12 * MIB)
+    events = [*made, *cut, requested, completed, Event("oom", None, 12 * MIB, 0)]
+    assert kinds(*events, limit=40 * MIB)[-3:] == [AWAIT, FAIL, COMPLETE]
+
+
+def test_what_is_completed_after_a_segment_went_was_so_in_the_flush() -> None:
+    settings = Settings(max_split_size=20 * MIB)
+    requested, completed = free(3 << 30, 24 * MIB)
+    pending = [segment("alloc", 24 * MIB, 3 << 30), alloc(3 << 30, 24 * MIB)]
+    gone = [segment("free", 22 * MIB, 1 << 30), completed, segment("free", 24 * MIB, 3 << 30)]
+    after = [segment("alloc", 50 * MIB, 4 << 30), alloc(4 << 30, 50 * MIB)]
+    events = [*pending, *used_once(22 * MIB), requested, *gone, *after]
+    assert kinds(*events, settings=settings, limit=60 * MIB) == [MALLOC, MALLOC, FREE, AWAIT, MALLOC, COMPLETE]
+
+
+def test_a_mark_tells_an_empty_cache_from_a_flush_at_the_limit() -> None:
+    events = replaced(22 * MIB, 30 * MIB)
+    asked = [*events[:4], Event("empty_cache", None, 0, 0), *events[4:]]
+    program = read_program(asked, limit=40 * MIB)
+    assert [operation.kind for operation in program.operations] == [MALLOC, FREE, EMPTY, MALLOC]
+    assert (program.inferred, read_program(events, limit=40 * MIB).inferred) == (0, 1)
+
+
+def test_a_mark_tells_a_flush_from_a_collection() -> None:
+    """The block goes either way; but it was not yet complete where the request had to flush for it."""
+    settings, events = Settings(garbage_collection_threshold=0.5), replaced(30 * MIB, 36 * MIB)
+    told = [*events[:3], Event("retry", None, 0, 0), *events[3:]]
+    assert kinds(*events, settings=settings, limit=50 * MIB) == [MALLOC, FREE, MALLOC]
+    assert kinds(*told, settings=settings, limit=50 * MIB) == [MALLOC, AWAIT, MALLOC, COMPLETE]
+
+
+def test_a_marked_empty_cache_may_have_nothing_to_give_back() -> None:
+    assert kinds(Event("empty_cache", None, 0, 0), alloc(4096)) == [EMPTY, MALLOC]
+
+
+def test_a_private_pool_that_gives_back_segments_is_gone() -> None:
+    graph = (0, 1)
+    events = [event._replace(pool=graph) for event in used_once(22 * MIB)]
+    gone = segment("free", 22 * MIB, 1 << 30)._replace(pool=graph)
+    program = read_program([*events, gone])
+    assert [operation.kind for operation in program.operations] == [MALLOC, FREE, RELEASE, EMPTY]
+    replay = Replay(program, Allocator())
+    replay.run()
+    assert replay.allocator.reserved == 0
+
+
+def test_a_small_request_that_failed_is_a_small_one_again() -> None:
+    (operation,) = read_program([Event("oom", None, 2 * MIB, 0)]).operations
+    assert (operation.kind, operation.size) == (FAIL, MIB)
+
+
+def test_a_replay_can_be_stepped() -> None:
+    program = read_program([alloc(4096), alloc(8192), *free(4096)])
+    replay = Replay(program, Allocator())
+    replay.run(until=2)
+    assert (replay.position, replay.done, replay.allocator.active) == (2, False, 1024)
+    replay.run()
+    assert (replay.position, replay.done, replay.allocator.active) == (3, True, 512)
+
+
+def test_a_replay_goes_on_without_what_fails() -> None:
+    program = read_program([alloc(4096, 30 * MIB), alloc(8192, 30 * MIB), *free(8192), *free(4096)])
+    replay = Replay(program, Allocator(driver=Driver(limit=40 * MIB)))
+    replay.run()
+    assert (replay.allocator.counters.ooms, replay.allocator.active) == (1, 0)
+
+
+def test_a_request_that_failed_when_recorded_leaves_nothing_behind_where_it_succeeds() -> None:
+    replay = Replay(read_program([Event("oom", None, 30 * MIB, 0)]), Allocator())
+    replay.run()
+    assert (replay.allocator.active, replay.allocator.reserved) == (0, 30 * MIB)
+
+
+def test_a_replay_flushes_where_the_program_did() -> None:
+    replay = Replay(
+        read_program([segment("alloc", 2 * MIB), alloc(1), *free(1), segment("free", 2 * MIB)]), Allocator()
+    )
+    replay.run()
+    assert replay.allocator.reserved == 0
