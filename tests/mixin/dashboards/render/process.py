@@ -6,10 +6,12 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from gpufrag.model.allocator import Allocator
-from gpufrag.model.events import Program, parse_rows, read_program
+from gpufrag.model.events import parse_rows
 from gpufrag.model.fragmentation import measure
 from gpufrag.model.heap import Heap
+from gpufrag.model.program import Program
 from gpufrag.model.reach import Driver
+from gpufrag.model.reading import read_program
 from gpufrag.model.recurring import Recurrence, observe
 from gpufrag.model.replay import Replay
 from gpufrag.model.settings import Settings, parse_recorded
