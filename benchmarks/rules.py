@@ -2,8 +2,8 @@
 
     PYTHONPATH=exporter python benchmarks/rules.py --jobs 50 --ranks 64 --seconds 400
 
-Needs `prometheus` on the path. Prints how long each group took (the worst of its evaluations, the first minute left
-out), the series in memory, and what Prometheus holds.
+Needs `prometheus` on the path. Prints how long groups and rules took (the first minute left out), the series, and what
+Prometheus holds. On a machine that does other things too, put `nice -n -10` before it, as root.
 """
 
 from __future__ import annotations
@@ -135,8 +135,8 @@ def _times(what: str, evaluations: list[tuple[str, float]]) -> None:
         taken.setdefault(name, []).append(seconds)
     print(f"{what:<60} evaluations  median s  worst s")
     for name, times in sorted(taken.items(), key=lambda item: -median(item[1]))[:12]:
-        print(f"{name:<60} {len(times):>11}  {median(times):>8.3f}  {max(times):>7.3f}")
-    print(f"{'all':<60} {'':>11}  {sum(map(median, taken.values())):>8.3f}  {sum(map(max, taken.values())):>7.3f}")
+        print(f"{name:<60} {len(times):>11} {median(times):>9.3f} {max(times):>8.3f}")
+    print(f"{'all':<60} {'':>11} {sum(map(median, taken.values())):>9.3f} {sum(map(max, taken.values())):>8.3f}")
 
 
 def _value(url: str, query: str) -> str:
