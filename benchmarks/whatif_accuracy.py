@@ -1,10 +1,12 @@
 """Predicted against real: peak reserved memory of six workloads under five settings.
 
-    PYTHONPATH=exporter python3 benchmarks/whatif_accuracy.py [--out whatif_accuracy.json] [--cases DIR]
+    PYTHONPATH=exporter python3 benchmarks/whatif_accuracy.py [--cases DIR] [--seed N]
+    PYTHONPATH=exporter python3 benchmarks/whatif_accuracy.py --again DIR
 
 Each workload runs once under the default setting with its trace recorded from the first allocation. From that trace
 alone the peak under every setting is predicted; then each setting is run for real, in a process of its own, under
-the same limit (1.5 times the recorded peak, so that garbage collection has something to act on).
+the same limit (1.5 times the recorded peak, so that garbage collection has something to act on). The traces and
+the real peaks (peaks.json) stay in DIR; --again predicts from there, without a GPU.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +50,7 @@ class Row:
         return self.predicted / self.real - 1
 
 
-def run_here(name: str, limit: int, case: str | None) -> dict[str, Any]:
+def run_here(name: str, seed: int, limit: int, case: str | None) -> dict[str, Any]:
     """Run a workload in this process; returns torch's statistics. With `case`, saves its trace there."""
     import torch
     from workloads import WORKLOADS
@@ -60,7 +62,7 @@ def run_here(name: str, limit: int, case: str | None) -> dict[str, Any]:
         torch.cuda.set_per_process_memory_fraction(limit / total)
     if case:
         torch.cuda.memory._record_memory_history(context=None)
-    WORKLOADS[name]("cuda")
+    WORKLOADS[name]("cuda", seed)
     torch.cuda.synchronize()
     stats = torch.cuda.memory_stats()
     if case:
@@ -95,33 +97,45 @@ def save_case(path: Path, name: str, raw: dict[str, Any], stats: dict[str, int],
     path.write_bytes(gzip.compress(json.dumps(case).encode(), mtime=0))
 
 
-def run_apart(name: str, conf: str, limit: int, case: Path | None = None) -> dict[str, int]:
-    command = [sys.executable, __file__, "--run", name, "--limit", str(limit), *(["--case", str(case)] if case else [])]
+def run_apart(name: str, seed: int, conf: str, limit: int, case: Path | None = None) -> int:
+    """The peak of reserved memory."""
+    command = [sys.executable, __file__, "--run", name, "--seed", str(seed), "--limit", str(limit)]
+    command += ["--case", str(case)] if case else []
     environment = {**os.environ, "PYTORCH_CUDA_ALLOC_CONF": conf}
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
-    result: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
-    return result
+    peak: int = json.loads(done.stdout.splitlines()[-1])["reserved_bytes.all.peak"]
+    return peak
 
 
-def compare(name: str, folder: Path) -> list[Row]:
-    case = folder / f"{name}.json.gz"
-    peak = run_apart(name, "", 0, case)["reserved_bytes.all.peak"]
-    limit = peak * 3 // 2 // MIB * MIB
-    recording = read_recording(case)
-    run = read_run(recording.events, recording.end, recording.before)
+def measure(name: str, seed: int, folder: Path) -> dict[str, int]:
+    """The real peak under each setting; the trace of the default one is saved."""
+    peak = run_apart(name, seed, "", 0, folder / f"{name}.json.gz")
+    return {setting: run_apart(name, seed, conf, limit_for(peak)) for setting, conf in CONFS.items()}
+
+
+def limit_for(peak: int) -> int:
+    return peak * 3 // 2 // MIB * MIB
+
+
+def predict(folder: Path) -> list[Row]:
+    """From the traces and the real peaks in a folder."""
+    real = {(row["workload"], row["setting"]): row["real"] for row in json.loads((folder / "peaks.json").read_text())}
     rows = []
-    for setting, conf in CONFS.items():
-        real = run_apart(name, conf, limit)["reserved_bytes.all.peak"]
-        rows.append(Row(name, setting, play(run, parse_conf(conf), limit).peak_reserved, real))
+    for name in NAMES:
+        recording = read_recording(folder / f"{name}.json.gz")
+        run = read_run(recording.events, recording.end, recording.before)
+        limit = limit_for(real[name, "default"])
+        for setting, conf in CONFS.items():
+            outcome = play(run, parse_conf(conf), limit)
+            rows.append(Row(name, setting, outcome.peak_reserved, real[name, setting]))
     return rows
 
 
 def report(rows: list[Row]) -> None:
     print(f"{'workload':<15}{'setting':<12}{'predicted MiB':>15}{'real MiB':>12}{'error':>9}")
     for row in rows:
-        print(
-            f"{row.workload:<15}{row.setting:<12}{row.predicted / MIB:>15,.0f}{row.real / MIB:>12,.0f}{row.error:>9.2%}"
-        )
+        predicted, real = row.predicted / MIB, row.real / MIB
+        print(f"{row.workload:<15}{row.setting:<12}{predicted:>15,.0f}{real:>12,.0f}{row.error:>9.2%}")
     print(f"within 1 %: {sum(abs(row.error) <= 0.01 for row in rows)} of {len(rows)}")
     for name in dict.fromkeys(row.workload for row in rows):
         some = [row for row in rows if row.workload == name]
@@ -130,23 +144,33 @@ def report(rows: list[Row]) -> None:
         print(f"{name}: advised {advised.setting}, {advised.real / best - 1:.2%} above the best real peak")
 
 
+def measure_all(folder: Path, seed: int) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        measured = list(pool.map(lambda name: measure(name, seed, folder), NAMES))
+    peaks = [
+        {"workload": name, "setting": setting, "real": real}
+        for name, found in zip(NAMES, measured)
+        for setting, real in found.items()
+    ]
+    (folder / "peaks.json").write_text(json.dumps(peaks, indent=1) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--cases", type=Path, default=Path("whatif_cases"))
+    parser.add_argument("--cases", type=Path, default=Path("whatif_cases"), metavar="DIR")
+    parser.add_argument("--again", type=Path, metavar="DIR", help="predict from what an earlier run saved")
+    parser.add_argument("--seed", type=int, default=0, help="another one makes other requests")
     parser.add_argument("--run", help=argparse.SUPPRESS)
     parser.add_argument("--limit", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--case", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.run:
-        print(json.dumps(run_here(options.run, options.limit, options.case)))
+        print(json.dumps(run_here(options.run, options.seed, options.limit, options.case)))
         return
-    options.cases.mkdir(parents=True, exist_ok=True)
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        rows = [row for rows in pool.map(lambda name: compare(name, options.cases), NAMES) for row in rows]
-    if options.out:
-        options.out.write_text(json.dumps([asdict(row) for row in rows], indent=1))
-    report(rows)
+    if options.again is None:
+        measure_all(options.cases, options.seed)
+    report(predict(options.again or options.cases))
 
 
 if __name__ == "__main__":

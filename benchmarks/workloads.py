@@ -1,6 +1,6 @@
 """Six jobs whose memory behaves differently; the same requests every time for one seed.
 
-Each is a function of a device that runs to its end in a few seconds; WORKLOADS is the table. They are what
+Each is a function of a device and a seed that runs to its end in a few seconds; WORKLOADS is the table. They are what
 whatif_accuracy.py records under one setting and predicts for others.
 """
 
@@ -35,9 +35,9 @@ class Decoder(nn.Module):
         return nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
 
 
-def train_varying(device: str, steps: int = 25) -> None:
+def train_varying(device: str, seed: int, steps: int = 25) -> None:
     """AdamW on batches whose number and length of sequences vary."""
-    rng = random.Random(1)
+    rng = random.Random(1 + 10 * seed)
     model = Decoder().to(device)
     optimizer = torch.optim.AdamW(model.parameters())
     for _ in range(steps):
@@ -47,9 +47,9 @@ def train_varying(device: str, steps: int = 25) -> None:
         optimizer.zero_grad(set_to_none=True)
 
 
-def accumulate(device: str, steps: int = 8, micro_batches: int = 4) -> None:
+def accumulate(device: str, seed: int, steps: int = 8, micro_batches: int = 4) -> None:
     """Several backward passes of varying length for one optimizer step."""
-    rng = random.Random(2)
+    rng = random.Random(2 + 10 * seed)
     model = Decoder(width=576, layers=6).to(device)
     optimizer = torch.optim.AdamW(model.parameters())
     for _ in range(steps):
@@ -83,9 +83,9 @@ class Pyramid(nn.Module):
         return self.head(sum(nn.functional.interpolate(side, size=size) for side in sides))
 
 
-def vision(device: str, steps: int = 25) -> None:
+def vision(device: str, seed: int, steps: int = 25) -> None:
     """SGD on images of many sizes."""
-    rng = random.Random(3)
+    rng = random.Random(3 + 10 * seed)
     model = Pyramid().to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     for _ in range(steps):
@@ -95,9 +95,9 @@ def vision(device: str, steps: int = 25) -> None:
         optimizer.zero_grad(set_to_none=True)
 
 
-def kv_growth(device: str, rounds: int = 600) -> None:
+def kv_growth(device: str, seed: int, rounds: int = 600) -> None:
     """Requests of a server that come, grow their key-value buffers by copying, and go."""
-    rng = random.Random(4)
+    rng = random.Random(4 + 10 * seed)
     requests: list[torch.Tensor] = []
     for _ in range(rounds):
         if len(requests) < 24:
@@ -109,9 +109,9 @@ def kv_growth(device: str, rounds: int = 600) -> None:
             requests.pop(rng.randrange(len(requests)))
 
 
-def streams(device: str, rounds: int = 1500) -> None:
+def streams(device: str, seed: int, rounds: int = 1500) -> None:
     """Random blocks on three streams, some used by a second one."""
-    rng = random.Random(5)
+    rng = random.Random(5 + 10 * seed)
     lanes = [torch.cuda.current_stream(), torch.cuda.Stream(), torch.cuda.Stream()] if device == "cuda" else [None]
     held: list[torch.Tensor] = []
     for _ in range(rounds):
@@ -123,9 +123,9 @@ def streams(device: str, rounds: int = 1500) -> None:
             held.pop(rng.randrange(len(held)))
 
 
-def churn(device: str, rounds: int = 3000) -> None:
+def churn(device: str, seed: int, rounds: int = 3000) -> None:
     """Random sizes, random lifetimes, then two thirds freed and one large block."""
-    rng = random.Random(6)
+    rng = random.Random(6 + 10 * seed)
     held: list[torch.Tensor] = []
     for _ in range(rounds):
         held.append(torch.empty(int(2 ** rng.uniform(9, 27)), dtype=torch.uint8, device=device))
@@ -136,7 +136,7 @@ def churn(device: str, rounds: int = 3000) -> None:
     held.append(torch.empty(512 * MIB, dtype=torch.uint8, device=device))
 
 
-WORKLOADS: dict[str, Callable[[str], None]] = {
+WORKLOADS: dict[str, Callable[[str, int], None]] = {
     "train-varying": train_varying,
     "kv-growth": kv_growth,
     "streams": streams,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from gpufrag.model.allocator import Allocator
 from gpufrag.model.blocks import Block
 from gpufrag.model.events import Event
@@ -33,7 +31,9 @@ class Recorder(Allocator):
         if self._marked and self.counters.alloc_retries > retries:
             self.trace.insert(begin, Event("retry", None, 0, 0))
         if block is None:
-            self.trace.append(Event("oom", None, self.settings.segment_size(self.settings.round(request)), stream, pool))
+            self.trace.append(
+                Event("oom", None, self.settings.segment_size(self.settings.round(request)), stream, pool)
+            )
         else:
             self.trace.append(Event("alloc", block.address, request, stream, pool))
         return block
@@ -57,7 +57,6 @@ class Recorder(Allocator):
         if self._marked:
             self.trace.append(Event("empty_cache", None, 0, 0))
         super().empty_cache(pool)
-
 
     def _tell(self, action: str, block: Block) -> None:
         self.trace.append(Event(action, block.address, block.requested, block.arena.stream, block.arena.pool.id))

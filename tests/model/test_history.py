@@ -9,7 +9,10 @@ from gpufrag.model.allocator import Allocator
 from gpufrag.model.events import Event, parse_rows
 from gpufrag.model.heap import INACTIVE, Heap
 from gpufrag.model.history import rewind
+from gpufrag.model.reach import Driver
+from gpufrag.model.whatif import play, read_run
 from helpers import GoldenCase
+from simulated_trace import Recorder
 
 
 def events_of(case: GoldenCase) -> list[Event]:
@@ -60,3 +63,66 @@ def test_a_trace_of_another_heap_is_refused() -> None:
 def test_a_segment_that_is_not_there_later_is_refused() -> None:
     with pytest.raises(BadInput, match="segment_alloc"):
         rewind([Event("segment_alloc", 512, 2 << 20, 0)], Heap(()))
+
+
+GRAPH = (0, 1)
+MIB = 1 << 20
+
+
+def graph_job() -> Recorder:
+    """A job whose graph has a pool of its own, in which free memory serves nobody else."""
+    recorder = Recorder()
+    kept = [recorder.malloc(size * MIB, pool=GRAPH) for size in (30, 4, 12)]
+    for block in (kept[0], kept[1], recorder.malloc(24 * MIB)):
+        assert block is not None
+        recorder.free(block)
+    for size, pool in ((6, GRAPH), (6, (0, 0)), (28, GRAPH), (40, (0, 0))):
+        recorder.malloc(size * MIB, pool=pool)
+    return recorder
+
+
+def poolless(events: list[Event]) -> list[Event]:
+    """As torch told them before 2.12."""
+    return [event._replace(pool=(0, 0)) for event in events]
+
+
+def test_an_event_is_in_the_pool_of_its_segment() -> None:
+    recorder = graph_job()
+    assert list(rewind(poolless(recorder.trace), recorder.heap()).events) == recorder.trace
+
+
+def test_a_private_pool_is_replayed_as_one() -> None:
+    recorder = graph_job()
+    run = read_run(poolless(recorder.trace), recorder.heap(), Driver())
+    outcome = play(run, run.end.settings, None)
+    assert outcome.same_end
+    assert outcome.peak_reserved == recorder.peak_reserved
+    assert {o.pool for o in run.program.operations} == {(0, 0), GRAPH}
+
+
+def test_a_pool_that_events_tell_stays() -> None:
+    recorder = graph_job()
+    assert rewind(recorder.trace, recorder.heap()).events == recorder.trace
+
+
+def test_a_private_block_that_is_older_than_the_trace_is_its_pool_s() -> None:
+    recorder = graph_job()
+    run = read_run(poolless(recorder.trace[8:]), recorder.heap(), Driver())
+    assert play(run, run.end.settings, None).same_end
+
+
+def test_the_size_of_an_older_block_shows_where_the_next_one_begins() -> None:
+    """A block of 5 MiB serves 4.5 MiB uncut. Beside a free block that cannot be seen, until that is used."""
+    recorder = Recorder()
+    first, second = recorder.malloc(5 * MIB), recorder.malloc(4 * MIB)
+    assert first is not None
+    assert second is not None
+    recorder.free(first)
+    block = recorder.malloc(9 * MIB // 2)
+    assert block is first
+    recorder.free(second)
+    begin, before = len(recorder.trace), recorder.heap()
+    recorder.malloc(3 * MIB)
+    recorder.free(block)
+    found = rewind(recorder.trace[begin:], recorder.heap()).heap
+    assert [segment.sizes for segment in found.segments] == [segment.sizes for segment in before.segments]

@@ -41,9 +41,10 @@ def test_a_free_is_done_at_once_or_waits() -> None:
     assert kinds(alloc(4096), requested) == [MALLOC, AWAIT]
 
 
-def test_an_address_that_is_allocated_anew_had_been_completed() -> None:
-    requested, _ = free(4096)
-    assert kinds(alloc(4096), requested, alloc(4096)) == [MALLOC, FREE, MALLOC]
+def test_an_action_that_was_left_out_is_no_wait() -> None:
+    requested, completed = free(4096)
+    assert kinds(alloc(4096), requested, alloc(8192), alloc(4096)) == [MALLOC, FREE, MALLOC, MALLOC]
+    assert kinds(alloc(4096), completed, alloc(8192), alloc(4096)) == [MALLOC, FREE, MALLOC, MALLOC]
 
 
 def test_an_address_cannot_be_allocated_twice() -> None:

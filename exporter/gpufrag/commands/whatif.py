@@ -16,7 +16,7 @@ from ..units import argument, parse_bytes
 if TYPE_CHECKING:
     from ..model.settings import Settings
     from ..model.whatif import Run
-    from ..reports.whatif import Candidate
+    from ..reports.whatif import Candidate, Compared
     from ..snapshot_file import Recording
 
 CANDIDATES = (
@@ -37,25 +37,52 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--smallest-limit", action="store_true", help="search the smallest limit for each setting")
     parser.add_argument("--driver-free", metavar="SIZE", type=size, help="free memory of the device at the snapshot")
     parser.add_argument("--driver-size", metavar="SIZE", type=size, help="memory of the device")
-    parser.add_argument("--device", metavar="D", type=int, help="which device of a snapshot of several")
+    parser.add_argument(
+        "--device",
+        metavar="D",
+        type=int,
+        help="one device of a snapshot of several; without it all, one after the other",
+    )
     parser.add_argument("--json", action="store_true", help="for programs: bytes, null for what cannot be told")
 
 
 def run(options: argparse.Namespace) -> int:
     from ..reports import style, whatif
-    from ..snapshot_file import read_recording
+    from ..snapshot_file import read_recordings
 
-    recording = read_recording(options.file, options.device)
+    recordings = read_recordings(options.file, options.device)
+    devices, broken = _compare_all(recordings, options)
+    if options.json:
+        print(json.dumps({"devices": [whatif.as_record(compared) for compared in devices]}, indent=2))
+    else:
+        bold = style.bold(sys.stdout)
+        print("\n\n".join(whatif.as_text(compared, bold, alone=len(recordings) == 1) for compared in devices))
+    for error in broken:  # the others are told all the same
+        print(f"gpufrag: {error}", file=sys.stderr)
+    return int(bool(broken))
+
+
+def _compare_all(recordings: list[Recording], options: argparse.Namespace) -> tuple[list[Compared], list[BadInput]]:
+    """Each device by itself. Raises BadInput where none can be replayed."""
+    devices, broken = [], []
+    for recording in recordings:
+        try:
+            devices.append(_compare(recording, options))
+        except BadInput as error:
+            broken.append(error)
+    if not devices:
+        raise broken[0]
+    return devices, broken
+
+
+def _compare(recording: Recording, options: argparse.Namespace) -> Compared:
+    from ..reports.whatif import Compared
+
     recorded_limit = recording.limit if options.recorded_limit is None else options.recorded_limit
     limit = recorded_limit if options.limit is None else options.limit
     recorded = _read_run(recording, recorded_limit, options)
     candidates = list(_play(recorded, recording.conf, limit, options))
-    advice = whatif.advise(candidates)
-    if options.json:
-        print(json.dumps(whatif.as_record(recorded, candidates, advice, limit), indent=2))
-    else:
-        print(whatif.as_text(recorded, candidates, advice, limit, style.bold(sys.stdout)))
-    return 0
+    return Compared(recording.device, recorded, candidates, limit)
 
 
 def _read_run(recording: Recording, recorded_limit: int | None, options: argparse.Namespace) -> Run:
@@ -70,7 +97,7 @@ def _read_run(recording: Recording, recorded_limit: int | None, options: argpars
     try:
         return read_run(recording.events, recording.end, driver, recorded_limit)
     except BadInput as error:
-        raise BadInput(f"{recording.name}: {error}") from None
+        raise BadInput(f"{recording.name}: device {recording.device}: {error}") from None
 
 
 def _play(recorded: Run, own_conf: str, limit: int | None, options: argparse.Namespace) -> Iterator[Candidate]:

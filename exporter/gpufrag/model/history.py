@@ -33,9 +33,10 @@ def rewind(events: Sequence[Event], end: Heap) -> Beginning:
     """The beginning of a trace that ends in the one-device heap `end`.
 
     A block that was freed within the trace left only its requested size: its own size is the rounded one, with the
-    tail that torch would not have split off. Before torch 2.12 no event tells its pool: it is that of the segment
-    at its address, which is known for those that are there at the end. Raises BadInput where the events do not lead
-    to `end`: such a trace has gaps, or belongs to another device or time.
+    tail that torch would not have split off, up to where another block began while it lived. Before torch 2.12 no
+    event tells its pool: it is that of the segment at its address, which is known for those that are there at the
+    end. Raises BadInput where the events do not lead to `end`: such a trace has gaps, or belongs to another device
+    or time.
     """
     blocks = _Blocks(end)
     ranges = _Ranges(end)
@@ -64,11 +65,12 @@ def _allocations(segments: Sequence[Segment]) -> Iterator[Event]:
 
 
 class _Live(NamedTuple):
-    """A live block; `size` is None where only its requested bytes are known."""
+    """A live block; `size` is None where only its requested bytes are known, and that it ended at `end` or before."""
 
     address: int
     requested: int
     size: int | None
+    end: int | None
 
 
 def _within(live: Sequence[_Live], segment: Segment) -> Sequence[_Live]:
@@ -84,6 +86,8 @@ class _Blocks:
         self._requested = {block.address: block.requested for block in blocks}
         self._sizes = {block.address: block.size for block in blocks}
         self._awaiting = {block.address for block in blocks if block.state is AWAITING}
+        self._unsized: list[int] = []  # addresses of the live blocks of unknown size, in order
+        self._ends: dict[int, int] = {}
 
     def undo(self, index: int, event: Event) -> None:
         address = event.address
@@ -92,18 +96,31 @@ class _Blocks:
             if address in self._requested and address not in self._awaiting:
                 raise BadInput(f"event {index} frees {address:#x}, which is live later on without an allocation")
             self._requested[address] = event.size
+            if address not in self._sizes:
+                insort(self._unsized, address)
         elif event.action == ALLOC:
             if self._requested.pop(address, None) is None:
                 raise BadInput(
                     f"event {index} allocates {address:#x}, which is neither freed later nor live at the end: "
                     "the trace and the segments do not belong together, or the trace has gaps"
                 )
-            self._sizes.pop(address, None)
+            if self._sizes.pop(address, None) is None:
+                del self._unsized[bisect_left(self._unsized, address)]
+                self._ends.pop(address, None)
+            self._bound(address)
         self._awaiting.discard(address)
+
+    def _bound(self, begin: int) -> None:
+        """Where a block began, the one before it had ended. The earliest such place is the best."""
+        at = bisect_left(self._unsized, begin) - 1
+        if at >= 0:
+            before = self._unsized[at]
+            self._ends[before] = min(begin, self._ends.get(before, begin))
 
     def live(self) -> list[_Live]:
         """By address."""
-        return [_Live(at, self._requested[at], self._sizes.get(at)) for at in sorted(self._requested)]
+        sizes, ends = self._sizes, self._ends
+        return [_Live(at, self._requested[at], sizes.get(at), ends.get(at)) for at in sorted(self._requested)]
 
 
 class _Ranges:
@@ -183,10 +200,10 @@ def _fill(segment: Segment, live: Sequence[_Live], settings: Settings) -> Segmen
     states: list[str] = []
     at, end = segment.address, segment.address + segment.size
     limits = [block.address for block in live[1:]] + [end]
-    for (address, asked, size), limit in zip(live, limits):
+    for (address, asked, size, known_end), limit in zip(live, limits):
         if address > at:
             _append(sizes, requested, states, address - at, 0, INACTIVE)
-        whole = size or _probable_size(segment, settings, asked, limit - address)
+        whole = size or _probable_size(segment, settings, asked, min(limit, known_end or limit) - address)
         _append(sizes, requested, states, whole, asked, ALLOCATED)
         at = address + whole
     if end > at:

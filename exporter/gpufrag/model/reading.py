@@ -16,7 +16,7 @@ from .blocks import Block
 from .events import ALLOC, EMPTY_CACHE, FREE_COMPLETED, FREE_REQUESTED, OOM, RETRY, SHRINKS, Event
 from .heap import DEFAULT_POOL
 from .inference import Between, Writer
-from .program import AWAIT, FAIL, MALLOC, Operation, Program
+from .program import AWAIT, FAIL, FREE, MALLOC, Operation, Program
 from .reach import Driver
 from .settings import MIN_BLOCK, SMALL_REQUEST, SMALL_SEGMENT, Settings
 
@@ -36,7 +36,7 @@ def read_program(
     """
     if allocator is None:
         allocator = Allocator(settings, Driver(limit=limit), AddressSpace(places(events)))
-    reader = _Reader(Writer(allocator, made), allocator.settings)
+    reader = _Reader(Writer(allocator, made), allocator.settings, _tells_completions(events))
     for index, event in enumerate(events):
         reader.read(index, event)
     return reader.program()
@@ -47,12 +47,26 @@ def places(events: Sequence[Event]) -> list[tuple[int, int]]:
     return [(event.address or 0, event.size) for event in events if event.action == "segment_alloc"]
 
 
+def _tells_completions(events: Sequence[Event]) -> bool:
+    """Torch can be told to leave out an action. Then addresses are used again that are never said to be free."""
+    freed: set[int | None] = set()
+    for event in events:
+        if event.action == FREE_COMPLETED:
+            return True
+        if event.action == FREE_REQUESTED:
+            freed.add(event.address)
+        elif event.action == ALLOC and event.address in freed:
+            return False
+    return True
+
+
 class _Reader:
     """Follows a trace; what happens between two calls of the program is held back until the second is known."""
 
-    def __init__(self, writer: Writer, settings: Settings) -> None:
+    def __init__(self, writer: Writer, settings: Settings, tells_completions: bool) -> None:
         self._writer = writer
         self._settings = settings
+        self._tells_completions = tells_completions
         self._allocations = self._strangers = 0
         self._live: dict[int, Operation] = {}
         self._waiting: dict[int, Operation] = {}
@@ -113,12 +127,16 @@ class _Reader:
         operation = self._live.pop(event.address, None)
         if operation is None:
             self._strangers += 1
-        else:
+        elif self._tells_completions:
             self._waiting[event.address] = operation
             self._writer.operations.append(operation._replace(kind=AWAIT))
+        else:
+            self._writer.operations.append(operation._replace(kind=FREE))
 
     def _complete(self, event: Event) -> None:
         assert event.address is not None
+        if event.address in self._live:  # its free_requested was left out
+            self._free(event)
         operation = self._waiting.pop(event.address, None)
         if operation is not None:
             between = self._between

@@ -143,7 +143,7 @@ def _suffices(run: Run, settings: Settings, limit: int) -> bool:
 def begin(run: Run, settings: Settings, limit: int | None) -> Replay:
     driver = replace(run.driver, limit=limit)
     if settings != run.end.settings:
-        return Replay(run.program, Allocator(settings, driver))
+        return Replay(run.program, Allocator(settings, driver, AddressSpace(run.addresses)))
     return Replay(run.program, *_adopted(run.beginning, run.addresses, driver))
 
 

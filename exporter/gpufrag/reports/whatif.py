@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from ..model.program import AWAIT, FAIL
 from ..model.settings import Settings
 from ..model.whatif import Outcome, Run
 from ..units import format_bytes
 from .style import Emphasis
 
+WIDTH = 118
 WORTHWHILE = 0.02
 """A setting that saves less of the peak than this is not worth a change, however sure the figure."""
 
@@ -36,9 +39,15 @@ class Candidate:
     recorded: bool = False
     smallest_limit: int | None = None
 
-    @property
-    def name(self) -> str:
-        return (self.conf or "(torch's defaults)") + (", as recorded" if self.recorded else "")
+
+@dataclass(frozen=True)
+class Compared:
+    """One device's run under the recorded setting, which comes first, and under each candidate."""
+
+    device: int
+    run: Run
+    candidates: Sequence[Candidate]
+    limit: int | None
 
 
 @dataclass(frozen=True)
@@ -67,9 +76,9 @@ def _risks(settings: Settings, before: Settings) -> list[str]:
     return [text for name, text in RISKS.items() if getattr(settings, name) != getattr(before, name)]
 
 
-def notes(run: Run, candidates: Sequence[Candidate], limit: int | None) -> Iterator[str]:
+def notes(compared: Compared) -> Iterator[str]:
     """What the trace leaves open, where it could change the answer."""
-    recorded = candidates[0].outcome
+    run, limit = compared.run, compared.limit
     if run.older:
         yield (
             f"{run.older:,} blocks are older than the trace (or its ring buffer lost their beginning): other "
@@ -77,38 +86,51 @@ def notes(run: Run, candidates: Sequence[Candidate], limit: int | None) -> Itera
         )
     if run.program.strangers:
         yield f"{run.program.strangers:,} frees in the trace are of blocks that it does not explain; they are left out"
-    if limit == run.recorded_limit and not recorded.same_end:
+    if limit == run.recorded_limit and not compared.candidates[0].outcome.same_end:
         yield (
             "the replay under the recorded setting does not end exactly as the recorded heap does; differences of a "
             "few MiB come from addresses that libraries took from the driver, larger ones from settings that the "
             "snapshot does not hold (give --recorded-limit if the process had a limit)"
         )
+    if run.program.inferred:
+        yield (
+            f"{run.program.inferred:,} times cached memory was given back before a request, and the trace does not "
+            "say whether the program asked for it: it is taken for the allocator's own doing, so the retries may be "
+            "off by as much; a trace with stacks tells (_record_memory_history(context='all'))"
+        )
+    if any(operation.kind == FAIL for operation in run.program.operations):
+        yield (
+            "requests failed while it was recorded: of these torch tells the size of the segment alone, and what the "
+            "program did afterwards is taken as recorded"
+        )
     if run.driver.free is None:
         yield "other processes' use of the device is not in a trace: add --driver-free and --driver-size to count it in"
     if limit is None:
         yield "without --limit no request fails here, and garbage_collection_threshold does nothing"
-    if any(operation.stream != run.program.operations[0].stream for operation in run.program.operations):
+    if any(operation.kind == AWAIT for operation in run.program.operations):
         yield (
-            "several streams: when a block that another stream used becomes free depends on the GPU's timing; it is "
-            "taken as recorded"
+            "when a block that another stream used becomes free depends on the GPU's timing, and near the limit a "
+            "request may flush the cache for one that is not yet free; it is taken as recorded"
         )
 
 
-def as_record(run: Run, candidates: Sequence[Candidate], advice: Advice, limit: int | None) -> dict[str, Any]:
+def as_record(compared: Compared) -> dict[str, Any]:
     """The form of --json: bytes, null for what cannot be told."""
+    advice, run = advise(compared.candidates), compared.run
     return {
-        "limit": limit,
+        "device": compared.device,
+        "limit": compared.limit,
         "operations": len(run.program.operations),
         "older_blocks": run.older,
         "trace_is_complete": run.complete,
-        "candidates": [_candidate_record(candidate) for candidate in candidates],
+        "candidates": [_candidate_record(candidate) for candidate in compared.candidates],
         "advice": {
             "conf": advice.take.conf,
             "change": advice.change,
             "saves_bytes": advice.saves,
             "risks": advice.risks,
         },
-        "notes": list(notes(run, candidates, limit)),
+        "notes": list(notes(compared)),
     }
 
 
@@ -122,30 +144,53 @@ def _candidate_record(candidate: Candidate) -> dict[str, Any]:
     }
 
 
-def as_text(run: Run, candidates: Sequence[Candidate], advice: Advice, limit: int | None, bold: Emphasis = str) -> str:
-    rows = [_head(candidates), *(_cells(candidate, candidates) for candidate in candidates)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = [_line(row, widths) for row in rows]
-    lines[0] = bold(lines[0])
-    lines += ["", *_advice_lines(advice, bold), ""]
-    lines += [f"note: {note}" for note in notes(run, candidates, limit)]
+def as_text(compared: Compared, bold: Emphasis = str, *, alone: bool = True) -> str:
+    """A page of WIDTH columns, `alone` without a title that names the device."""
+    lines = [] if alone else [bold(f"device {compared.device}"), ""]
+    lines += _table(compared.candidates, bold)
+    lines += ["", *_advice_lines(advise(compared.candidates), bold), ""]
+    for note in notes(compared):
+        lines += _wrapped(f"note: {note}")
     return "\n".join(lines).rstrip()
 
 
-def _head(candidates: Sequence[Candidate]) -> tuple[str, ...]:
-    head: tuple[str, ...] = ("setting", "peak reserved", "peak active", "fragm.", "stranded", "OOMs", "new OOMs")
-    head += ("retries", "device allocs", "least allocatable")
-    return (*head, "smallest limit") if _limits(candidates) else head
+HEADS = (
+    ("peak", "reserved"),
+    ("peak", "active"),
+    ("", "fragm."),
+    ("stranded", "at peak"),
+    ("", "OOMs"),
+    ("new", "OOMs"),
+    ("", "retries"),
+    ("device", "allocs"),
+    ("largest", "request"),
+    ("smallest", "limit"),
+)
+"""Of the columns beside the setting; the largest request is that which still succeeds at the worst moment."""
 
 
-def _limits(candidates: Sequence[Candidate]) -> bool:
-    return any(candidate.smallest_limit is not None for candidate in candidates)
+def _table(candidates: Sequence[Candidate], bold: Emphasis) -> Iterator[str]:
+    count = len(HEADS) if any(candidate.smallest_limit is not None for candidate in candidates) else len(HEADS) - 1
+    rows = [_cells(candidate)[:count] for candidate in candidates]
+    widths = [max(map(len, column)) for column in zip(*zip(*HEADS[:count]), *rows)]
+    names = [_name_lines(candidate) for candidate in candidates]
+    widest = max(len(line) for lines in names for line in lines)
+    for name, heads in zip(("", "setting"), zip(*HEADS[:count])):
+        yield bold(_line(name.ljust(widest), heads, widths))
+    for (*first, last), cells in zip(names, rows):
+        yield from first
+        yield _line(last.ljust(widest), cells, widths)
 
 
-def _cells(candidate: Candidate, candidates: Sequence[Candidate]) -> tuple[str, ...]:
+def _name_lines(candidate: Candidate) -> list[str]:
+    """The setting, an option a line; torch's defaults have none."""
+    lines = (candidate.conf or "(torch's defaults)").replace(",", ",\n  ").split("\n")
+    return [*lines, "  as recorded"] if candidate.recorded else lines
+
+
+def _cells(candidate: Candidate) -> tuple[str, ...]:
     outcome = candidate.outcome
-    cells = (
-        candidate.name,
+    return (
         format_bytes(outcome.peak_reserved),
         format_bytes(outcome.peak_active),
         f"{outcome.peak_fragmentation:.1%}",
@@ -155,17 +200,16 @@ def _cells(candidate: Candidate, candidates: Sequence[Candidate]) -> tuple[str, 
         str(outcome.alloc_retries),
         str(outcome.device_allocs),
         _size(outcome.worst_largest_allocatable),
+        _size(candidate.smallest_limit),
     )
-    return (*cells, _size(candidate.smallest_limit)) if _limits(candidates) else cells
 
 
 def _size(size: int | None) -> str:
     return "unknown" if size is None else format_bytes(size)
 
 
-def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    name, *figures = (cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(cells, widths)))
-    return "  ".join([name, *figures]).rstrip()
+def _line(name: str, cells: Sequence[str], widths: Sequence[int]) -> str:
+    return "  ".join([name, *(cell.rjust(width) for cell, width in zip(cells, widths))]).rstrip()
 
 
 def _advice_lines(advice: Advice, bold: Emphasis) -> Iterator[str]:
@@ -175,4 +219,10 @@ def _advice_lines(advice: Advice, bold: Emphasis) -> Iterator[str]:
     yield bold(f"export PYTORCH_CUDA_ALLOC_CONF={advice.take.conf}")
     what = f"{'saves' if advice.saves >= 0 else 'costs'} {format_bytes(abs(advice.saves))} of peak reserved memory"
     yield f"  {what}; requests that newly run out of memory under it: {advice.take.outcome.failed}"
-    yield from (f"  risk: {risk}" for risk in advice.risks)
+    for risk in advice.risks:
+        yield from _wrapped(f"risk: {risk}", "  ")
+
+
+def _wrapped(text: str, indent: str = "") -> list[str]:
+    deeper = indent + "      "
+    return textwrap.wrap(text, WIDTH, initial_indent=indent, subsequent_indent=deeper, break_on_hyphens=False)

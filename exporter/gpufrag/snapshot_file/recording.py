@@ -21,6 +21,7 @@ class Recording(NamedTuple):
     """`before` is the driver's reading before the first event, `limit` the process's; both only as far as told."""
 
     name: str
+    device: int
     events: Sequence[Event]
     end: Heap
     before: Driver
@@ -35,6 +36,15 @@ def read_recording(source: str | Path, device: int | None = None) -> Recording:
     Raises BadInput for a file without history or one that is broken, UsageError where `device` must be said or is
     not there, Unavailable where it cannot be read.
     """
+    recordings = read_recordings(source, device)
+    if len(recordings) > 1:
+        devices = ", ".join(str(recording.device) for recording in recordings)
+        raise UsageError(f"{name_of(source)} holds traces of devices {devices}: say by --device which")
+    return recordings[0]
+
+
+def read_recordings(source: str | Path, device: int | None = None) -> list[Recording]:
+    """The traces of all devices in a file, or of one. Raises as read_recording does."""
     raw = load(source)
     name = name_of(source)
     if not isinstance(raw, Mapping):
@@ -42,7 +52,7 @@ def read_recording(source: str | Path, device: int | None = None) -> Recording:
     try:
         saved = read_raw(raw)
         if "events" in raw:
-            return _from_case(name, raw, saved)
+            return [_from_case(name, raw, saved)]
         return _from_snapshot(name, raw, saved, device)
     except BadInput as error:
         raise BadInput(f"{name}: {error}") from None
@@ -54,7 +64,8 @@ def _from_case(name: str, raw: Mapping[str, Any], saved: Saved) -> Recording:
         raise BadInput("its events are no list of rows with events_columns")
     before = raw.get("driver_free_before")
     driver = replace(saved.driver, free=before if type(before) is int else None)
-    return Recording(name, parse_rows(raw["events"], columns), saved.heap, driver, saved.driver.limit, _conf(raw))
+    events = parse_rows(raw["events"], columns)
+    return Recording(name, 0, events, saved.heap, driver, saved.driver.limit, _conf(raw))
 
 
 def _conf(raw: Mapping[str, Any]) -> str:
@@ -62,15 +73,17 @@ def _conf(raw: Mapping[str, Any]) -> str:
     return str(settings.get("PYTORCH_CUDA_ALLOC_CONF") or "") if isinstance(settings, Mapping) else ""
 
 
-def _from_snapshot(name: str, raw: Mapping[str, Any], saved: Saved, device: int | None) -> Recording:
+def _from_snapshot(name: str, raw: Mapping[str, Any], saved: Saved, device: int | None) -> list[Recording]:
     traces = raw.get("device_traces")
     recorded = [index for index, trace in enumerate(traces) if trace] if isinstance(traces, list) else []
     if not isinstance(traces, list) or not recorded:
-        raise BadInput(f"it holds no history; {HOW}")
-    if device is None and len(recorded) > 1:
-        raise UsageError(f"{name} holds traces of devices {', '.join(map(str, recorded))}: say by --device which")
-    chosen = recorded[0] if device is None else device
-    if chosen not in recorded:
-        raise UsageError(f"--device {chosen}: {name} holds traces of device {', '.join(map(str, recorded))}")
-    events = parse_trace(traces[chosen])
-    return Recording(name, events, saved.heap.on_device(chosen), saved.driver, saved.driver.limit, _conf(raw))
+        raise BadInput(f"it holds no history, only segments, which gpufrag measure reads; for history {HOW}")
+    if device is not None and device not in recorded:
+        raise UsageError(f"--device {device}: {name} holds traces of device {', '.join(map(str, recorded))}")
+    return [
+        Recording(
+            name, index, parse_trace(traces[index]), saved.heap.on_device(index), saved.driver, saved.driver.limit,
+            _conf(raw),
+        )
+        for index in (recorded if device is None else [device])
+    ]  # fmt: skip
