@@ -48,7 +48,7 @@ def test_the_recorded_setting_gives_the_recorded_run(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "other"), PAIRS)
 def test_another_setting_is_predicted(name: str, other: str) -> None:
-    """To the byte, but for churn: it survives errors, each under another setting at another place, and goes on differently."""
+    """To the byte, but for churn: it survives errors, under each setting at another place, and goes on differently."""
     run, case = recorded(name), golden_case_named(other)
     outcome = play(run, case.heap.settings, run.recorded_limit)
     assert outcome.peak_reserved == pytest.approx(real_peak(other), rel=0.02 if "churn" in name else 0)
