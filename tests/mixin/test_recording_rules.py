@@ -15,10 +15,15 @@ PER_POOL = {
     "allocated": (29, 1, 50, 0),
     "reserved": (38, 2, 60, 0),
 }
-SNAPSHOT_PER_POOL = {
+AT_THE_PEAK = {
+    "free_cached": (90, 1, 1, 0),
+    "largest_free_block": (1, 1, 1, 0),
+    "stranded": (5, 1, 2, 0),
+}
+AT_THE_BOUNDARY = {
     "free_cached": (9, 1, 10, 0),
     "largest_free_block": (2, 1, 10, 0),
-    "stranded": (5, 1, 2, 0),
+    "stranded": (1, 1, 7, 0),
 }
 
 
@@ -28,7 +33,7 @@ def job() -> list[dict[str, str]]:
         for name, values in PARTS.items()
         for value, who in zip(values, ({}, OTHER))
     ]
-    for at, group in ((None, PER_POOL), ("peak", SNAPSHOT_PER_POOL), ("boundary", {"stranded": (1, 1, 7, 0)})):
+    for at, group in ((None, PER_POOL), ("peak", AT_THE_PEAK), ("boundary", AT_THE_BOUNDARY)):
         for name, values in group.items():
             for value, (who, pool) in zip(values, [(who, pool) for who in ({}, OTHER) for pool in ("large", "small")]):
                 labels = {"pool": pool, "at": at or "", **who}

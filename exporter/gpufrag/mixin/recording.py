@@ -63,11 +63,12 @@ def rank_rules(config: Config) -> Iterator[Recording]:
         f"{series(RANK_FRAGMENTATION)} and {series(RANK_FREE_SHARE)} > {number(config.thresholds.free_share)}",
         "the fragmentation ratio where enough is free for it to matter; no series on a full device",
     )
+    between_steps = 'at!="peak"'
     yield Recording(
         RANK_CACHE,
-        f"sum without (pool) ({series('gpufrag_allocator_free_cached_bytes')})"
-        f" / max without (pool) ({series('gpufrag_allocator_largest_free_block_bytes')})",
-        "the same rule from the cache alone, often alarming in a healthy job",
+        f"sum without (pool) ({series('gpufrag_allocator_free_cached_bytes', between_steps)})"
+        f" / max without (pool) ({series('gpufrag_allocator_largest_free_block_bytes', between_steps)})",
+        "the same rule from the cache alone, often alarming in a healthy job; at the peak the cache is in use",
     )
     yield Recording(
         RANK_UNUSED,
