@@ -3,7 +3,9 @@
     PYTHONPATH=exporter python3 benchmarks/simulator.py [--golden tests/golden]
 
 Prints, per recorded case, trace events a second (best of five; reading the trace is told apart), then the time per
-operation while the number of live blocks grows: with n log n it grows by a constant for each factor of ten.
+operation while the number of live blocks grows. With n log n it grows by a constant for each factor of ten; beside it
+stands what a bare look-up in a dict of as many random keys takes, which needs one step at any size: how that grows is
+the processor's caches, not the number of steps.
 """
 
 from __future__ import annotations
@@ -67,6 +69,18 @@ def churn(live: int, settings: Settings) -> float:
     return (time.process_time() - start) / (2 * half)
 
 
+def look_up(count: int) -> float:
+    """Seconds for a look-up in a dict of `count` entries, in random order."""
+    order = random.Random(count)
+    entries = {order.randrange(1 << 70): object() for _ in range(count)}
+    keys = list(entries) * max(1, 200_000 // count)
+    order.shuffle(keys)
+    start = time.process_time()
+    for key in keys:
+        entries[key]
+    return (time.process_time() - start) / len(keys)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--golden", type=Path, default=GOLDEN)
@@ -76,6 +90,8 @@ def main() -> None:
     for name, settings in (("default", Settings()), ("expandable", Settings(expandable_segments=True))):
         for live in (1_000, 10_000, 100_000, 1_000_000):
             print(f"{name:12} {live:9,} live blocks {churn(live, settings) * 1e6:8.2f} us per operation")
+    for count in (1_000, 10_000, 100_000, 1_000_000):
+        print(f"{'dict':12} {count:9,} entries     {look_up(count) * 1e6:8.2f} us per look-up")
 
 
 if __name__ == "__main__":

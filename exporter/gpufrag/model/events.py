@@ -86,8 +86,15 @@ def _checked(index: int, action: Any, address: Any, size: Any, stream: Any, pool
     """An event of values that may be anything; an address where there must be none is left out."""
     if action not in ACTIONS:
         raise BadInput(f"event {index} has the unknown action {action!r}")
-    event = Event(action, None if action in WITHOUT_ADDRESS else address, size, stream, tuple(pool))
-    numbers: list[Any] = [size, stream, *pool, 0 if event.address is None and action in WITHOUT_ADDRESS else address]
-    if set(map(type, numbers)) != {int} or min(numbers) < 0 or len(pool) != 2:
+    if action in WITHOUT_ADDRESS:
+        address = None
+    if pool is not DEFAULT_POOL:
+        pool = tuple(pool)
+    right = _whole(size) and _whole(stream) and (_whole(address) if action not in WITHOUT_ADDRESS else True)
+    if not right or len(pool) != 2 or not (_whole(pool[0]) and _whole(pool[1])):
         raise BadInput(f"event {index} ({action}) has an address, size, stream or pool that is no whole number >= 0")
-    return event
+    return Event(action, address, size, stream, pool)
+
+
+def _whole(number: Any) -> bool:
+    return type(number) is int and number >= 0

@@ -13,13 +13,18 @@ UNKNOWN_SPAN = 1 << 42  # where the size of the device is not known
 
 def best_fit(arena: Arena, size: int) -> Block | None:
     """The free block for a request: one that can still grow counts with all that it can grow to."""
-    candidates = arena.free.at_least(size)
-    best = next(candidates, None)
-    for block in candidates:
-        if best is None or _reach(block) >= _reach(best):
+    best = arena.free.first(size)
+    if best is None or not _grows(best):
+        return best
+    for block in arena.free.at_least(size):
+        if block is not best and _reach(block) >= _reach(best):
             break
         best = block
     return best
+
+
+def _grows(block: Block) -> bool:
+    return block.next is not None and block.next.state is UNMAPPED
 
 
 def _reach(block: Block) -> int:

@@ -68,6 +68,16 @@ class FreeList:
             self._drop(at)
         return block
 
+    def first(self, size: int) -> Block | None:
+        """The first block of `size` bytes or more; it stays in the list."""
+        key = size << ADDRESS_BITS
+        at = bisect_left(self._bounds, key)
+        chunk = self._chunks[at]
+        index = bisect_left(chunk, key)
+        if index < len(chunk):
+            return self._blocks[chunk[index]]
+        return self._blocks[self._chunks[at + 1][0]] if at + 1 < len(self._chunks) else None
+
     def at_least(self, size: int) -> Iterator[Block]:
         """The blocks of `size` bytes or more, in order. The list must not change while it is read."""
         key = size << ADDRESS_BITS

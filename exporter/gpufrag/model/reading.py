@@ -36,7 +36,7 @@ def read_program(
     """
     if allocator is None:
         allocator = Allocator(settings, Driver(limit=limit), AddressSpace(places(events)))
-    reader = _Reader(Writer(allocator, made), allocator.settings, _tells_completions(events))
+    reader = _Reader(events, Writer(allocator, made), allocator.settings)
     for index, event in enumerate(events):
         reader.read(index, event)
     return reader.program()
@@ -63,10 +63,11 @@ def _tells_completions(events: Sequence[Event]) -> bool:
 class _Reader:
     """Follows a trace; what happens between two calls of the program is held back until the second is known."""
 
-    def __init__(self, writer: Writer, settings: Settings, tells_completions: bool) -> None:
+    def __init__(self, events: Sequence[Event], writer: Writer, settings: Settings) -> None:
+        self._events = events
         self._writer = writer
         self._settings = settings
-        self._tells_completions = tells_completions
+        self._tells_completions = _tells_completions(events)
         self._allocations = self._strangers = 0
         self._live: dict[int, Operation] = {}
         self._waiting: dict[int, Operation] = {}
@@ -84,9 +85,9 @@ class _Reader:
         if action == ALLOC:
             self._alloc(index, event)
         elif action == FREE_REQUESTED:
-            self._free(event)
+            self._free(index, event)
         elif action == FREE_COMPLETED:
-            self._complete(event)
+            self._complete(index, event)
         elif action in SHRINKS:
             self._shrink(event)
         elif action == OOM:
@@ -105,7 +106,7 @@ class _Reader:
         if address in self._live:
             raise BadInput(f"event {index} allocates {address:#x}, which is still allocated: the trace has gaps")
         if address in self._waiting:  # completions were left out of the trace
-            self._complete(event)
+            self._complete(index, event)
         operation = Operation(MALLOC, self._allocations, event.size, event.stream, event.pool)
         self._live[address] = operation
         self._request(operation)
@@ -119,7 +120,7 @@ class _Reader:
             size = SMALL_REQUEST
         self._request(Operation(FAIL, self._allocations, size, event.stream, event.pool))
 
-    def _free(self, event: Event) -> None:
+    def _free(self, index: int, event: Event) -> None:
         if self._held_back:
             self._no_request()
         self._emptying = False
@@ -127,16 +128,25 @@ class _Reader:
         operation = self._live.pop(event.address, None)
         if operation is None:
             self._strangers += 1
-        elif self._tells_completions:
-            self._waiting[event.address] = operation
-            self._writer.operations.append(operation._replace(kind=AWAIT))
+        elif self._is_done_at_once(index, event.address):
+            self._writer.operations.append(Operation(FREE, *operation[1:]))
         else:
-            self._writer.operations.append(operation._replace(kind=FREE))
+            self._waiting[event.address] = operation
+            self._writer.operations.append(Operation(AWAIT, *operation[1:]))
 
-    def _complete(self, event: Event) -> None:
+    def _is_done_at_once(self, index: int, address: int) -> bool:
+        """Whether no flush can have come in between, so that nothing needs to be held back."""
+        following = self._events[index + 1 : index + 3]
+        if not self._tells_completions:
+            return True
+        if len(following) < 2 or following[0].address != address or following[0].action != FREE_COMPLETED:
+            return False
+        return following[1].action in (ALLOC, FREE_REQUESTED)
+
+    def _complete(self, index: int, event: Event) -> None:
         assert event.address is not None
         if event.address in self._live:  # its free_requested was left out
-            self._free(event)
+            self._free(index, event)
         operation = self._waiting.pop(event.address, None)
         if operation is not None:
             between = self._between

@@ -23,12 +23,12 @@ def release_segment(block: Block, device: Device, heads: Heads) -> None:
 def flush(pools: Iterable[Pool], device: Device, heads: Heads) -> None:
     """Gives back every free segment and, of expandable ones, every free page."""
     for pool in pools:
-        blocks = [block for arena in pool.in_stream_order() for block in arena.free]
-        for block in blocks:
-            if block.region is None and block.whole:
+        free = [block for arena in pool.in_stream_order() for block in arena.free]
+        if pool.page is None:
+            for block in [block for block in free if block.prev is None and block.next is None]:
                 release_segment(block, device, heads)
-        for block in blocks:
-            if block.region is not None:
+        else:
+            for block in free:
                 shrink(block, device, heads)
 
 

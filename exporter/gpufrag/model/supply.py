@@ -78,7 +78,7 @@ class Supply:
 
     def _cached(self, arena: Arena, size: int) -> Block | None:
         """The cached block for a request; max_split_size forbids all but near sizes."""
-        block = expandable.best_fit(arena, size)
+        block = arena.free.first(size) if arena.pool.page is None else expandable.best_fit(arena, size)
         least = self.settings.max_split_size
         if block is None or least is None:
             return block
