@@ -22,7 +22,7 @@ STALE = [
     )),
     Case("GpufragSampleStale", "each scrape brings a new one", "20m", [rank(SAMPLED, "0+30x120")]),
     Case("GpufragSampleStale", "the process has ended", "20m", [rank(SAMPLED, "0+30x20 stale")]),
-    Case("GpufragSampleStale", "it was slow for a while", "6m", [rank(SAMPLED, "0+0x8 270+30x100")]),
+    Case("GpufragSampleStale", "not for long enough", "4m", [rank(SAMPLED, "0+0x8 270+30x100")]),
 ]  # fmt: skip
 
 GONE = Firing(

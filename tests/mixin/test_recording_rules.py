@@ -92,3 +92,12 @@ def test_a_job_keeps_only_the_labels_that_name_it(judge):
     expected = [{"labels": labels, "value": 4}]
     test = {"expr": recording.JOB_FRAGMENTATION, "eval_time": "5m", "exp_samples": expected}
     judge.ask({"input_series": job(), "promql_expr_test": [test]})
+
+
+@pytest.mark.real
+def test_a_missed_scrape_loses_no_rank(judge):
+    blinking = device("gpufrag_up", " ".join(["1 stale"] * 30), **{**OTHER, "device": ""})
+    series = [device("gpufrag_up", 1, device=""), blinking]
+    expected = [{"labels": '{job="gpufrag", job_name="llm", namespace="ml"}', "value": 2}]
+    test = {"expr": f"min_over_time({recording.JOB_RANKS}[5m])", "eval_time": "10m", "exp_samples": expected}
+    judge.ask({"input_series": series, "promql_expr_test": [test]})
