@@ -40,10 +40,10 @@ class Case(NamedTuple):
     limit: int | None
 
 
-def case(seed: int) -> Case:
+def case(seed: int, captures: bool = True) -> Case:
     rng = random.Random(seed)
     steps, conf, limit = program(rng), rng.choice(CONFS), rng.choice((None, rng.randrange(1 << 30, 6 << 30)))
-    return Case(with_captures(steps, random.Random(-1 - seed)), conf, limit)
+    return Case(with_captures(steps, random.Random(-1 - seed)) if captures else steps, conf, limit)
 
 
 def program(rng: random.Random) -> list[Step]:

@@ -18,8 +18,8 @@ from gpufrag.model.reach import Driver
 MIB = 1 << 20
 KEPT = "expandable_segments:False,large_segment_size_mb:20"
 """What torch keeps from one setting to the next where the next does not name it."""
-ROOM_FOR_A_CAPTURE = 64 * MIB
-"""Torch makes some state before a capture begins; an out-of-memory error there would end the program."""
+ROOM_FOR_A_CAPTURE = 320 * MIB
+"""Beside what is asked for: an out-of-memory error while a capture begins or ends would end the program."""
 
 
 class Call(NamedTuple):
@@ -158,7 +158,7 @@ class _Run:
 
     def _capture(self, size: int) -> None:
         """A graph of its own pool: four tensors, of which the second is gone before the last comes."""
-        if torch.cuda.memory_reserved() + ROOM_FOR_A_CAPTURE > self._limit:
+        if torch.cuda.memory_reserved() + 3 * size + ROOM_FOR_A_CAPTURE > self._limit:
             return
         graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
         with torch.cuda.graph(graph, pool=pool):
@@ -171,13 +171,10 @@ class _Run:
             kept.append(self._zeros(size // 2 + 1, pool))
         self._end_call()
         self._graphs.append(graph)
-        self._live += [tensor for tensor in kept if tensor is not None]
+        self._live += kept
 
-    def _zeros(self, size: int, pool: tuple[int, int]) -> torch.Tensor | None:
-        tensor = None
-        with contextlib.suppress(torch.OutOfMemoryError):
-            tensor = torch.empty(size, dtype=torch.uint8, device="cuda")
-            tensor.zero_()
+    def _zeros(self, size: int, pool: tuple[int, int]) -> torch.Tensor:
+        tensor = torch.empty(size, dtype=torch.uint8, device="cuda").zero_()
         self._end_call(pool)
         return tensor
 
