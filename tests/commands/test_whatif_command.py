@@ -244,8 +244,10 @@ def test_progress_is_shown_on_a_terminal(capsys: pytest.CaptureFixture[str], mon
     monkeypatch.setattr(progress, "FIRST_AFTER", 0.0)
     monkeypatch.setattr(progress, "EVERY", 0.0)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    assert main(["whatif", STREAMS, "--settings", EXPANDABLE]) == 0
-    assert f"2 of 2: {EXPANDABLE}  " in capsys.readouterr().err
+    assert main(["whatif", STREAMS, "--settings", EXPANDABLE, "--smallest-limit"]) == 0
+    shown = capsys.readouterr().err
+    assert f"2 of 2: {EXPANDABLE}  " in shown
+    assert f"2 of 2: {EXPANDABLE}, smallest limit  " in shown
 
 
 def test_stacks_tell_an_empty_cache(pickled: Callable[[Any], str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -113,8 +113,9 @@ def _play(recorded: Run, own_conf: str, limit: int | None, options: argparse.Nam
         for number, (conf, settings) in enumerate(todo, 1):
             progress.start(f"{number} of {len(todo)}: {conf or 'torch defaults'}")
             outcome = play(recorded, settings, limit, progress.show)
+            progress.start(f"{number} of {len(todo)}: {conf or 'torch defaults'}, smallest limit")
             enough = 2 * outcome.peak_reserved
-            smallest = smallest_limit(recorded, settings, enough) if options.smallest_limit else None
+            smallest = smallest_limit(recorded, settings, enough, progress.show) if options.smallest_limit else None
             yield Candidate(conf, settings, outcome, recorded=number == 1, smallest_limit=smallest)
 
 

@@ -22,7 +22,7 @@ STRETCHES = 64
 """The run is measured once in each of so many equal stretches: where most memory is wanted."""
 
 Progress = Callable[[int, int], None]
-"""Told (operations done, operations in all) now and then."""
+"""Told (operations done, operations in all) now and then; of a search, its tries."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def play(run: Run, settings: Settings, limit: int | None, progress: Progress | N
     )
 
 
-def smallest_limit(run: Run, settings: Settings, enough: int) -> int | None:
+def smallest_limit(run: Run, settings: Settings, enough: int, progress: Progress | None = None) -> int | None:
     """The smallest limit, to 2 MiB, under which every request of the run is served, by bisection.
 
     `enough` is a limit that may suffice, such as the peak without one; None where it does not. Success need not be
@@ -126,7 +126,10 @@ def smallest_limit(run: Run, settings: Settings, enough: int) -> int | None:
     low, high = 0, -(-enough // SEGMENT_GRID)
     if not _suffices(run, settings, high * SEGMENT_GRID):
         return None
+    tries = high.bit_length()
     while high - low > 1:
+        if progress is not None:
+            progress(tries - (high - low).bit_length(), tries)
         middle = (low + high) // 2
         low, high = (low, middle) if _suffices(run, settings, middle * SEGMENT_GRID) else (middle, high)
     return high * SEGMENT_GRID
