@@ -122,3 +122,16 @@ def test_a_process_that_uses_no_gpu_is_asked_nothing_that_would_make_it(scripts)
 print(list(source.read()), source.capture(), source.recording(), trouble.counts, torch.cuda.is_initialized())
 """
     assert _prints(scripts, ASK + program) == ["[] None False {} False"]
+
+
+def test_an_agent_that_is_ended_and_begun_again_before_torch_does_not_hinder_its_import(scripts) -> None:
+    program = """
+import gpufrag
+gpufrag.stop()
+gpufrag.start()
+import torch
+print(torch.ones(2).sum().item())
+"""
+    with scripts.start(program, *RUN, CUDA_VISIBLE_DEVICES="", PYTHONWARNINGS="ignore") as process:
+        out, err = process.communicate(timeout=110)
+    assert out.strip() == "2.0", err

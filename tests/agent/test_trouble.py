@@ -20,3 +20,17 @@ def test_each_is_counted_and_the_first_of_each_source_logged(caplog: pytest.LogC
         "gpufrag publish: OSError: no room; make some",
         "gpufrag heap: no blocks; look",
     ]
+
+
+def test_a_log_handler_that_raises_reaches_nobody() -> None:
+    class Broken(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            raise OSError("the disk of the log is full")
+
+    logger, broken, trouble = logging.getLogger("gpufrag"), Broken(), Trouble()
+    logger.addHandler(broken)
+    try:
+        trouble.note("step", "it failed", "look")
+    finally:
+        logger.removeHandler(broken)
+    assert trouble.counts == {"step": 1}

@@ -135,14 +135,27 @@ def test_one_that_cannot_listen_but_writes_is_not_swept(agent: FakeAgent, reader
         assert len(reader.read().ranks) == 1
 
 
-@pytest.mark.parametrize("left", ["torn", "newer"])
-def test_what_cannot_be_read_is_swept_too(agent: FakeAgent, reader: ProcessReader, clock: Clock, left: str) -> None:
-    agent.leave(b"{" if left == "torn" else b'{"schema": 99}')
+def test_what_a_newer_agent_has_left_is_swept_too(agent: FakeAgent, reader: ProcessReader, clock: Clock) -> None:
+    agent.leave(b'{"schema": 99}')
     written(agent, clock.now - 10)
-    assert skipped(reader.read()) == {left: 1}
+    assert skipped(reader.read()) == {"newer": 1}
     clock.now += 600
     assert skipped(reader.read()) == {}
     assert not agent.file.exists()
+
+
+@pytest.mark.parametrize("content", [b"{", b'{"my": "results"}', b""])
+def test_what_no_agent_has_written_is_never_removed(
+    agent: FakeAgent, reader: ProcessReader, clock: Clock, content: bytes
+) -> None:
+    agent.leave(content)
+    lone = agent.file.with_name("results-2026-11.sock")
+    lone.write_bytes(content)
+    for path in (agent.file, lone):
+        os.utime(path, (clock.now - 5000, clock.now - 5000))
+    assert reader.read().ranks == ()
+    assert agent.file.exists()
+    assert lone.exists()
 
 
 def test_strangers_files_are_left_alone(tmp_path: Path, reader: ProcessReader, clock: Clock) -> None:

@@ -62,7 +62,8 @@ class _Watch:
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         if name != self._name:
             return None
-        others = [finder for finder in self._finders if finder is not self and hasattr(finder, "find_spec")]
+        # by name, so that the watch of a second copy of this package is passed over too: they would ask each other
+        others = [f for f in self._finders if type(f).__name__ != _Watch.__name__ and hasattr(f, "find_spec")]
         spec = next((spec for finder in others if (spec := finder.find_spec(name, path, target))), None)
         if spec is not None and hasattr(spec.loader, "exec_module"):
             _quietly(self._act_after, spec.loader)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from contextlib import suppress
 
 logger = logging.getLogger("gpufrag")
 
@@ -19,7 +20,9 @@ class Trouble:
         self._counts[source] += 1
         if self._counts[source] == 1:
             what = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
-            logger.warning("gpufrag %s: %s; %s (training goes on; further ones are only counted)", source, what, remedy)
+            text = "gpufrag %s: %s; %s (training goes on; further ones are only counted)"
+            with suppress(Exception):  # the program's own log handlers run below, and we may stand in its step
+                logger.warning(text, source, what, remedy)
 
     @property
     def counts(self) -> dict[str, int]:

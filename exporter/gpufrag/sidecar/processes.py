@@ -122,11 +122,11 @@ class ProcessReader:
             skipped[Skip.DENIED].append(file.name.socket)
             return None
         last_alive = self._last_alive(file, before, alive)
-        if not alive and self._sweeper.expired(last_alive):
-            self._sweeper.remove(file.name.sample, file.name.socket)
-            return None
         content = before.content if before and before.stamp == file.stamp else self._read(file)
         if content is None:
+            return None
+        if not alive and _is_ours(content) and self._sweeper.expired(last_alive):
+            self._sweeper.remove(file.name.sample, file.name.socket)
             return None
         self._known[file.name] = _Memory(file.stamp, content, last_alive)
         if isinstance(content, Skip):
@@ -163,3 +163,8 @@ _REMEDY = "let the sidecar and the job share a user or a group that may read it,
 
 def _is_there(socket: os.DirEntry[str] | None) -> bool:
     return socket is not None and not socket.is_symlink()
+
+
+def _is_ours(content: ProcessSample | Skip) -> bool:
+    """Whether an agent has written it, of this or a newer version; the name alone may be that of anybody's results."""
+    return isinstance(content, ProcessSample) or content is Skip.NEWER

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
@@ -49,7 +50,7 @@ class Sweeper:
 
     def lone_socket(self, entry: os.DirEntry[str]) -> None:
         """One without a sample: its process is dead, or has not sampled yet, and then it listens."""
-        if not self._is_old(entry):
+        if not self._is_old(entry) or not stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode):
             return
         try:
             alive = sample_files.listens(self._folder / entry.name)
