@@ -43,7 +43,9 @@ def _start(arguments: Sequence[str], folder: str, extra: Mapping[str, str]) -> s
     package = str(Path(__file__).parents[2])  # so that it runs from a source tree too
     path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "GPUFRAG_DIR": folder, "PYTHONPATH": path, **extra}
-    return subprocess.Popen([sys.executable, *arguments], env=environment, stdin=subprocess.DEVNULL)
+    # in a session of its own: Ctrl-C at the terminal is for the demo, which then ends its processes in order
+    command = [sys.executable, *arguments]
+    return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
