@@ -50,6 +50,13 @@ def stop() -> None:
         agent.stop()
 
 
+def sample_now() -> None:
+    """Take and publish a sample, snapshot included, if there is an agent. Raises Unavailable if that fails."""
+    agent = _agent
+    if agent is not None:
+        agent.sample_now()
+
+
 def latest() -> ProcessSample | None:
     """What the agent published last; None before it has."""
     agent = _agent

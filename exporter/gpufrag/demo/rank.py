@@ -11,6 +11,7 @@ import threading
 import time
 
 from .. import agent
+from ..agent import lifecycle
 from ..model.allocator import Allocator
 from ..model.replay import Replay
 from .source import SimulatedSource
@@ -32,6 +33,7 @@ def main(name: str, seconds: float) -> None:
             replay.run(until=len(trace.program.operations) * step // STEPS)
         source.step()
         time.sleep(seconds / STEPS)
+    lifecycle.sample_now()  # the end of a trace is what it is shown for: it must not fall between two snapshots
     threading.Event().wait()  # hold the heap until a signal ends the process
 
 
