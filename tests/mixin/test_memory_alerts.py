@@ -62,7 +62,7 @@ THRASHING = [
 ]  # fmt: skip
 
 OOMS, OOM_TIME = "gpufrag_allocator_ooms_total", "gpufrag_oom_last_timestamp_seconds"
-CALM = "The report of the fault tells what would have helped; a job that caught the error goes on."
+CALM = "A job that caught the error goes on. Was as much free as it asked for? Then it is fragmentation."
 EXPLAINED = [
     device(OOM_TIME, "_x20 590+0x100"),
     device("gpufrag_oom_last_requested_bytes", f"_x20 {3 * GIB}+0x100"),

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import yaml
 
+from gpufrag.cli import COMMANDS
 from gpufrag.errors import UsageError
 from gpufrag.metrics import TABLE
 from gpufrag.mixin import outputs, recording, rules
@@ -71,6 +72,12 @@ def test_runbook_answers_four_questions(alert):
     page = (RUNBOOKS / f"{alert['alert']}.md").read_text(encoding="utf-8")
     assert page.startswith(f"# {alert['alert']}\n")
     assert re.findall(r"^## (.+)$", page, re.MULTILINE) == HEADINGS
+
+
+@pytest.mark.parametrize("page", sorted(RUNBOOKS.glob("*.md")), ids=lambda page: page.stem)
+def test_runbooks_name_only_commands_that_there_are(page):
+    named = set(re.findall(r"`gpufrag ([a-z-]+)", page.read_text(encoding="utf-8")))
+    assert named - {row.name for row in COMMANDS} == set()
 
 
 def test_no_runbook_is_about_nothing():

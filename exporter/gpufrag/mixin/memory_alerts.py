@@ -128,7 +128,7 @@ def out_of_memory(config: Config) -> Alert:
         summary="A request for GPU memory failed.",
         description=f"out of memory within the last {event}.{texts.lookup(config, latest, asked)}"
         f"{texts.each(config, causes, ' Cause {{ .Labels.cause }}: {{ .Value }} so far.')} "
-        "The report of the fault tells what would have helped; a job that caught the error goes on.",
+        "A job that caught the error goes on. Was as much free as it asked for? Then it is fragmentation.",
     )
 
 
