@@ -71,7 +71,7 @@ class MetricsSettings:
     """What /metrics holds."""
 
     histograms: bool = True
-    """The sizes of free blocks, by pool: 32 series of a rank for each moment that is sampled; a large fleet may do without."""
+    """The sizes of free blocks, by pool: 32 series of a rank for each sampled moment; a large fleet may do without."""
 
 
 @dataclass(frozen=True)
