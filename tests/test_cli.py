@@ -147,6 +147,54 @@ def test_a_reader_that_has_left_is_no_error() -> None:
     assert (ended.returncode, ended.stderr) == (1, b"")
 
 
+def shell(redirections: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command line with its streams closed or full; `$@` keeps each argument whole."""
+    command = ["sh", "-c", f'exec "$@" {redirections}', "sh", sys.executable, "-m", "gpufrag", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+CASE = str(TESTS / "golden" / "train-cap4.json.gz")
+
+
+@pytest.mark.parametrize(
+    ("redirections", "arguments", "told"),
+    [
+        (">&-", ["measure", CASE], "standard output: is closed"),
+        (">&-", ["measure", CASE, "--json"], "standard output: is closed"),
+        (">&-", ["--help"], "standard output: is closed"),
+        ("<&-", ["measure", "-"], "standard input is closed"),
+        (">/dev/full", ["measure", CASE], "No space left on device"),
+        (">/dev/full", ["--help"], "No space left on device"),
+        (">/dev/full", ["measure", "--help"], "No space left on device"),
+        (">/dev/full", ["--version"], "No space left on device"),
+        ("2>&1 >&-", ["measure", "a\nb\x1b[31m"], "a\\nb\\x1b[31m: no such file"),
+    ],
+)
+@pytest.mark.parametrize("buffered", ["", "1"])
+def test_streams_that_are_closed_or_full_are_told_in_one_line(
+    redirections: str, arguments: list[str], told: str, buffered: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONUNBUFFERED", buffered)
+    ended = shell(redirections, *arguments)
+    said = ended.stdout + ended.stderr
+    assert (ended.returncode, said.count("\n")) == (1, 1), said
+    assert said.startswith("gpufrag: ")
+    assert told in said
+    assert "fault in gpufrag" not in said
+
+
+@pytest.mark.parametrize("redirections", ["2>&-", "2>/dev/full"])
+def test_where_nobody_can_be_told_the_code_tells(redirections: str) -> None:
+    ended = shell(redirections, "measure", "none.pickle")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (1, "", "")
+
+
+def test_a_fault_with_a_line_break_is_one_line(plug: Plug, capsys: pytest.CaptureFixture[str]) -> None:
+    plug(raising(OSError(2, "gone", "a\nb")))
+    assert cli.main(["try"]) == 1
+    assert capsys.readouterr().err == "gpufrag: a\\nb: gone\n"
+
+
 def test_the_module_and_the_script_are_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     command = [sys.executable, "-m", "gpufrag", "--version"]
     assert subprocess.check_output(command, text=True, timeout=60) == f"gpufrag {gpufrag.__version__}\n"

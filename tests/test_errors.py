@@ -1,4 +1,6 @@
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gpufrag import errors
 
@@ -15,3 +17,12 @@ def test_every_error_is_drawn_in_the_tree(kind: type[errors.GpufragError]) -> No
 @pytest.mark.parametrize("kind", children(), ids=lambda kind: kind.__name__)
 def test_only_a_wrong_call_exits_with_2(kind: type[errors.GpufragError]) -> None:
     assert kind.exit_code == (2 if issubclass(kind, errors.UsageError) else 1)
+
+
+def test_a_name_from_outside_cannot_break_the_line():
+    assert str(errors.BadInput("a\nb\x1b[31m.json: é is empty")) == "a\\nb\\x1b[31m.json: é is empty"
+
+
+@given(st.text())
+def test_every_error_is_one_line_of_what_can_be_seen(text):
+    assert str(errors.GpufragError(text)).isprintable()

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpufrag.errors import UsageError
-from gpufrag.units import argument, format_bytes, format_duration, parse_bytes, parse_duration
+from gpufrag.units import argument, format_bytes, format_duration, parse_bytes, parse_duration, whole
 
 
 @pytest.mark.parametrize(
@@ -126,3 +126,15 @@ def test_as_a_flag_the_error_names_the_flag():
     assert parser.parse_args(["--limit", "2KiB"]).limit == 2048
     with pytest.raises(argparse.ArgumentError, match="argument --limit: '2K' can mean two sizes"):
         parser.parse_args(["--limit", "2K"])
+
+
+@pytest.mark.parametrize("text", ["-1", "8", "1.5", "1e3", "", "one", "9" * 30])
+def test_a_whole_number_is_within_its_bounds(text):
+    with pytest.raises(UsageError, match="is not a whole number from 0 to 7"):
+        whole(0, 7)(text)
+
+
+def test_a_whole_number_may_have_no_upper_bound():
+    assert (whole(0, 7)("7"), whole(1)(" 12 ")) == (7, 12)
+    with pytest.raises(UsageError, match="'0' is not a whole number from 1 up"):
+        whole(1)("0")

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import errno
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from . import __version__
-from .errors import GpufragError, UsageError
+from .errors import GpufragError, UsageError, one_line
 
 
 class Command(NamedTuple):
@@ -45,16 +48,27 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message} (see '{self.prog} --help')")
 
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """In argparse's place, which passes over a disk that is full."""
+        (file or sys.stderr).write(message)
+
+
+class _Closed(io.TextIOBase):
+    """Stands for a standard output that was closed (`>&-`): a job or a sidecar need none, who prints is told."""
+
+    def write(self, text: str) -> int:
+        raise OSError(errno.EBADF, "is closed; send it to a file, or to /dev/null", "standard output")
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code. No exception of ours, and no traceback, leaves this function."""
     arguments = sys.argv[1:] if argv is None else list(argv)
+    sys.stdout = sys.stdout or _Closed()
     try:
         return _dispatch(arguments)
     except GpufragError as error:
         return _fail(str(error), error.exit_code)
     except BrokenPipeError:  # the reader of our output (head, less) has left: nothing to say, and nobody to hear it
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:
         return 130
@@ -68,19 +82,29 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _fail(text: str, code: int) -> int:
-    print(f"gpufrag: {text}", file=sys.stderr)
+    with contextlib.suppress(AttributeError, OSError):  # closed, or on a full disk: the code alone must tell it
+        sys.stderr.write(f"gpufrag: {one_line(text)}\n")
     return code
 
 
 def _dispatch(arguments: Sequence[str]) -> int:
     parser = _parser(arguments[0] if arguments else None)
-    options = parser.parse_args(arguments)
-    if options.command is None:
-        parser.print_help()
-        return 2
-    result = options.run(options)
-    sys.stdout.flush()  # here, so that a closed pipe is met inside main
-    return int(result or 0)
+    try:
+        options = parser.parse_args(arguments)
+        if options.command is None:
+            parser.print_help()
+            return 2
+        return int(options.run(options) or 0)
+    finally:
+        _flush()  # here, so that a closed pipe or a full disk is met inside main
+
+
+def _flush() -> None:
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left would fail again at the exit
+        raise OSError(error.errno, error.strerror, "standard output") from None
 
 
 def _parser(named: str | None) -> Parser:

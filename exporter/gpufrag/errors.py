@@ -11,9 +11,12 @@ The command line is the only place that turns these into exit codes.
 
 
 class GpufragError(Exception):
-    """Base of all; its text is one line that a user can act on."""
+    """Base of all; its text is one line that a user can act on, whatever names from outside are in it."""
 
     exit_code = 1
+
+    def __str__(self) -> str:
+        return one_line(super().__str__())
 
 
 class UsageError(GpufragError):
@@ -32,3 +35,12 @@ class NewerVersion(BadInput):
 
 class Unavailable(GpufragError):
     """A thing outside this process that is missing, busy or refuses."""
+
+
+def one_line(text: str) -> str:
+    """The same with what would break a line, steer a terminal or not be seen (a file's name may hold it) spelt out."""
+    return text if text.isprintable() else "".join(map(_seen, text))
+
+
+def _seen(character: str) -> str:
+    return character if character.isprintable() else character.encode("unicode_escape").decode()

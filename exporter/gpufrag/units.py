@@ -73,6 +73,19 @@ def parse_duration(text: str) -> float:
     return float(sum((Decimal(number) * _SECONDS[unit] for number, unit in parts), Decimal(0)))
 
 
+def whole(least: int, most: int | None = None) -> Callable[[str], int]:
+    """What reads a whole number within these bounds, both included, and raises UsageError for all else."""
+
+    def parse(text: str) -> int:
+        number = int(text) if re.fullmatch(r"[+-]?[0-9]{1,20}", text.strip()) else None
+        if number is None or number < least or (most is not None and number > most):
+            upwards = f"{least} up" if most is None else f"{least} to {most}"
+            raise UsageError(f"{_shown(text)} is not a whole number from {upwards}")
+        return number
+
+    return parse
+
+
 def format_duration(seconds: float) -> str:
     """`0.26 ms`, `20 s`, `1 h 30 min`: short, at most two units."""
     if seconds < 0:

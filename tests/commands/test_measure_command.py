@@ -105,7 +105,11 @@ def test_standard_input():
             2,
             "argument --alloc-conf: allocator setting max_split_size_mb",
         ),
-        ([TORCH, "--stream", "one"], 2, "argument --stream: invalid int value"),
+        ([TORCH, "--stream", "one"], 2, "argument --stream: 'one' is not a whole number from 0 up"),
+        ([TORCH, "--stream", "-1"], 2, "argument --stream: '-1' is not a whole number from 0 up"),
+        ([TORCH, "--device", "-1"], 2, "argument --device: '-1' is not a whole number from 0 up"),
+        ([TORCH, "--alloc-conf", "foo:bar"], 2, "torch has no allocator setting 'foo'"),
+        ([TORCH, "--alloc-conf", "expandable_segments=True"], 2, "is not of the form key:value"),
         ([], 2, "the following arguments are required: FILE"),
     ],
 )

@@ -154,8 +154,8 @@ def test_flags_win_over_the_file(serve: Serve, tmp_path: Path) -> None:
     ("arguments", "code", "told"),
     [
         (["--prot", "1"], 2, "unrecognized arguments: --prot 1"),
-        (["--port", "x"], 2, "argument --port: invalid int value: 'x'"),
-        (["--port", "99999"], 2, "is no listen address: write host:port"),
+        (["--port", "x"], 2, "argument --port: 'x' is not a whole number from 0 to 65535"),
+        (["--port", "99999"], 2, "argument --port: '99999' is not a whole number"),
         (["--web.listen-address", "9836"], 2, "'9836' is no listen address: write host:port"),
         (["--log.level", "loud"], 2, "log.level is 'loud': one of debug, info"),
         (["--config", "none.yaml"], 1, "none.yaml: No such file or directory; give a file"),

@@ -12,8 +12,10 @@ from gpufrag.errors import BadInput
 from gpufrag.snapshot_file.plain_pickle import loads
 
 FEW = settings(max_examples=50)
-SCALARS = st.none() | st.booleans() | st.integers(-(2**63), 2**64) | st.floats(allow_nan=False) | st.text(max_size=9)
-KEYS = st.text(max_size=9) | st.integers(-(2**63), 2**64)
+SCALARS = (
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text(max_size=9)
+)
+KEYS = st.text(max_size=9) | st.integers(-(2**63), 2**64 - 1)
 PLAIN = st.recursive(
     SCALARS | st.lists(SCALARS, max_size=6).map(tuple),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3),
@@ -173,3 +175,9 @@ def test_a_flipped_byte_gives_a_value_or_bad_input(value, data):
 def test_programs_that_no_pickler_writes_are_damage(program):
     with pytest.raises(BadInput, match=r"damaged|cut off"):
         loads(b"\x80\x04" + struct.pack("<BQ", 0x95, 9) + program)
+
+
+@pytest.mark.parametrize("number", [1 << 64, -(1 << 64), 10**18 * 37])
+def test_a_number_beyond_64_bits_is_refused(number):
+    with pytest.raises(BadInput, match="a number beyond 64 bits"):
+        plain_pickle.loads(pickle.dumps({"requested_size": number}, 4))

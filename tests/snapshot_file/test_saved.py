@@ -56,7 +56,7 @@ def test_what_the_file_records_wins_over_what_is_given():
     assert saved.heap.settings.expandable_segments
 
 
-@pytest.mark.parametrize("value", [-1, 1.5, "8GiB", True, 1 << 70])
+@pytest.mark.parametrize("value", [-1, 1.5, "8GiB", True, 1 << 63])
 def test_a_driver_figure_that_is_no_size(tmp_path, value):
     path = tmp_path / "case.json"
     path.write_text(json.dumps({"segments": [], "driver_free": value}))

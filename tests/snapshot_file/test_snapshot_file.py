@@ -85,6 +85,8 @@ def _refusal(path, **options):
         (b'{"segments": [', "damaged or cut off at line 1, column 15 of its JSON"),
         (b'{"a": NaN}', "its JSON holds NaN, which is no number"),
         (b'{"a": -Infinity}', "its JSON holds -Infinity, which is no number"),
+        (b'{"a": 1' + b"0" * 30 + b"}", "its JSON holds 1000000000000000000000000000000, which is beyond 64 bits"),
+        (b'{"a": -1' + b"0" * 20 + b"}", "which is beyond 64 bits"),
         (b"[" * 200_000, "its JSON is nested too deep"),
         (b'{"a": "\xff"}', "neither a pickle nor JSON"),
         (b'{"a": ' + b"9" * 5000 + b"}", "its JSON holds a number of thousands of digits"),

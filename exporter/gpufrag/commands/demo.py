@@ -13,7 +13,7 @@ from types import FrameType
 
 from ..demo import fleet, table, traces
 from ..errors import Unavailable
-from ..units import argument, parse_duration
+from ..units import argument, parse_duration, whole
 
 PLAY_SECONDS = 8.0  # short enough for `--duration 20` to show the traces' end
 
@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--duration", type=argument(parse_duration), help="end after this long (default: at Ctrl-C)")
     parser.add_argument("--once", action="store_true", help="print the table once, at the end, for scripts")
     parser.add_argument("--play", type=argument(parse_duration), default=PLAY_SECONDS, help="how long the traces take")
-    parser.add_argument("--port", type=int, help="the sidecar's port (default: a free one)")
+    parser.add_argument("--port", type=argument(whole(0, 65535)), help="the sidecar's port (default: a free one)")
     parser.add_argument("--gpu", action="store_true", help="train a small model on a real GPU instead (needs torch)")
 
 

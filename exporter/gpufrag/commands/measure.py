@@ -10,10 +10,10 @@ from dataclasses import replace
 from ..errors import BadInput, UsageError
 from ..model.heap import Heap
 from ..model.reach import Driver
-from ..model.settings import Settings, parse_conf
+from ..model.settings import Settings, parse_conf, refuse_unknown_keys
 from ..reports import measure, style
 from ..snapshot_file import name_of, read
-from ..units import argument, parse_bytes
+from ..units import argument, parse_bytes, whole
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,8 +24,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--driver-free", metavar="SIZE", type=size, help="free memory of the device at the snapshot")
     parser.add_argument("--driver-size", metavar="SIZE", type=size, help="memory of the device (both: mem_get_info)")
     parser.add_argument("--limit", metavar="SIZE", type=size, help="what set_per_process_memory_fraction allows")
-    parser.add_argument("--device", metavar="D", type=int, help="this device only")
-    parser.add_argument("--stream", metavar="N", type=int, help="where the next request is made (default: the busiest)")
+    parser.add_argument("--device", metavar="D", type=argument(whole(0)), help="this device only")
+    parser.add_argument(
+        "--stream",
+        metavar="N",
+        type=argument(whole(0)),
+        help="where the next request is made (default: the busiest)",
+    )
     parser.add_argument(
         "--alloc-conf", metavar="TEXT", type=_settings, help="PYTORCH_CUDA_ALLOC_CONF, where the file has none"
     )
@@ -53,6 +58,8 @@ def run(options: argparse.Namespace) -> int:
 
 def _settings(text: str) -> Settings:
     try:
+        if text.strip():  # an empty one says that there was none
+            refuse_unknown_keys(text)
         return parse_conf(text)
     except BadInput as error:
         raise argparse.ArgumentTypeError(str(error)) from None

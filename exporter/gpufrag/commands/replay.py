@@ -12,7 +12,7 @@ from ..model.whatif import begin, read_run, shape
 from ..reports import replay as report
 from ..reports import style
 from ..snapshot_file import read_recording
-from ..units import argument, parse_bytes
+from ..units import argument, parse_bytes, whole
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--settings", metavar="CONF", type=_conf, help="another PYTORCH_CUDA_ALLOC_CONF")
     parser.add_argument("--limit", metavar="SIZE", type=size, help="memory that the process may reserve")
     parser.add_argument("--recorded-limit", metavar="SIZE", type=size, help="the limit while it was recorded")
-    parser.add_argument("--device", metavar="D", type=int, help="which device of a snapshot of several")
+    parser.add_argument("--device", metavar="D", type=argument(whole(0)), help="which device of a snapshot of several")
     parser.add_argument("--json", action="store_true", help="the heap at the end as a snapshot, and all figures")
 
 

@@ -11,6 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..units import argument, whole
+
 if TYPE_CHECKING:
     from ..config import ServeConfig
     from ..web.listen import Address
@@ -21,7 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", metavar="FILE", type=Path, help="a YAML file; a flag wins over it")
     parser.add_argument("--folder", metavar="DIR", type=Path, help="where agents leave their samples ($GPUFRAG_DIR)")
     parser.add_argument("--host", help="the address to listen on; default 127.0.0.1")
-    parser.add_argument("--port", type=int, help="the port to listen on; default 9836, 0 takes any free one")
+    parser.add_argument(
+        "--port", type=argument(whole(0, 65535)), help="the port to listen on; default 9836, 0 takes any free one"
+    )
     parser.add_argument("--web.listen-address", dest="listen_address", metavar="HOST:PORT", help="both in one")
     parser.add_argument(
         "--web.config.file", dest="web_config", metavar="FILE", type=Path, help="TLS and basic auth, as other exporters"

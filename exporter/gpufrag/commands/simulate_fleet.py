@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import argparse
 
-from ..units import argument, parse_duration
+from ..units import argument, parse_duration, whole
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--jobs", type=int, default=4, help="how many jobs; default 4")
-    parser.add_argument("--ranks", type=int, default=8, help="ranks of each job; default 8")
-    parser.add_argument("--faulty", type=int, default=1, help="jobs with a rank that fragments its memory; default 1")
+    some, any_number = argument(whole(1, 100_000)), argument(whole(0))
+    parser.add_argument("--jobs", type=some, default=4, help="how many jobs; default 4")
+    parser.add_argument("--ranks", type=some, default=8, help="ranks of each job; default 8")
+    parser.add_argument(
+        "--faulty", type=any_number, default=1, help="jobs with a rank that fragments its memory; default 1"
+    )
     parser.add_argument("--play", type=argument(parse_duration), default=300.0, help="how fast it does so; default 5m")
     parser.add_argument(
         "--restart", type=argument(parse_duration), default=1800.0, help="when that rank begins anew; default 30m"
     )
-    parser.add_argument("--port", type=int, default=9836, help="on the loopback address; 0 takes any free one")
+    parser.add_argument(
+        "--port", type=argument(whole(0, 65535)), default=9836, help="on the loopback address; 0 takes any free one"
+    )
     parser.add_argument("--no-histograms", dest="histograms", action="store_false", help="leave the histograms out")
 
 
@@ -27,8 +32,8 @@ def run(options: argparse.Namespace) -> int:
     from ..web import runner
     from ..web.listen import Address
 
-    if min(options.jobs, options.ranks) < 1 or options.play <= 0 or options.restart <= 0:
-        raise UsageError("--jobs, --ranks, --play and --restart are above 0")
+    if options.play <= 0 or options.restart <= 0:
+        raise UsageError("--play and --restart are above 0")
     jobs = fleet.jobs(options.jobs, options.ranks, options.faulty)
     films = {name: film(name) for name in (fleet.HEALTHY, fleet.FRAGMENTING)}
     period = fleet.Period(options.play, options.restart)

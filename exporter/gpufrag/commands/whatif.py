@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import BadInput, UsageError
 from ..reports.progress import Progress
-from ..units import argument, parse_bytes
+from ..units import argument, parse_bytes, whole
 
 if TYPE_CHECKING:
     from ..model.settings import Settings
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device",
         metavar="D",
-        type=int,
+        type=argument(whole(0)),
         help="one device of a snapshot of several; without it all, one after the other",
     )
     parser.add_argument("--json", action="store_true", help="for programs: bytes, null for what cannot be told")

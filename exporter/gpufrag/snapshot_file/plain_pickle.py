@@ -110,7 +110,10 @@ def _long(machine: _Machine) -> None:
     size = machine.number(1)
     if size > MAX_INTEGER_BYTES:
         raise BadInput(f"it holds a number of {size} bytes")
-    machine.stack.append(int.from_bytes(machine.take(size), "little", signed=True))
+    number = int.from_bytes(machine.take(size), "little", signed=True)
+    if number.bit_length() > 64:
+        raise BadInput("it holds a number beyond 64 bits")
+    machine.stack.append(number)
 
 
 def _float(machine: _Machine) -> None:

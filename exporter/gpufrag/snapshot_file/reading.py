@@ -8,6 +8,7 @@ import sys
 import zlib
 from io import BufferedReader
 from pathlib import Path
+from reprlib import repr as shown
 from typing import Any, NoReturn
 
 from ..errors import BadInput, Unavailable
@@ -44,7 +45,7 @@ def load(source: str | Path, *, stdin: BufferedReader | None = None, max_bytes: 
 def _bytes_of(source: str | Path, name: str, stdin: BufferedReader | None, max_bytes: int) -> bytes:
     try:
         if str(source) == STDIN:
-            return _unpacked(stdin or open(sys.stdin.fileno(), "rb", closefd=False), name, max_bytes)
+            return _unpacked(stdin or _own_stdin(), name, max_bytes)
         with Path(source).open("rb") as file:
             return _unpacked(file, name, max_bytes)
     except IsADirectoryError:
@@ -55,6 +56,12 @@ def _bytes_of(source: str | Path, name: str, stdin: BufferedReader | None, max_b
         raise Unavailable(f"{name}: permission denied; make it readable for you (chmod, or a copy)") from None
     except (OSError, ValueError) as error:  # ValueError: a path with a null byte in it
         raise Unavailable(f"{name!r}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
+
+
+def _own_stdin() -> BufferedReader:
+    if sys.stdin is None:
+        raise Unavailable("standard input is closed; pipe the snapshot in, or name its file")
+    return open(sys.stdin.fileno(), "rb", closefd=False)
 
 
 def _unpacked(file: BufferedReader, name: str, max_bytes: int) -> bytes:
@@ -86,7 +93,7 @@ def _decode(data: bytes, name: str) -> Any:
 
 def _from_json(data: bytes) -> Any:
     try:
-        return json.loads(data, parse_constant=_no_number)
+        return json.loads(data, parse_constant=_no_number, parse_int=_within_64_bits)
     except UnicodeDecodeError:
         raise BadInput("it is neither a pickle nor JSON") from None
     except json.JSONDecodeError as error:
@@ -95,6 +102,13 @@ def _from_json(data: bytes) -> Any:
         raise BadInput("its JSON is nested too deep") from None
     except ValueError:  # Python reads no number of more than 4300 digits
         raise BadInput("its JSON holds a number of thousands of digits") from None
+
+
+def _within_64_bits(text: str) -> int:
+    number = int(text)
+    if number.bit_length() > 64:
+        raise BadInput(f"its JSON holds {shown(number)}, which is beyond 64 bits: no size, address or time is")
+    return number
 
 
 def _no_number(text: str) -> NoReturn:
