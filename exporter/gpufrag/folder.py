@@ -1,7 +1,7 @@
 """The folder in which training processes and the sidecar meet: where it is, and what its files are called.
 
 A process leaves `<host>-<pid>-<start>.json`, its latest sample, and listens on `<host>-<pid>-<start>.sock` as long
-as it lives. Whatever begins with a dot is half-written.
+as it lives. Beside them lie its reports of out-of-memory errors. Whatever begins with a dot is half-written.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ SAMPLE_SUFFIX = ".json"
 SOCKET_SUFFIX = ".sock"
 
 _STEM = re.compile(r"(?P<host>[A-Za-z0-9._-]+)-(?P<pid>[0-9]{1,10})-(?P<start>[0-9]{1,16})")
+_REPORT = re.compile(r"(?P<stem>[A-Za-z0-9._-]+)\.oom-(?P<number>[1-9][0-9]{0,8})\.json")
 _HOST = 60  # characters: with them a socket's name still fits where its folder's path does not
 _ADDRESS = 107  # bytes of a socket's path, on Linux
 
@@ -61,6 +62,24 @@ class FileName(NamedTuple):
     @property
     def socket(self) -> str:
         return self.stem + SOCKET_SUFFIX
+
+
+class ReportName(NamedTuple):
+    """The file of a process's report of one out-of-memory error: `<host>-<pid>-<start>.oom-<number>.json`."""
+
+    process: FileName
+    number: int
+
+    @classmethod
+    def parse(cls, name: str) -> ReportName | None:
+        """None where no agent gives such names."""
+        match = _REPORT.fullmatch(name)
+        process = FileName.parse(match["stem"] + SAMPLE_SUFFIX) if match else None
+        return cls(process, int(match["number"])) if match and process else None
+
+    @property
+    def file(self) -> str:
+        return f"{self.process.stem}.oom-{self.number}{SAMPLE_SUFFIX}"
 
 
 def to_write(environment: Mapping[str, str] = os.environ, shared: Path = SHARED, temp: Path | None = None) -> Path:

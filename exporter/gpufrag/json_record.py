@@ -15,6 +15,8 @@ from functools import cache
 from reprlib import repr as shown
 from typing import Any, NoReturn, TypeVar
 
+from .errors import BadInput, NewerVersion
+
 Record = TypeVar("Record")
 
 
@@ -31,6 +33,27 @@ class Misfit(Exception):
 
     def inside(self, place: str) -> Misfit:
         return Misfit(self.what, (place, *self.path))
+
+
+def decode(kind: type[Record], data: bytes, name: str, schema: int, most: int) -> Record:
+    """The one record of `kind` that `data` holds; `name` is what users call it, `schema` the newest that is known.
+
+    Raises BadInput for what is not one, or has more than `most` bytes; NewerVersion for one of a newer gpufrag.
+    """
+    if len(data) > most:
+        raise BadInput(f"a {name} of {len(data)} bytes: the most is {most}")
+    try:
+        raw = loads(data)
+    except (ValueError, RecursionError):
+        raise BadInput(f"not a {name}: no JSON (torn, or not written by an agent)") from None
+    if not isinstance(raw, dict) or type(raw.get("schema")) is not int or raw["schema"] < 1:
+        raise BadInput(f"not a {name}: it has no schema number")
+    if raw["schema"] > schema:
+        raise NewerVersion(f"a {name} of schema {raw['schema']}: this gpufrag reads up to {schema}; upgrade the reader")
+    try:
+        return read(kind, raw)
+    except Misfit as misfit:
+        raise BadInput(f"not a {name}: {misfit}") from None
 
 
 def loads(data: bytes) -> Any:

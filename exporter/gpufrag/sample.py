@@ -11,7 +11,6 @@ import json
 from dataclasses import dataclass, field
 
 from . import json_record
-from .errors import BadInput, NewerVersion
 from .model.fragmentation import Fragmentation
 
 SCHEMA = 1
@@ -89,6 +88,17 @@ class Snapshot:
 
 
 @dataclass(frozen=True)
+class Ooms:
+    """Out-of-memory errors of one device as the agent explained them, since the process began."""
+
+    causes: dict[str, int] = field(default_factory=dict)
+    """By model.verdict.Cause; a cause that has not come up yet is there with 0."""
+    last_time: float | None = None
+    last_requested: int | None = None
+    """Bytes, as the allocator asked the driver for them."""
+
+
+@dataclass(frozen=True)
 class DeviceSample:
     """One device of one process. `snapshots` holds the latest of each moment."""
 
@@ -103,6 +113,8 @@ class DeviceSample:
     driver: DriverReading | None = None
     largest_recurring: int | None = None
     snapshots: tuple[Snapshot, ...] = ()
+    ooms: Ooms | None = None
+    """None where the framework does not tell of them."""
 
 
 @dataclass(frozen=True)
@@ -138,17 +150,4 @@ def encode(sample: ProcessSample) -> bytes:
 
 def decode(data: bytes) -> ProcessSample:
     """Raises BadInput for what is not a sample, NewerVersion for one of a newer gpufrag."""
-    if len(data) > MAX_BYTES:
-        raise BadInput(f"a sample of {len(data)} bytes: the most is {MAX_BYTES}")
-    try:
-        raw = json_record.loads(data)
-    except (ValueError, RecursionError):
-        raise BadInput("not a sample: no JSON (torn, or not written by an agent)") from None
-    if not isinstance(raw, dict) or type(raw.get("schema")) is not int or raw["schema"] < 1:
-        raise BadInput("not a sample: it has no schema number")
-    if raw["schema"] > SCHEMA:
-        raise NewerVersion(f"a sample of schema {raw['schema']}: this gpufrag reads up to {SCHEMA}; upgrade the reader")
-    try:
-        return json_record.read(ProcessSample, raw)
-    except json_record.Misfit as misfit:
-        raise BadInput(f"not a sample: {misfit}") from None
+    return json_record.decode(ProcessSample, data, "sample", SCHEMA, MAX_BYTES)
