@@ -59,6 +59,12 @@ class Pod:
     """Pending, Running, Succeeded, Failed or Unknown."""
     ready: bool = False
     deleting: bool = False
+    ip: str | None = None
+
+    @property
+    def alive(self) -> bool:
+        """Its containers may still run, be it only until they have heard SIGTERM out."""
+        return self.phase not in ("Succeeded", "Failed")
 
     @property
     def ref(self) -> Ref:
@@ -138,8 +144,8 @@ class Cluster(Protocol):
     def create_command(self, ref: Ref, action: str, name: str, dry_run: bool = False) -> None:
         """Tell Volcano to do `action` (RestartJob) to its Job `ref`; Conflict where `name` is still waiting."""
 
-    def list_owned_pods(self, ref: Ref, selector: str = "") -> tuple[Pod, ...]:
-        """The pods whose controller is `ref` itself, among those that the label `selector` finds."""
+    def list_pods(self, namespace: str, selector: str) -> tuple[Pod, ...]:
+        """The pods that a label selector finds. Labels prove nothing: see `owners.resolve` for who owns a pod."""
 
     def list_marked(self, kind: GroupKind, namespace: str) -> tuple[Owner, ...]:
         """The owners of this kind that bear PHASE: those that a restarter, perhaps one that died, has under way.
