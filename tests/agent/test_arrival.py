@@ -135,3 +135,30 @@ def test_a_torch_that_is_not_there_stays_so(package: str, ready: list[ModuleType
 def test_other_imports_are_none_of_ours(package: str, ready: list[ModuleType]) -> None:
     _wait(ready)
     assert sys.meta_path[0].find_spec("json") is None
+
+
+@pytest.mark.parametrize("fault", [SystemExit, GeneratorExit, MemoryError])
+def test_no_kind_of_exception_of_ours_reaches_the_program(
+    fault: type[BaseException], finders: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def ready(torch: ModuleType) -> None:
+        raise fault
+
+    arrival.when_in_use(ready, {"torch": torch_of(Machine())}, finders)
+    assert fault.__name__ in capsys.readouterr().err
+
+
+def test_the_users_own_interrupt_does(finders: list[Any]) -> None:
+    def ready(torch: ModuleType) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        arrival.when_in_use(ready, {"torch": torch_of(Machine())}, finders)
+
+
+def test_without_a_stderr_nothing_is_written_anywhere(
+    finders: list[Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stderr", None)
+    arrival.when_in_use(lambda torch: 1 // 0, {"torch": torch_of(Machine())}, finders)
+    assert capsys.readouterr().out == ""

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from gpufrag.agent.identity import LAUNCHERS, Launcher, identify, with_rank
-from gpufrag.sample import Identity
+from gpufrag.agent.trouble import Trouble
+from gpufrag.sample import Identity, ProcessSample, decode, encode
 from helpers import TESTS
 
 
@@ -77,3 +78,18 @@ def test_without_proc_it_began_now(tmp_path: Path) -> None:
 
 def test_it_fits_what_is_published() -> None:
     assert isinstance(identify({}), Identity)
+
+
+@pytest.mark.parametrize("value", ["1" + "0" * 19, "9" * 5000, "٣" * 5000])
+def test_a_number_that_no_sample_can_hold_is_absent_and_counted(value: str) -> None:
+    trouble = Trouble()
+    found = identify({"RANK": "3", "WORLD_SIZE": value}, trouble=trouble)
+    assert (found.rank, found.world_size) == (3, None)
+    assert trouble.counts == {"identity": 1}
+    assert _places({"RANK": value}) == (None, None, None)
+    assert decode(encode(ProcessSample(found, 1.0))).identity == found
+
+
+def test_the_largest_number_that_a_sample_can_hold_is_kept() -> None:
+    found = identify({"RANK": "9" * 19})
+    assert decode(encode(ProcessSample(found, 1.0))).identity.rank == 10**19 - 1

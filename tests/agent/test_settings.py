@@ -29,3 +29,15 @@ def test_an_interval_that_is_none_is_refused(value: str) -> None:
 def test_a_budget_that_is_no_share_is_refused(value: float) -> None:
     with pytest.raises(UsageError, match="share of wall time"):
         from_environment({}, budget=value)
+
+
+@pytest.mark.parametrize(("text", "share"), [("20%", 0.2), ("0.25", 0.25), (" 5 % ", 0.05), ("", None)])
+def test_an_anchor_is_a_share_and_off_by_default(text: str, share: float | None) -> None:
+    assert from_environment({"GPUFRAG_ANCHOR": text}).anchor == share
+    assert from_environment({}).anchor is None
+
+
+@pytest.mark.parametrize("text", ["0", "95%", "2", "-1%", "much", "nan", "%"])
+def test_an_anchor_that_is_no_share_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match=r"(?i)anchor is"):
+        from_environment({"GPUFRAG_ANCHOR": text})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import shutil
 import subprocess
 import venv
 from collections.abc import Callable
@@ -35,6 +36,7 @@ def python(bare: str) -> Callable[..., subprocess.CompletedProcess[str]]:
             [bare, *words], env=surroundings if shim else before, text=True, capture_output=True, timeout=60
         )
 
+    run.interpreter = bare  # type: ignore[attr-defined]
     return run
 
 
@@ -131,3 +133,46 @@ def test_older_pythons_can_read_it_and_leave_it_at_that() -> None:
 
 def test_nothing_else_lies_in_the_folder_that_is_put_on_the_path() -> None:
     assert [path.name for path in SHIM.iterdir() if path.name != "__pycache__"] == ["sitecustomize.py"]
+
+
+def test_it_is_mentioned_to_the_children_exactly_once(says, tmp_path: Path) -> None:
+    """An image and a manifest may both have set it."""
+    several = os.pathsep.join([str(SHIM), str(tmp_path), f"{SHIM}/", str(SHIM)])
+    told = says("import os, sys; print(os.environ['PYTHONPATH'], sys.path[1])", PYTHONPATH=several)
+    assert told == f"{SHIM}{os.pathsep}{tmp_path} {tmp_path}\n"
+
+
+def test_what_the_user_has_on_the_path_is_left_as_it_is(python) -> None:
+    for path in (str(SHIM), f"{SHIM}:", f":{SHIM}::/b", f"/b:/b:{SHIM}"):
+        done = python("-c", "import os; print(os.environ['PYTHONPATH'])", shim=False, PYTHONPATH=path)
+        assert (done.stdout, done.stderr) == (f"{path}\n", "")
+
+
+def test_two_copies_on_the_path_make_one_agent_and_the_programs_own_still_runs(python, tmp_path: Path) -> None:
+    other = shutil.copytree(PACKAGE, tmp_path / "other" / "gpufrag") / "shim"
+    path = os.pathsep.join([str(SHIM), str(other), _customize(tmp_path, THEIRS)])
+    count = "import sys; print(sum(type(finder).__name__ == '_Watch' for finder in sys.meta_path))"
+    done = python("-c", count, shim=False, PYTHONPATH=path)
+    assert (done.stdout, done.stderr) == ("theirs ran\n1\n", "")
+
+
+def test_failures_are_counted_down_the_tree_for_an_agent_to_publish(python, tmp_path: Path) -> None:
+    (tmp_path / "gpufrag.py").write_text("raise GeneratorExit")
+    program = "import os, subprocess, sys; print(os.environ['GPUFRAG_SHIM_FAILED'], flush=True)"
+    child = f"{program}; subprocess.run([sys.executable, '-c', {program!r}])"
+    assert python("-c", child, GPUFRAG_AGENT_PATH=str(tmp_path)).stdout == "1\n2\n"
+
+
+def test_a_working_folder_that_is_gone_hinders_nothing(python, tmp_path: Path) -> None:
+    (tmp_path / "gone").mkdir()
+    command = f"cd {tmp_path}/gone && rmdir ../gone && PYTHONPATH={SHIM} exec {python.interpreter} -c 'print(1)'"
+    done = subprocess.run(["sh", "-c", command], text=True, capture_output=True, timeout=60)
+    alone = subprocess.run(["sh", "-c", command.replace("PYTHONPATH", "X")], text=True, capture_output=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (alone.returncode, alone.stdout, alone.stderr)
+
+
+def test_a_closed_stderr_hinders_nothing_even_where_the_library_fails(python, tmp_path: Path) -> None:
+    (tmp_path / "gpufrag.py").write_text("raise RuntimeError")
+    command = f"GPUFRAG_AGENT_PATH={tmp_path} PYTHONPATH={SHIM} exec {python.interpreter} -c 'print(1)' 2>&-"
+    done = subprocess.run(["sh", "-c", command], text=True, capture_output=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "1\n")

@@ -122,3 +122,13 @@ def test_a_forked_child_does_not_keep_the_port(port: int) -> None:
     os.write(write, b"x")
     os.waitpid(child, 0)
     assert _scrape(port)
+
+
+@pytest.mark.parametrize("arguments", [{}, {"interval": -1.0}, {"budget": 7.0}])
+def test_disabled_it_does_not_even_look_at_the_values(
+    arguments: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPUFRAG_DISABLE", "1")
+    monkeypatch.setenv("GPUFRAG_INTERVAL", "soon")
+    gpufrag.start(**arguments)  # type: ignore[arg-type]
+    assert agent.latest() is None

@@ -101,6 +101,8 @@ def test_signals_are_the_commands(number: signal.Signals) -> None:
         (["--interval", "0", "--", "true"], 2, "interval is 0.0"),
         (["--interval", "soon", "--", "true"], 2, "soon"),
         (["--budget", "2", "--", "true"], 2, "budget is 2.0"),
+        (["--anchor", "120%", "--", "true"], 2, "anchor is 120%"),
+        (["--anchor", "much", "--", "true"], 2, "'much'"),
         (["--", "no-such-command"], 1, "cannot run 'no-such-command': no such command on PATH"),
         (["--", "./no/such/file"], 1, "cannot run './no/such/file': no such file"),
         (["--", "/"], 1, "cannot run '/': Permission denied"),
@@ -113,3 +115,12 @@ def test_a_command_that_cannot_be_run_is_one_line(
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert said in err
+
+
+def test_the_shim_of_another_copy_gives_way() -> None:
+    assert injected({"PYTHONPATH": "/a:/agent/gpufrag/shim:/b"})["PYTHONPATH"] == f"{SHIM}:/a:/b"
+
+
+def test_an_anchor_is_a_share_for_every_process_and_never_there_by_itself() -> None:
+    assert _tell("--anchor", "20%")["environment"]["GPUFRAG_ANCHOR"] == "0.2"
+    assert "GPUFRAG_ANCHOR" not in _tell()["environment"]

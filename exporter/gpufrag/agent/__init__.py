@@ -33,14 +33,14 @@ def start(
     """Have an agent in this process: at once for `source`, else as soon as a framework uses a device.
 
     What is None is taken from the environment (GPUFRAG_INTERVAL, GPUFRAG_BUDGET, GPUFRAG_DIR) or its default.
-    A second call does nothing. GPUFRAG_DISABLE=1 makes it do nothing at all. Raises UsageError for a value that
-    is none.
+    A second call does nothing. GPUFRAG_DISABLE=1 makes it do nothing at all, whatever the values are. Raises
+    UsageError for a value that is none.
     """
+    if disabled():
+        return
     from . import lifecycle, settings
 
     wanted = settings.from_environment(os.environ, interval, budget, folder)
-    if disabled():
-        return
     if source is not None:
         lifecycle.begin(source, wanted)
     else:

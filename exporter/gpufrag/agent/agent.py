@@ -35,7 +35,7 @@ class Agent:
         self._source, self._settings = source, settings
         self._trouble, self._clocks = trouble or Trouble(), clocks or Clocks()
         self._sampler = Sampler(source, settings, self._trouble, self._clocks)
-        self._identity = identify()
+        self._identity = identify(trouble=self._trouble)
         self._folder: Path | None = None
         self._control: Control | None = None
         self._wake, self._ending = threading.Event(), threading.Event()

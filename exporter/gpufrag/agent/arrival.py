@@ -48,9 +48,18 @@ def _quietly(function: Callable[..., None], *arguments: object) -> None:
     """Below us is the program's own import, or CUDA's initialisation: neither may fail for our sake."""
     try:
         function(*arguments)
-    except Exception as error:
+    except KeyboardInterrupt:  # the user's
+        raise
+    except BaseException as error:
         what = f"{type(error).__name__}: {error}"
-        print(f"gpufrag: no agent in this process: {what}; training goes on", file=sys.stderr)
+        _tell(f"gpufrag: no agent in this process: {what}; training goes on\n")
+
+
+def _tell(line: str) -> None:
+    try:  # noqa: SIM105  # contextlib would be one more import in every process
+        sys.stderr.write(line)
+    except (AttributeError, OSError, ValueError):  # there is none, or it is closed
+        pass
 
 
 class _Watch:

@@ -11,6 +11,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..sample import Identity
+from .trouble import Trouble
+
+DIGITS = 19
+"""More have no place in a sample, whose whole numbers have 64 bits."""
 
 
 class Launcher(NamedTuple):
@@ -32,9 +36,15 @@ LAUNCHERS = (
 """The first whose rank is set tells all three: what several launchers say must not be mixed."""
 
 
-def identify(environment: Mapping[str, str] = os.environ, proc: Path = Path("/proc")) -> Identity:
-    """This process, as far as it is known now."""
-    return with_rank(Identity(socket.gethostname(), os.getpid(), _start(proc)), environment)
+def identify(
+    environment: Mapping[str, str] = os.environ, proc: Path = Path("/proc"), trouble: Trouble | None = None
+) -> Identity:
+    """This process, as far as it is known now. A place that can be none is absent, and noted in `trouble`."""
+    if trouble is not None:
+        for variable in (name for launcher in LAUNCHERS for name in launcher[1:] if name):
+            if _too_long(environment.get(variable, "")):
+                trouble.note("identity", f"{variable} is no number of a process", "it is left out; mend the launcher")
+    return with_rank(Identity(socket.gethostname(), os.getpid(), start_of("self", proc)), environment)
 
 
 def with_rank(identity: Identity, environment: Mapping[str, str] = os.environ) -> Identity:
@@ -52,13 +62,17 @@ def with_rank(identity: Identity, environment: Mapping[str, str] = os.environ) -
 
 def _number(environment: Mapping[str, str], variable: str | None) -> int | None:
     text = environment.get(variable, "") if variable else ""
-    return int(text) if text.isdecimal() else None
+    return int(text) if text.isdecimal() and not _too_long(text) else None
 
 
-def _start(proc: Path) -> float:
-    """When the process was started, to the kernel's tick; where that cannot be read, now."""
+def _too_long(text: str) -> bool:
+    return text.isdecimal() and len(text) > DIGITS
+
+
+def start_of(process: str, proc: Path = Path("/proc")) -> float:
+    """When the process (a pid, or self) was started, to the kernel's tick; where that cannot be read, now."""
     try:
-        stat = (proc / "self" / "stat").read_text()
+        stat = (proc / process / "stat").read_text()
         boot = next(line for line in (proc / "stat").read_text().splitlines() if line.startswith("btime "))
         ticks = int(stat.rpartition(")")[2].split()[19])  # the command may hold spaces and brackets
         return int(boot.split()[1]) + ticks / os.sysconf("SC_CLK_TCK")

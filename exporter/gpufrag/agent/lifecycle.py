@@ -13,6 +13,9 @@ from .settings import AgentSettings, from_environment
 from .sources import Source, connect
 from .trouble import Trouble
 
+FAILURES = "GPUFRAG_SHIM_FAILED"
+"""Where the shim counts; it is read here because nothing can be published where the shim has failed."""
+
 _lock = threading.Lock()
 _agent: Agent | None = None
 _wanted: AgentSettings | None = None
@@ -27,7 +30,14 @@ def want(settings: AgentSettings) -> None:
 def launch(framework: ModuleType) -> None:
     """Begin for a framework that uses a device. Raises UsageError for an environment variable that is no number."""
     trouble = Trouble()
-    begin(connect(framework, trouble), _wanted or from_environment(), trouble)
+    if before := os.environ.get(FAILURES):
+        trouble.note("injection", f"{before} process(es) above or in this one had a shim that failed", "see stderr")
+    settings = _wanted or from_environment()
+    begin(connect(framework, trouble), settings, trouble)
+    if settings.anchor is not None:
+        from .anchor import Anchor
+
+        Anchor(framework, settings.anchor, trouble).drop_when_chosen()
 
 
 def begin(source: Source, settings: AgentSettings, trouble: Trouble | None = None) -> None:
@@ -38,6 +48,11 @@ def begin(source: Source, settings: AgentSettings, trouble: Trouble | None = Non
             _agent = Agent(source, settings, trouble)
             _agent.start()
             atexit.register(stop)
+
+
+def running() -> bool:
+    """Whether this process has an agent."""
+    return _agent is not None
 
 
 def stop() -> None:

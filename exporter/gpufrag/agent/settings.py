@@ -10,6 +10,9 @@ from pathlib import Path
 
 from ..errors import UsageError
 
+LARGEST_ANCHOR = 0.9
+"""Above it the driver's own memory and a second library's may no longer fit."""
+
 
 @dataclass(frozen=True)
 class AgentSettings:
@@ -23,6 +26,8 @@ class AgentSettings:
     """The cheap figures are read, and the file is replaced, this often."""
     history_factor: float = 10.0
     """So much rarer are snapshots while the user records history: each leaves an entry in the user's ring."""
+    anchor: float | None = None
+    """The share of a device that is reserved in one piece at its first use, GPUFRAG_ANCHOR; None: no anchor."""
     folder: Path | None = None
     """None: as GPUFRAG_DIR and the defaults have it (gpufrag.folder)."""
 
@@ -33,6 +38,10 @@ class AgentSettings:
             raise UsageError(
                 f"budget is {self.budget}: it must be a share of wall time above 0 and up to 1, such as 0.001"
             )
+        if self.anchor is not None and not 0 < self.anchor <= LARGEST_ANCHOR:
+            raise UsageError(
+                f"anchor is {self.anchor:.0%}: it must be above 0 and up to {LARGEST_ANCHOR:.0%} of a device"
+            )
 
 
 def from_environment(
@@ -42,7 +51,7 @@ def from_environment(
     folder: Path | None = None,
 ) -> AgentSettings:
     """What the caller says wins over the environment. Raises UsageError for a value that is none."""
-    settings = AgentSettings(folder=folder)
+    settings = AgentSettings(anchor=_anchor(environment.get("GPUFRAG_ANCHOR", "")), folder=folder)
     for name, given in (("interval", interval), ("budget", budget)):
         value = _number(environment, f"GPUFRAG_{name.upper()}") if given is None else given
         if value is not None:
@@ -56,3 +65,16 @@ def _number(environment: Mapping[str, str], variable: str) -> float | None:
         return float(text) if text else None
     except ValueError:
         raise UsageError(f"{variable} is {text!r}: it must be a number") from None
+
+
+def share(text: str) -> float:
+    """`20%` or `0.2` -> 0.2. Raises ValueError for what is neither."""
+    number = text.strip().removesuffix("%")
+    return float(number) / (100 if number != text.strip() else 1)
+
+
+def _anchor(text: str) -> float | None:
+    try:
+        return share(text) if text else None
+    except ValueError:
+        raise UsageError(f"GPUFRAG_ANCHOR is {text!r}: it must be a share of the device, such as 20%") from None

@@ -8,12 +8,14 @@ import os
 import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
+FAILURES = "GPUFRAG_SHIM_FAILED"
 
 
 def _wait_for_gpu() -> None:
     if sys.version_info < (3, 10) or os.environ.get("GPUFRAG_DISABLE") == "1":
         return
-    library = os.environ.get("GPUFRAG_AGENT_PATH") or os.path.dirname(os.path.dirname(HERE))
+    # of the real folder: a process begun before an upgrade keeps the version that it began with
+    library = os.environ.get("GPUFRAG_AGENT_PATH") or os.path.dirname(os.path.dirname(os.path.realpath(HERE)))
     sys.path.append(library)  # for this one import; last, so that nothing there hides what the program has
     try:
         from gpufrag import agent
@@ -22,17 +24,47 @@ def _wait_for_gpu() -> None:
     agent.wait()
 
 
+def _step_aside() -> None:
+    """Leave sys.path; and to the children, on PYTHONPATH, leave one mention of this folder, however many there are."""
+    sys.path[:] = [entry for entry in sys.path if not _is_here(entry)]
+    entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    mentions = [place for place, entry in enumerate(entries) if entry and _is_here(entry)]
+    if len(mentions) > 1:
+        kept = [entry for place, entry in enumerate(entries) if place not in mentions[1:]]
+        os.environ["PYTHONPATH"] = os.pathsep.join(kept)
+
+
+def _is_here(entry: str) -> bool:
+    try:
+        return os.path.abspath(entry) == HERE
+    except OSError:  # the working folder is gone, so a relative entry leads nowhere
+        return False
+
+
 def _complain(error: BaseException) -> None:
-    """Once for a whole tree of processes: the children inherit the mark."""
-    if "GPUFRAG_SHIM_FAILED" not in os.environ:
-        os.environ["GPUFRAG_SHIM_FAILED"] = "1"
+    """Once for a whole tree of processes: the children inherit the count, and an agent among them publishes it."""
+    before = os.environ.get(FAILURES, "")
+    os.environ[FAILURES] = str(int(before) + 1 if before.isdigit() else 1)
+    if not before and sys.stderr is not None:
         what = type(error).__name__ + ": " + str(error)
         sys.stderr.write("gpufrag: no agent (" + what + "); training goes on; GPUFRAG_DISABLE=1 turns it off\n")
 
 
+def _quietly(action, *arguments) -> bool:  # type: ignore[no-untyped-def]
+    """Whether it went well. Whatever fails here must not reach the program; only its user's Ctrl-C does."""
+    try:
+        action(*arguments)
+        return True
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        if action is not _complain:
+            _quietly(_complain, error)
+        return False
+
+
 def _run_next() -> None:
     """The sitecustomize that Python would have run without this one; its errors are its own, as they would be."""
-    sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != HERE]
     this = sys.modules.pop("sitecustomize", None)
     try:
         import sitecustomize  # type: ignore[import-not-found]  # noqa: F401  # the next: this folder has left the path
@@ -43,8 +75,6 @@ def _run_next() -> None:
             sys.modules["sitecustomize"] = this
 
 
-try:
-    _wait_for_gpu()
-except (Exception, SystemExit) as error:
-    _complain(error)
-_run_next()
+_quietly(_wait_for_gpu)
+if _quietly(_step_aside):  # else it is this one that would be found again
+    _run_next()

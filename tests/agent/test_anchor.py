@@ -1,0 +1,155 @@
+"""The anchor: one block through torch's own allocator, freed at once, or a counted reason why not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fake_torch import SIZE, Machine, remove, torch_of
+from gpufrag.agent.anchor import Anchor, settings_obstacle
+from gpufrag.agent.trouble import Trouble
+from gpufrag.model.settings import MIB, parse_conf
+
+
+@dataclass
+class Ship:
+    """A machine of one visible device, and the part of torch that only an anchor touches."""
+
+    machine: Machine = field(default_factory=lambda: Machine(count=1, heaps={}))
+    device: int = 0
+    taken: list[tuple[int, int]] = field(default_factory=list)
+    given_back: list[int] = field(default_factory=list)
+    hooks: list[Any] = field(default_factory=list)
+    trouble: Trouble = field(default_factory=Trouble)
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def torch(self) -> ModuleType:
+        torch: Any = torch_of(self.machine)
+        torch.cuda.current_device = lambda: self.device
+        torch.cuda.caching_allocator_alloc = self._allocate
+        torch.cuda.caching_allocator_delete = self.given_back.append
+        register = SimpleNamespace(register_module_forward_pre_hook=self._register)
+        torch.nn = SimpleNamespace(modules=SimpleNamespace(module=register))
+        return torch
+
+    def drop(self, share: float = 0.2, torch: ModuleType | None = None) -> None:
+        Anchor(torch or self.torch(), share, self.trouble, self.environment).drop_when_chosen()
+
+    def forward(self) -> None:
+        for hook in list(self.hooks):
+            hook(object(), ())
+
+    def _allocate(self, size: int, device: int) -> int:
+        self.taken.append((size, device))
+        return len(self.taken)
+
+    def _register(self, hook: Any) -> SimpleNamespace:
+        self.hooks.append(hook)
+        return SimpleNamespace(remove=lambda: self.hooks.remove(hook))
+
+
+@pytest.fixture
+def ship() -> Ship:
+    return Ship()
+
+
+@pytest.fixture
+def ship_of_two() -> Ship:
+    return Ship(Machine(count=2, heaps={}, contexts={0, 1}))
+
+
+def test_it_takes_the_share_in_one_piece_and_frees_it(ship: Ship) -> None:
+    ship.drop(0.2)
+    ((size, device),) = ship.taken
+    assert device == 0
+    assert 0 <= SIZE * 0.2 - size < 2 * MIB
+    assert ship.given_back == [1]
+    assert ship.trouble.counts == {}
+
+
+def test_of_several_devices_it_waits_for_the_one_that_the_process_chooses(ship_of_two: Ship) -> None:
+    ship_of_two.drop()
+    assert ship_of_two.taken == []
+    ship_of_two.device = 1
+    ship_of_two.forward()
+    assert [device for _, device in ship_of_two.taken] == [1]
+    assert ship_of_two.hooks == []
+
+
+def test_it_waits_while_a_graph_is_recorded(ship_of_two: Ship) -> None:
+    ship_of_two.drop()
+    ship_of_two.machine.capturing = True
+    ship_of_two.forward()
+    assert ship_of_two.taken == []
+    ship_of_two.machine.capturing = False
+    ship_of_two.forward()
+    assert len(ship_of_two.taken) == 1
+
+
+@pytest.mark.parametrize(
+    ("conf", "why"),
+    [("expandable_segments:True", "already are one piece"), ("max_split_size_mb:128", "could not use the anchor")],
+)
+def test_settings_under_which_it_is_useless_or_harmful_are_told(
+    ship: Ship, conf: str, why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    ship.environment["PYTORCH_CUDA_ALLOC_CONF"] = conf
+    ship.drop()
+    assert ship.taken == []
+    assert ship.trouble.counts == {"anchor": 1}
+    assert why in caplog.text
+
+
+def test_other_settings_do_not_hinder_it() -> None:
+    assert settings_obstacle(parse_conf("garbage_collection_threshold:0.8,roundup_power2_divisions:4")) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"free": 20_000_000_000}, "not free on device 0"),
+        ({"fraction": 0.1}, "above the process's limit"),
+        ({"backend": "cudaMallocAsync"}, "keeps no segments"),
+    ],
+)
+def test_what_has_no_room_is_not_even_tried(
+    ship: Ship, change: dict[str, Any], why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Torch would empty its cache, count an OOM and call whoever observes them."""
+    for name, value in change.items():
+        setattr(ship.machine, name, value)
+    ship.drop()
+    assert ship.taken == []
+    assert why in caplog.text
+    assert ship.trouble.counts == {"anchor": 1}
+
+
+def test_an_error_of_torchs_is_counted_and_not_raised(ship: Ship, caplog: pytest.LogCaptureFixture) -> None:
+    torch: Any = ship.torch()
+
+    def refuse(size: int, device: int) -> int:
+        raise RuntimeError("CUDA out of memory. Tried to allocate")
+
+    torch.cuda.caching_allocator_alloc = refuse
+    ship.drop(torch=torch)
+    assert ship.trouble.counts == {"anchor": 1}
+    assert "the job goes on without it" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "name", ["cuda.caching_allocator_alloc", "cuda.caching_allocator_delete", "cuda.current_device"]
+)
+def test_a_torch_that_lacks_a_function_has_no_anchor(ship: Ship, name: str) -> None:
+    torch = ship.torch()
+    remove(torch, name)
+    ship.drop(torch=torch)
+    assert ship.taken == []
+
+
+def test_a_share_that_is_less_than_a_segment_is_none(ship: Ship, caplog: pytest.LogCaptureFixture) -> None:
+    ship.drop(1e-5)
+    assert ship.taken == []
+    assert "too few for a segment" in caplog.text
