@@ -70,6 +70,7 @@ def test_every_key_is_read(load: Load, tmp_path: Path) -> None:
         ("web: {keep_alive: 0s}", "web.keep_alive is a text: it must be above 0"),
         ("web: {keep_alive: -1}", "web.keep_alive: '-1' is not a duration"),
         ("web: {keep_alive: .inf}", "web.keep_alive: 'inf' is not a duration"),
+        ("folder: {max_total_size: 4096PiB}", "folder.max_total_size is 4096 PiB: from 1.00 KiB to 16.0 GiB belongs"),
         ("web: {keep_alive: [1s]}", "web.keep_alive is a list: write 10s"),
         ("folder: {max_file_size: 4M}", "folder.max_file_size: '4M' can mean two sizes"),
         ("folder: {path: 3}", "folder.path is a number: a path belongs here"),
@@ -125,6 +126,39 @@ def test_usage_is_2_and_failure_1(load: Load) -> None:
             load(text)
         codes.append(caught.value.exit_code)
     assert codes == [2, 1]
+
+
+def numbers() -> set[str]:
+    """The place of every number that a config file can set."""
+    subjects = {field.name: getattr(ServeConfig(), field.name) for field in fields(ServeConfig)}
+    return {
+        f"{subject}.{field.name}"
+        for subject, record in subjects.items()
+        for field in fields(record)
+        if type(getattr(record, field.name)) in (int, float)
+    }
+
+
+def test_every_number_has_a_range() -> None:
+    assert numbers() == set(config.RANGES)
+
+
+@pytest.mark.parametrize("place", config.RANGES)
+def test_a_number_out_of_its_range_is_refused(load: Load, place: str) -> None:
+    subject, key = place.split(".")
+    least, most, show = config.RANGES[place]
+    below = [] if least == 1 else [least / 2]  # that a count is no 0 is told otherwise
+    for value in [*below, int(most * 2)]:
+        with pytest.raises(UsageError) as caught:
+            load(f"{subject}: {{{key}: {value}}}")
+        assert f"gpufrag.yaml: {place} is {show(value)}: from {show(least)} to {show(most)} belongs" in str(
+            caught.value
+        )
+
+
+def test_a_file_that_could_not_be_read_within_the_whole_is_refused(load: Load) -> None:
+    with pytest.raises(UsageError, match="max_file_size is above folder.max_total_size"):
+        load("folder: {max_total_size: 1KiB}")
 
 
 def test_every_field_says_what_it_is() -> None:

@@ -5,11 +5,15 @@ Each field's docstring gives its unit, its meaning and why the default is what i
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from . import yaml_record
 from .errors import UsageError
+from .sample import MAX_BYTES
+from .units import format_bytes, format_duration
 from .yaml_record import Bytes, Count, Seconds
 
 DEFAULT_PORT = 9836
@@ -47,7 +51,7 @@ class FolderSettings:
     max_processes: Count = 1000
     """Samples read at once, those with a listener first, then the newest; the rest is skipped and counted."""
     max_file_size: Bytes = 1 << 20
-    """A larger file is skipped and counted; a sample of one device is some 3 KiB."""
+    """A larger file is skipped and counted; a sample of one device is some 3 KiB. No sample is above 4 MiB."""
     max_total_size: Bytes = 64 << 20
     """All samples together: what a folder full of rubbish can make the sidecar read."""
     last_words: Seconds = 600.0
@@ -86,6 +90,41 @@ class LogSettings:
             raise UsageError(f"log.level is {self.level!r:.40}: one of {', '.join(LOG_LEVELS)} belongs here")
 
 
+class Range(NamedTuple):
+    """What is sensible, both bounds included; `show` writes a value as the file would."""
+
+    least: float
+    most: float
+    show: Callable[[Any], str]
+
+
+MINUTE, HOUR, DAY = 60.0, 3600.0, 86400.0
+RANGES = {
+    "folder.max_processes": Range(1, 100_000, str),
+    "folder.max_file_size": Range(1 << 10, MAX_BYTES, format_bytes),
+    "folder.max_total_size": Range(1 << 10, 16 << 30, format_bytes),
+    "folder.last_words": Range(0.1, 30 * DAY, format_duration),
+    "folder.deadline": Range(0.01, 5 * MINUTE, format_duration),
+    "web.max_requests": Range(1, 10_000, str),
+    "web.max_connections": Range(1, 100_000, str),
+    "web.max_header_size": Range(1 << 10, 1 << 20, format_bytes),
+    "web.request_timeout": Range(0.1, HOUR, format_duration),
+    "web.keep_alive": Range(0.1, DAY, format_duration),
+    "web.drain_timeout": Range(0.1, 10 * MINUTE, format_duration),
+    "nvml.deadline": Range(0.01, 5 * MINUTE, format_duration),
+}
+"""Every number that can be set, by its place in the file. Beyond it lies no use, only a slip of the pen."""
+
+
+def require_ranges(settings: Any) -> None:
+    """Raises UsageError for the first number of a whole config that is out of its range; it may lack subjects."""
+    for place, (least, most, show) in RANGES.items():
+        subject, key = place.split(".")
+        value = getattr(getattr(settings, subject, None), key, least)
+        if not least <= value <= most:
+            raise UsageError(f"{place} is {show(value)}: from {show(least)} to {show(most)} belongs here")
+
+
 @dataclass(frozen=True)
 class ServeConfig:
     """All that `gpufrag serve` can be told."""
@@ -97,6 +136,9 @@ class ServeConfig:
     log: LogSettings = LogSettings()
 
     def __post_init__(self) -> None:
+        require_ranges(self)
+        if self.folder.max_file_size > self.folder.max_total_size:
+            raise UsageError("folder.max_file_size is above folder.max_total_size: the largest file would not be read")
         if self.folder.deadline + self.nvml.deadline >= self.web.request_timeout:
             raise UsageError(
                 "web.request_timeout is not above folder.deadline + nvml.deadline: where a source hangs, no scrape "

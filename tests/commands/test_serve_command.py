@@ -156,7 +156,7 @@ def test_flags_win_over_the_file(serve: Serve, tmp_path: Path) -> None:
         (["--prot", "1"], 2, "unrecognized arguments: --prot 1"),
         (["--port", "x"], 2, "argument --port: 'x' is not a whole number from 0 to 65535"),
         (["--port", "99999"], 2, "argument --port: '99999' is not a whole number"),
-        (["--web.listen-address", "9836"], 2, "'9836' is no listen address: write host:port"),
+        (["--web.listen-address", "9836"], 2, "--web.listen-address: '9836' is no listen address: write host:port"),
         (["--log.level", "loud"], 2, "log.level is 'loud': one of debug, info"),
         (["--config", "none.yaml"], 1, "none.yaml: No such file or directory; give a file"),
         (["--web.config.file", "none.yml", "--port", "0"], 1, "none.yml: No such file or directory; give a file"),
@@ -188,7 +188,12 @@ def test_a_port_in_use_is_one_line(serve: Serve, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "code", "told"),
-    [("web: {prot: 1}", 2, "web.prot is not a key"), ("web: [", 1, "not YAML: line 1")],
+    [
+        ("web: {prot: 1}", 2, "web.prot is not a key"),
+        ("web: {listen_address: here}", 2, "web.listen_address: 'here' is no listen address"),
+        ("web: {max_connections: 1000000}", 2, "web.max_connections is 1000000: from 1 to 100000 belongs here"),
+        ("web: [", 1, "not YAML: line 1"),
+    ],
 )
 def test_a_bad_config_is_one_line(serve: Serve, tmp_path: Path, text: str, code: int, told: str) -> None:
     config = tmp_path / "gpufrag.yaml"

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from fake_agents import FakeAgent, process_sample
 from gpufrag.config import FolderSettings
 from gpufrag.errors import Unavailable
-from gpufrag.sample import encode
+from gpufrag.sample import MAX_BYTES, encode
 from gpufrag.sidecar import sample_files
 from gpufrag.sidecar.processes import ProcessReader, Reading
 
@@ -223,6 +223,15 @@ def test_a_bad_file_is_counted_and_the_others_are_read(
     assert [rank.sample for rank in reading.ranks] == [good.sample]
     assert skipped(reading) == {reason: 1}
     good.die(), bad.die()
+
+
+def test_a_file_above_the_largest_sample_is_too_large_whatever_the_config_allows(tmp_path: Path) -> None:
+    large = FakeAgent(tmp_path)
+    large.listen()
+    large.leave(b" " * (MAX_BYTES + 1))
+    reader = ProcessReader(tmp_path, FolderSettings(max_file_size=1 << 40))
+    assert skipped(reader.read()) == {"huge": 1}
+    large.die()
 
 
 @given(data=st.data())

@@ -19,7 +19,7 @@ def run(options: argparse.Namespace) -> int:
         files.read(options.file)
     else:
         settings = config.load(options.file).web
-        listen.parse(settings.listen_address)
+        listen.parse(settings.listen_address, f"{options.file}: web.listen_address")
         files.read(settings.config_file)
     print(f"{options.file}: good")
     return 0

@@ -97,7 +97,8 @@ def _configured(options: argparse.Namespace) -> ServeConfig:
 def _address(options: argparse.Namespace, configured: str) -> str:
     from ..web.listen import Address, parse
 
-    base = parse(options.listen_address or configured)
+    given = options.listen_address
+    base = parse(given, "--web.listen-address") if given else parse(configured, f"{options.config}: web.listen_address")
     host = base.host if options.host is None else options.host.strip("[]")
     port = base.port if options.port is None else options.port
     return str(parse(str(Address(host, port))))

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from ..errors import BadInput, NewerVersion
 from ..folder import socket_address
-from ..sample import ProcessSample, decode
+from ..sample import MAX_BYTES, ProcessSample, decode
 
 
 class Skip(str, Enum):
@@ -23,6 +23,7 @@ class Skip(str, Enum):
     DENIED = "denied"
     """The file may not be read, or its socket not be asked."""
     HUGE = "huge"
+    """Larger than the config allows, or than any sample is."""
     NEWER = "newer"
     """Written by a newer gpufrag."""
     TOO_MANY = "too_many"
@@ -62,7 +63,7 @@ class Stamp(NamedTuple):
 
 
 def read(path: Path, most: int) -> ProcessSample | Skip | None:
-    """The sample in a regular file of at most `most` bytes; None where the file has gone meanwhile.
+    """The sample in a regular file of at most `most` bytes (and MAX_BYTES); None where it has gone meanwhile.
 
     Links are not followed and a pipe is not waited for: the folder may be writable by others.
     """
@@ -77,6 +78,7 @@ def read(path: Path, most: int) -> ProcessSample | Skip | None:
     with open(file, "rb", buffering=0) as opened:
         if not stat.S_ISREG(os.fstat(file).st_mode):
             return Skip.ALIEN
+        most = min(most, MAX_BYTES)
         data = opened.read(most + 1) or b""
     return Skip.HUGE if len(data) > most else _decode(data)
 

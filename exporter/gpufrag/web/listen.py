@@ -34,11 +34,12 @@ class Address(NamedTuple):
             return False
 
 
-def parse(text: str) -> Address:
-    """`host:port`, `[v6]:port` or `:port`. Raises UsageError."""
+def parse(text: str, where: str = "") -> Address:
+    """`host:port`, `[v6]:port` or `:port`. Raises UsageError, which begins with `where` it was written."""
     found = _FORM.fullmatch(text.strip())
     if found is None or int(found[3]) > 65535:
-        raise UsageError(f"{text!r:.80} is no listen address: write host:port, [::1]:port or :port")
+        place = f"{where}: " if where else ""
+        raise UsageError(f"{place}{text!r:.80} is no listen address: write host:port, [::1]:port or :port")
     return Address(found[1] or found[2] or "", int(found[3]))
 
 
