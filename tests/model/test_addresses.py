@@ -81,3 +81,16 @@ def test_given_back_space_is_forgotten(sizes: list[int], order: object) -> None:
     for address in taken:
         space.give_back(address)
     assert space.take(20 * MIB) == fresh.take(20 * MIB)
+
+
+def test_a_segment_that_lay_across_two_chunks_shows_that_they_are_one() -> None:
+    """As in the recorded differential-221: the space of freed segments is used again across what seemed an end."""
+    sizes = (20 * MIB, 12 * MIB)
+    recorded = [(base + start, size) for base in (96 * CHUNK, 97 * CHUNK) for start, size in zip((0, 20 * MIB), sizes)]
+    across = (96 * CHUNK + 20 * MIB, 14 * MIB)
+    space = AddressSpace([*recorded, across])
+    _, *freed, _ = [space.take(size) for _, size in recorded]
+    for address in freed:
+        space.give_back(address)
+    assert space.take(14 * MIB) == across[0]
+    assert space.take(18 * MIB) == 97 * CHUNK + 2 * MIB

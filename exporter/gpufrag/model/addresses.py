@@ -62,8 +62,10 @@ class AddressSpace:
         size = _round_up(size, SEGMENT_GRID)
         end = address + size
         chunk = self._chunk_at(address) or self._reserve_at(address, size)
+        while end > chunk.end and chunk.end in self._chunks:  # a segment lay across both: they are one
+            self._absorb(chunk, self._chunks[chunk.end])
         if end > chunk.end:  # the recorded chunk was larger than we thought
-            self._extend(chunk, min(end, address + self.room_at(address)))
+            self._extend(chunk, min(end, chunk.end + self.room_at(chunk.end)))
         hole = next((a for a, s in chunk.holes.items() if a <= address and end <= a + s), None)
         if hole is not None:
             self._fill(chunk, hole, address, size)
@@ -112,6 +114,15 @@ class AddressSpace:
                     insort(self._gaps, part)
         if start < end:
             self._add_hole(chunk, start, end - start)
+
+    def _absorb(self, chunk: Chunk, above: Chunk) -> None:
+        """Joins the chunk that begins where `chunk` ends."""
+        holes = [(address, self._remove_hole(above, address)) for address in list(above.holes)]
+        del self._chunks[above.address]
+        del self._bases[bisect_left(self._bases, above.address)]
+        chunk.end = above.end
+        for address, size in holes:
+            self._add_hole(chunk, address, size)
 
     def _drop(self, chunk: Chunk) -> None:
         """Gives an empty chunk back; what is free beside it joins."""
