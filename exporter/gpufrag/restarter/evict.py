@@ -90,20 +90,16 @@ def evicted_is_gone(cluster: Cluster, owner: Owner) -> bool:
 
 def _without_retry(owner: Owner) -> Iterator[str]:
     """The templates whose pods would not be tried again after an error; what is defined elsewhere is one of them."""
-    common = field_at(owner.spec, ("templateDefaults", "retryStrategy"))
-    if "workflowTemplateRef" in owner.spec:
-        owner_templates: Any = field_at(owner.status, ("storedWorkflowTemplateSpec", "templates"))
-        common = common or field_at(owner.status, ("storedWorkflowTemplateSpec", "templateDefaults", "retryStrategy"))
-    else:
-        owner_templates = owner.spec.get("templates")
-    for template in owner_templates or ({"name": "its template", "container": {}},):
-        if _has_pod(template) and not _retries(template.get("retryStrategy") or common or {}):
-            yield template.get("name", "a template")
+    spec: Any = field_at(owner.status, ("storedWorkflowTemplateSpec",)) or owner.spec
+    common: Any = field_at(spec, ("templateDefaults", "retryStrategy")) or {}
+    for template in spec.get("templates") or ({"name": "its template", "container": {}},):
+        if _has_pod(template) and not _retries(template.get("retryStrategy") or common):
+            yield str(template.get("name", "a template"))
 
 
 def _has_pod(template: Body) -> bool:
     return any(key in template for key in ("container", "containerSet", "script", "resource"))
 
 
-def _retries(strategy: Body) -> bool:
+def _retries(strategy: Any) -> bool:
     return strategy.get("retryPolicy") in ("Always", "OnError") and str(strategy.get("limit", "1")) != "0"

@@ -73,7 +73,7 @@ def _nobody(pod: Pod, chain: tuple[Ref, ...]) -> Refused:
     if nearest is None:
         return Refused(
             "bare-pod",
-            f"{name} has no controller, so nothing would make it again: run it as a {JOB}, or restart it by hand",
+            f"{name} has no controller that would make it again: run it as a {JOB}, or restart it by hand",
         )
     what = chain[-1] if chain else nearest
     known = ", ".join(sorted(map(str, TARGETS)))

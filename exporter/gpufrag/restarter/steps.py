@@ -1,8 +1,8 @@
 """The steps of a restart. Each can be run again, after a crash or an answer that got lost, and does no more than once.
 
 Each but AwaitStopped begins with one merge patch of the owner, a compare-and-swap, which also carries the annotations
-of the caller's memory: so the owner tells at every moment how far its restart has come. After any ClusterError, read the
-owner again before the step is run again: its patch may have been taken.
+of the caller's memory: so the owner tells at every moment how far its restart has come. After any ClusterError, read
+the owner again before the step is run again: its patch may have been taken.
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import reduce
 from typing import Any
 
 from .cluster import Body, Cluster, GroupKind, Owner, Pod
@@ -90,4 +89,7 @@ def kueue_refusal(owner: Owner) -> Refused | None:
 
 def field_at(raw: Body, path: tuple[str, ...]) -> Any:
     """The value at `path`, or None where any part of the way is absent."""
-    return reduce(lambda place, key: (place or {}).get(key), path, raw)
+    place: Any = raw
+    for key in path:
+        place = (place or {}).get(key)
+    return place

@@ -58,7 +58,7 @@ def _job_pods(owner: Owner) -> int:
 
 
 def _job_set_pods(owner: Owner) -> int:
-    return sum(job.get("replicas", 1) * _parallelism(job) for job in owner.spec.get("replicatedJobs") or ())
+    return sum(int(job.get("replicas", 1)) * _parallelism(job) for job in owner.spec.get("replicatedJobs") or ())
 
 
 def _parallelism(job: Any) -> int:
@@ -66,7 +66,8 @@ def _parallelism(job: Any) -> int:
 
 
 def _pytorch_pods(owner: Owner) -> int:
-    return sum(one.get("replicas", 1) for one in (owner.spec.get("pytorchReplicaSpecs") or {}).values())
+    replicas: Any = owner.spec.get("pytorchReplicaSpecs") or {}
+    return sum(int(one.get("replicas", 1)) for one in replicas.values())
 
 
 def _train_job_pods(owner: Owner) -> int:
@@ -74,8 +75,8 @@ def _train_job_pods(owner: Owner) -> int:
 
 
 def _ray_pods(owner: Owner) -> int:
-    groups = field_at(owner.spec, ("rayClusterSpec", "workerGroupSpecs")) or ()
-    return 1 + sum(group.get("replicas", 0) for group in groups)
+    groups: Any = field_at(owner.spec, ("rayClusterSpec", "workerGroupSpecs")) or ()
+    return 1 + sum(int(group.get("replicas", 0)) for group in groups)
 
 
 def _ray_selector(owner: Owner) -> str:
