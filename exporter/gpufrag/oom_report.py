@@ -11,8 +11,10 @@ import json
 from dataclasses import dataclass
 
 from . import json_record
+from .errors import one_line
 from .model.fragmentation import Fragmentation
 from .sample import DriverReading, Identity, Totals
+from .units import format_bytes
 
 SCHEMA = 1
 MAX_BYTES = 128 << 10  # a file above this is not ours
@@ -59,7 +61,6 @@ class OomReport:
     """Every quantity of the heap as it was then: after the allocator had given back all that it could."""
     totals: Totals | None = None
     driver: DriverReading | None = None
-    backend: str | None = None
     alloc_conf: str | None = None
     steps: int | None = None
     """Optimizer steps up to the last sample; None where the process has no step hook."""
@@ -91,3 +92,17 @@ def encode(report: OomReport) -> bytes:
 def decode(data: bytes) -> OomReport:
     """Raises BadInput for what is not a report, NewerVersion for one of a newer gpufrag."""
     return json_record.decode(OomReport, data, "report", SCHEMA, MAX_BYTES)
+
+
+def headline(report: OomReport) -> str:
+    """One line: what happened, the figures that tell most, where, and what to do."""
+    largest = report.measured.largest_allocatable if report.measured else None
+    place = report.place
+    parts = (
+        f"out of memory on device {report.device}: {report.cause}",
+        f"{format_bytes(report.requested)} were asked for",
+        None if largest is None else f"the largest request that would have succeeded is {format_bytes(largest)}",
+        f"at {place.file}:{place.line} in {place.function}" if place else None,
+        f"next: {report.next_step}",
+    )
+    return one_line("; ".join(part for part in parts if part))
