@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -51,9 +52,9 @@ def control(path: Path, trouble: Trouble) -> Iterator[Control]:
 
 def _connect(path: Path) -> socket.socket:
     caller = socket.socket(socket.AF_UNIX)
-    caller.settimeout(20)
     with socket_address(path) as address:
-        caller.connect(address)
+        caller.connect(address)  # waits while the queue is full
+    caller.settimeout(20)
     return caller
 
 
@@ -94,7 +95,7 @@ def test_what_is_no_request_is_told_so_and_the_next_caller_is_heard(control: Con
 def test_a_fault_in_a_command_is_counted_and_the_next_caller_is_heard(
     control: Control, path: Path, trouble: Trouble
 ) -> None:
-    assert _ask(path, b'{"command": "break"}\n') == {}
+    assert "ZeroDivisionError" in _ask(path, b'{"command": "break"}\n')["error"]
     assert _echo(path)
     assert trouble.counts == {"control": 1}
 
@@ -107,6 +108,43 @@ def test_callers_that_say_nothing_or_leave_do_no_harm(
     with _connect(path), _connect(path) as slow:
         slow.sendall(b'{"comm')
         assert _echo(path)
+
+
+def test_silent_callers_keep_nobody_waiting(control: Control, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PATIENCE", 60.0)
+    with contextlib.ExitStack() as silent:
+        for _ in range(2 * module.CALLERS):
+            silent.enter_context(_connect(path))
+        assert _echo(path)
+
+
+def test_one_who_speaks_is_not_among_those_dropped_for_others(control: Control, path: Path) -> None:
+    with contextlib.ExitStack() as callers:
+        first = callers.enter_context(_connect(path))
+        for _ in range(module.CALLERS):
+            callers.enter_context(_connect(path))
+        assert first.recv(1) == b""  # the one that was silent longest
+        assert _echo(path)
+
+
+def test_more_commands_than_may_run_at_once_are_told_to_come_again(path: Path, trouble: Trouble) -> None:
+    gate = threading.Barrier(module.ANSWERING + 1)
+
+    def wait(request: Mapping[str, Any]) -> Mapping[str, Any]:
+        gate.wait(20)
+        return {}
+
+    control = Control(path, {**COMMANDS, "wait": wait}, trouble)
+    with contextlib.ExitStack() as callers:
+        waiting = [callers.enter_context(_connect(path)) for _ in range(module.ANSWERING)]
+        for caller in waiting:
+            caller.sendall(b'{"command": "wait"}\n')
+        while (answer := _ask(path, b'{"command": "echo", "text": 1}\n"'))["ok"]:
+            pass  # not all of them have begun
+        assert "busy" in answer["error"]
+        gate.wait(20)
+        assert all(b'"ok": true' in caller.recv(100) for caller in waiting)
+    control.close()
 
 
 def test_one_who_hangs_up_before_the_answer_does_no_harm(control: Control, path: Path) -> None:

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import selectors
 import socket
 import stat
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,18 +29,34 @@ Command = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
 LARGEST_REQUEST = 4096
 PATIENCE = 2.0
-"""Seconds in which a caller must have sent its request and taken its answer: others wait meanwhile."""
-QUEUE = 64
+"""Seconds in which a caller must have sent its request, and must take its answer."""
+CALLERS = 64
+"""Heard at once; where one more comes, the one that has been silent longest is dropped."""
+ANSWERING = 8
+"""Commands carried out at once, each in a thread of its own; a caller above that is told to come again."""
 ERROR_PAUSE = 1.0
 
 
+@dataclass
+class Caller:
+    """Somebody who has not said all of a request yet. `deadline` is of the monotonic clock."""
+
+    connection: socket.socket
+    deadline: float
+    received: bytes = b""
+
+
 class Control:
-    """Listens at `path` until closed, in a thread of its own."""
+    """Listens at `path` until closed. One thread hears all callers, so that a silent one keeps nobody waiting."""
 
     def __init__(self, path: Path, commands: Mapping[str, Command], trouble: Trouble) -> None:
         self.path, self._commands, self._trouble = path, commands, trouble
         self._closed = threading.Event()
+        self._answering = threading.BoundedSemaphore(ANSWERING)
+        self._callers: dict[int, Caller] = {}
         self._socket = _listen(path)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._socket, selectors.EVENT_READ)
         self._inode = path.stat().st_ino
         self._thread = threading.Thread(target=self._serve, name="gpufrag-control", daemon=True)
         self._thread.start()
@@ -57,40 +75,100 @@ class Control:
         if self.reachable:
             with contextlib.suppress(FileNotFoundError):
                 self.path.unlink()
-        with contextlib.suppress(OSError):  # not connected: it is the thread in accept that is to be woken
+        with contextlib.suppress(OSError):  # not connected: it is the thread in select that is to be woken
             self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
         self._thread.join(ERROR_PAUSE)
+        self._socket.close()
 
     def abandon(self) -> None:
-        """In a forked child: let go of the parent's socket, which must not outlive the parent, and of nothing else."""
+        """In a forked child: let go of the parent's sockets, which must not outlive the parent, and of nothing else."""
         self._socket.close()
+        for caller in self._callers.values():
+            caller.connection.close()
 
     def _serve(self) -> None:
         while not self._closed.is_set():
             try:
-                connection, _ = self._socket.accept()
-                with connection:
-                    self._converse(connection)
-            except OSError:  # closed, or no descriptor is free
+                self._hear()
+            except OSError:  # no descriptor is free
                 self._closed.wait(ERROR_PAUSE)
-            except Exception as error:  # a command's fault: the next caller is to be heard all the same
-                self._trouble.note("control", error, "this command was not carried out")
+            except Exception as error:
+                self._trouble.note("control", error, "this caller was not heard")
+        for caller in list(self._callers.values()):
+            self._drop(caller)
+        self._selector.close()
 
-    def _converse(self, connection: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            if line := _receive(connection):
-                connection.sendall(self._answer(line))
+    def _hear(self) -> None:
+        deadlines = [caller.deadline for caller in self._callers.values()]
+        patience = max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
+        for key, _ in self._selector.select(patience):
+            if key.fileobj is self._socket:
+                self._admit()
+            elif caller := self._callers.get(key.fd):
+                self._listen_to(caller)
+        for caller in list(self._callers.values()):
+            if caller.deadline <= time.monotonic():
+                self._drop(caller)
 
-    def _answer(self, line: bytes) -> bytes:
+    def _admit(self) -> None:
+        try:
+            connection, _ = self._socket.accept()
+        except BlockingIOError:  # left before it was its turn
+            return
+        if len(self._callers) == CALLERS:
+            self._drop(next(iter(self._callers.values())))
+        connection.setblocking(False)
+        caller = self._callers[connection.fileno()] = Caller(connection, time.monotonic() + PATIENCE)
+        self._selector.register(connection, selectors.EVENT_READ)
+        self._listen_to(caller)  # most have spoken already
+
+    def _listen_to(self, caller: Caller) -> None:
+        """Takes what has come; the request is complete with its newline, with the end, or where it is too long."""
+        try:
+            chunk = caller.connection.recv(LARGEST_REQUEST + 1)
+        except BlockingIOError:
+            return
+        except OSError:
+            chunk = b""
+        caller.received += chunk
+        if not chunk and not caller.received:  # only knocked
+            self._drop(caller)
+        elif not chunk or b"\n" in caller.received or len(caller.received) > LARGEST_REQUEST:
+            self._release(caller)
+            self._converse(caller)
+
+    def _release(self, caller: Caller) -> None:
+        del self._callers[caller.connection.fileno()]
+        self._selector.unregister(caller.connection)
+
+    def _drop(self, caller: Caller) -> None:
+        self._release(caller)
+        caller.connection.close()
+
+    def _converse(self, caller: Caller) -> None:
+        if self._answering.acquire(blocking=False):
+            name = "gpufrag-answer"
+            threading.Thread(target=self._carry_out, args=(caller,), name=name, daemon=True).start()
+        else:
+            _send(caller.connection, {"ok": False, "error": f"busy with {ANSWERING} other commands; ask again later"})
+
+    def _carry_out(self, caller: Caller) -> None:
+        try:
+            _send(caller.connection, self._answer(caller.received[: LARGEST_REQUEST + 1]))
+        finally:
+            self._answering.release()
+
+    def _answer(self, line: bytes) -> Mapping[str, Any]:
         try:
             request = json.loads(line)
-            answer = {"ok": True, **self._command(request)(request)}
+            return {"ok": True, **self._command(request)(request)}
         except (ValueError, RecursionError):
-            answer = {"ok": False, "error": "not a request: it must be one line of JSON of up to 4096 bytes"}
+            return {"ok": False, "error": "not a request: it must be one line of JSON of up to 4096 bytes"}
         except GpufragError as error:
-            answer = {"ok": False, "error": str(error)}
-        return json.dumps(answer).encode() + b"\n"
+            return {"ok": False, "error": str(error)}
+        except Exception as error:  # a command's fault is not the trainer's
+            self._trouble.note("control", error, "this command was not carried out")
+            return {"ok": False, "error": f"a fault in gpufrag itself ({type(error).__name__}); see the job's log"}
 
     def _command(self, request: Any) -> Command:
         name = request.get("command") if isinstance(request, dict) else None
@@ -109,7 +187,8 @@ def _listen(path: Path) -> socket.socket:
         with socket_address(unfinished) as address:
             listener.bind(address)
         unfinished.chmod(_mode(path.parent))
-        listener.listen(QUEUE)
+        listener.setblocking(False)
+        listener.listen(CALLERS)
         unfinished.replace(path)
     except BaseException:
         listener.close()
@@ -124,13 +203,7 @@ def _mode(folder: Path) -> int:
     return 0o600 if mode & stat.S_ISVTX else 0o600 | mode & 0o022 | (mode & 0o022) << 1
 
 
-def _receive(connection: socket.socket) -> bytes:
-    """The request's line; empty where the caller only knocked. Raises TimeoutError, and OSError if it left."""
-    deadline = time.monotonic() + PATIENCE
-    received = b""
-    while b"\n" not in received and len(received) <= LARGEST_REQUEST:
-        connection.settimeout(max(0.001, deadline - time.monotonic()))
-        if not (chunk := connection.recv(LARGEST_REQUEST + 1)):
-            break
-        received += chunk
-    return received[: LARGEST_REQUEST + 1]
+def _send(connection: socket.socket, answer: Mapping[str, Any]) -> None:
+    with connection, contextlib.suppress(OSError):  # one who does not take the answer does not need it
+        connection.settimeout(PATIENCE)
+        connection.sendall(json.dumps(answer).encode() + b"\n")
