@@ -36,8 +36,13 @@ class FleetCollector(Collector):
 
 def render(fleet: Fleet, accept: str = "", *, histograms: bool = True) -> tuple[str, bytes]:
     """(content type, body) for the Accept header `accept`: OpenMetrics where it is preferred, else text 0.0.4."""
+    return write(FleetCollector(lambda: fleet, histograms=histograms), accept)
+
+
+def write(collector: Collector, accept: str = "") -> tuple[str, bytes]:
+    """The same of any collector."""
     content_type = negotiate(accept)
-    return content_type, _WRITERS[content_type](FleetCollector(lambda: fleet, histograms=histograms))
+    return content_type, _WRITERS[content_type](collector)
 
 
 def negotiate(accept: str) -> str:

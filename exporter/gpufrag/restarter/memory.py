@@ -64,7 +64,7 @@ class Memory:
             by=annotations.get(BY) or None,
             fingerprint=annotations.get(FINGERPRINT) or None,
             count=_count(annotations.get(COUNT, "")),
-            history_s=_times(annotations.get(HISTORY, "")),
+            history_s=read_times(annotations.get(HISTORY, "")),
             useless=_count(annotations.get(USELESS, "")),
             stopped=annotations.get(STOPPED) or None,
         )
@@ -77,7 +77,7 @@ class Memory:
             BY: self.by,
             FINGERPRINT: self.fingerprint,
             COUNT: str(self.count) if self.count else None,
-            HISTORY: ",".join(map(_rfc3339, self.history_s)) or None,
+            HISTORY: write_times(self.history_s),
             USELESS: str(self.useless) if self.useless else None,
             STOPPED: self.stopped,
         }
@@ -116,9 +116,14 @@ def _time(text: str) -> float | None:
     return None
 
 
-def _times(text: str) -> tuple[float, ...]:
+def read_times(text: str) -> tuple[float, ...]:
+    """The times in a list with commas, the earliest first; what is none is passed over."""
     found = (_time(part.strip()) for part in text.split(",")[-_MOST:])
     return tuple(sorted(at for at in found if at is not None))
+
+
+def write_times(times_s: tuple[float, ...]) -> str | None:
+    return ",".join(map(_rfc3339, times_s[-_MOST:])) or None
 
 
 def _count(text: str) -> int:

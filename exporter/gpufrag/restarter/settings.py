@@ -1,0 +1,154 @@
+"""What can be set of the restarter, by subject; `load` reads it from YAML.
+
+Each field's docstring gives its unit, its meaning and why the default is what it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from .. import yaml_record
+from ..config import LogSettings, WebSettings
+from ..errors import UsageError
+from ..yaml_record import Count, Seconds
+
+PORT, METRICS_PORT = 9837, 9838
+
+
+@dataclass(frozen=True)
+class AuthSettings:
+    """Who may send alerts, read decisions and close the circuit, beside the users of `web.config_file`."""
+
+    bearer_file: Path | None = None
+    """A token a line; read anew for each request, so that a token is replaced without a restart."""
+
+
+@dataclass(frozen=True)
+class PolicySettings:
+    """When a job is restarted. The defaults restart nothing."""
+
+    enabled: bool = True
+    """false refuses everything, and says so: a switch for the hour in which nobody should touch the jobs."""
+    dry_run: bool = True
+    """Decide, tell, ask the server for a dry run, and change nothing."""
+    namespaces: tuple[str, ...] = ()
+    """Only jobs of these are touched, or even looked at. None by default."""
+    cool_down: Seconds = 1800.0
+    """After a restart of a job; doubled by each further one within a day. Longer than a job takes to warm up."""
+    max_per_day: Count = 4
+    """Restarts of one job within 24 h."""
+    max_in_flight: Count = 1
+    """Restarts at once, over all jobs: whatever goes wrong goes wrong with one."""
+    max_per_hour: Count = 10
+    """Restarts within an hour, over all jobs. Whoever asks for more opens the circuit."""
+    benefit_window: Seconds = 3600.0
+    """An alert that returns within this time of a restart says that the restart did not help."""
+    useless_restarts: Count = 2
+    """After so many in a row that did not help, the job is left alone until a person has looked."""
+    circuit_failures: Count = 3
+    """Restarts that failed or did not help, over all jobs within circuit_window, that open the circuit."""
+    circuit_window: Seconds = 21600.0
+    """Failures further apart have nothing to do with each other."""
+    max_wait: Seconds = 900.0
+    """An alert that could not be looked at for so long (restarts in flight, API server away) is no news any more."""
+
+
+@dataclass(frozen=True)
+class RestartSettings:
+    """How long each part of a restart may take."""
+
+    stop_timeout: Seconds = 900.0
+    """From the order to stop until nothing runs; then the job is told to go on all the same, and that is a failure."""
+    run_timeout: Seconds = 900.0
+    """From the order to go on until all pods are ready; images are pulled and quotas waited for meanwhile."""
+    poll: Seconds = 5.0
+    """Between two looks at a job that stops or starts."""
+    retry: Seconds = 5.0
+    """After a call that failed; doubled by each further failure, up to a minute."""
+    sweep: Seconds = 300.0
+    """Between two searches for jobs that a restart has left half way, of whichever receiver."""
+
+
+@dataclass(frozen=True)
+class CheckpointSettings:
+    """The checkpoint before a restart."""
+
+    timeout: Seconds = 600.0
+    """Until all ranks have saved."""
+    on_timeout: str = "abort"
+    """abort: the job goes on, and nothing is lost. restart: work since its last checkpoint is lost."""
+
+    def __post_init__(self) -> None:
+        if self.on_timeout not in ("abort", "restart"):
+            raise UsageError(f"checkpoint.on_timeout is {self.on_timeout!r:.40}: abort or restart belongs here")
+
+
+@dataclass(frozen=True)
+class PrometheusSettings:
+    """Where to ask, before acting, whether the alert is still true."""
+
+    url: str | None = None
+    """As http://prometheus:9090. None: not asked, and each decision says so."""
+    bearer_file: Path | None = None
+    """Sent as a bearer token; read anew for each query."""
+    ca_file: Path | None = None
+    """The authority of an https server; None: those of the system."""
+    timeout: Seconds = 10.0
+    """Of one query."""
+    max_sample_age: Seconds = 120.0
+    """Of the job's newest sample: two scrapes of a minute."""
+    labels: tuple[str, ...] = ("namespace", "job", "job_name", "pod")
+    """Those of the alert by which its series are found; external labels, which Alertmanager sees, find none."""
+
+    def __post_init__(self) -> None:
+        if self.url is not None and not self.url.startswith(("http://", "https://")):
+            raise UsageError("prometheus.url is no address: write it as http://prometheus:9090")
+
+
+@dataclass(frozen=True)
+class CircuitSettings:
+    """Where it is written down that the circuit is open, so that a new start of the restarter does not close it."""
+
+    config_map: str = "gpufrag-restarter"
+    """The annotations of this ConfigMap; it must exist."""
+    namespace: str | None = None
+    """Of the ConfigMap; None: the one that the restarter runs in."""
+
+
+@dataclass(frozen=True)
+class AlertsWeb(WebSettings):
+    """Where alerts come in, and decisions are shown."""
+
+    listen_address: str = f"127.0.0.1:{PORT}"
+    """As of every server; alerts come from another host, which takes `:9837` and a token or a password."""
+
+
+@dataclass(frozen=True)
+class MetricsWeb(WebSettings):
+    """Where /metrics and the probes are: another port, so that a network policy can tell who may reach which."""
+
+    listen_address: str = f"127.0.0.1:{METRICS_PORT}"
+    """As of every server."""
+
+
+@dataclass(frozen=True)
+class RestarterConfig:
+    """All that `gpufrag restarter` can be told."""
+
+    web: AlertsWeb = AlertsWeb()
+    metrics_web: MetricsWeb = MetricsWeb()
+    auth: AuthSettings = AuthSettings()
+    policy: PolicySettings = PolicySettings()
+    restart: RestartSettings = RestartSettings()
+    checkpoint: CheckpointSettings = CheckpointSettings()
+    prometheus: PrometheusSettings = PrometheusSettings()
+    circuit: CircuitSettings = CircuitSettings()
+    queue: Count = 1000
+    """Alerts that wait; one more is answered 503, and Alertmanager sends it again."""
+    log: LogSettings = LogSettings()  # noqa: RUF009 frozen
+
+
+def load(path: Path) -> RestarterConfig:
+    """Raises Unavailable, BadInput or UsageError, each of which names the file."""
+    return yaml_record.load(RestarterConfig, path)
