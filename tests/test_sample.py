@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from dataclasses import replace
 from typing import Any
@@ -114,6 +115,13 @@ def test_a_measured_heap_survives_the_way(golden_case: GoldenCase) -> None:
     snapshot = Snapshot(2.0, "boundary", 0.001, measure(golden_case.heap, golden_case.driver))
     sample = replace(SMALLEST, devices=(DeviceSample(0, "native", snapshots=(snapshot,)),))
     assert decode(encode(sample)) == sample
+
+
+def test_bytes_that_are_no_text_cost_only_themselves() -> None:
+    """As an environment variable may hold them."""
+    device = DeviceSample(0, "native", alloc_conf=os.fsdecode(b"expandable_\xffsegments:True"))
+    read = decode(encode(ProcessSample(Identity("host", 1, 2.0), 3.0, (device,))))
+    assert read.devices[0].alloc_conf == "expandable_?segments:True"
 
 
 def test_a_sample_is_one_line() -> None:

@@ -145,7 +145,8 @@ def encode(sample: ProcessSample) -> bytes:
 
     The encoder asks `vars` for each record: six times faster than `asdict`, every second in somebody's process.
     """
-    return json.dumps(sample, default=vars, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+    text = json.dumps(sample, default=vars, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
+    return text.encode(errors="replace") + b"\n"  # an environment may hold bytes that are no text
 
 
 def decode(data: bytes) -> ProcessSample:

@@ -59,9 +59,14 @@ def test_a_link_that_somebody_laid_is_not_followed(path: Path, tmp_path: Path) -
     victim = tmp_path / "victim"
     victim.write_text("dear")
     path.with_name(f".{path.name}.tmp").symlink_to(victim)
-    with pytest.raises(OSError, match="symbolic link"):
-        publish(path, b"new")
-    assert victim.read_text() == "dear"
+    publish(path, b"new")
+    assert (victim.read_text(), path.read_bytes()) == ("dear", b"new")
+
+
+def test_a_pipe_that_somebody_laid_holds_nobody_up(path: Path) -> None:
+    os.mkfifo(path.with_name(f".{path.name}.tmp"))
+    publish(path, b"new")
+    assert path.read_bytes() == b"new"
 
 
 def test_short_writes_are_completed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,8 @@ MODE = 0o644  # the sidecar may run as another user; what is in the file is no s
 def publish(path: Path, data: bytes) -> None:
     """Replace the file at `path`. Raises OSError where that fails; then the old file stands and no other is left."""
     unfinished = path.with_name(f".{path.name}.tmp")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = os.open(unfinished, flags, MODE)
+    unfinished.unlink(missing_ok=True)  # what is left of a killed process, or a link or pipe that somebody laid
+    descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, MODE)
     try:
         try:
             os.fchmod(descriptor, MODE)  # whatever the process's umask is
