@@ -30,6 +30,7 @@ class Command(NamedTuple):
 
 COMMANDS = (
     Command("run", "run a job with the agent inside it", "gpufrag run -- torchrun --nproc-per-node 8 train.py"),
+    Command("install-agent", "copy the agent alone into a folder", "gpufrag install-agent /gpufrag"),
     Command("serve", "the sidecar: publish all ranks on /metrics", "gpufrag serve --port 9836"),
     Command("measure", "every quantity of a saved snapshot", "gpufrag measure snapshot.pickle --limit 40GiB"),
     Command("check-config", "say what is wrong with a sidecar's config file", "gpufrag check-config gpufrag.yaml"),

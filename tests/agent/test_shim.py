@@ -167,8 +167,7 @@ def test_a_working_folder_that_is_gone_hinders_nothing(python, tmp_path: Path) -
     (tmp_path / "gone").mkdir()
     command = f"cd {tmp_path}/gone && rmdir ../gone && PYTHONPATH={SHIM} exec {python.interpreter} -c 'print(1)'"
     done = subprocess.run(["sh", "-c", command], text=True, capture_output=True, timeout=60)
-    alone = subprocess.run(["sh", "-c", command.replace("PYTHONPATH", "X")], text=True, capture_output=True, timeout=60)
-    assert (done.returncode, done.stdout, done.stderr) == (alone.returncode, alone.stdout, alone.stderr)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "1\n", "")
 
 
 def test_a_closed_stderr_hinders_nothing_even_where_the_library_fails(python, tmp_path: Path) -> None:

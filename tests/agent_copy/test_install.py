@@ -1,0 +1,133 @@
+"""What `gpufrag install-agent` puts into a folder, and how."""
+
+from __future__ import annotations
+
+import ast
+import os
+import shutil
+import stat
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from gpufrag.agent_copy.install import install
+from gpufrag.agent_copy.modules import agent_files
+from gpufrag.commands.run import PACKAGE
+from gpufrag.errors import Unavailable, UsageError
+
+
+def _contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def older(tmp_path: Path) -> Path:
+    """The package of another version."""
+    package = shutil.copytree(PACKAGE, tmp_path / "older" / "gpufrag")
+    (package / "units.py").write_text("# as it was\n" + (package / "units.py").read_text())
+    return package
+
+
+def test_all_of_the_agent_is_in_it_and_nothing_that_is_compiled(tmp_path: Path) -> None:
+    done = install(PACKAGE, tmp_path)
+    files = {path.relative_to(tmp_path / "gpufrag") for path in (tmp_path / "gpufrag").rglob("*") if path.is_file()}
+    assert files == set(agent_files(PACKAGE))
+    assert {path.relative_to(PACKAGE) for path in (PACKAGE / "agent").glob("*.py")} < files
+    assert {path.suffix for path in files} == {".py"}
+    assert done.shim == tmp_path / "gpufrag" / "shim"
+
+
+@pytest.mark.parametrize("name", ["commands", "sidecar", "metrics", "web", "mixin", "restarter", "demo", "cli.py"])
+def test_what_runs_elsewhere_is_not_in_it(name: str) -> None:
+    assert name not in {path.parts[0] for path in agent_files(PACKAGE)}
+
+
+@pytest.mark.parametrize("path", agent_files(PACKAGE), ids=str)
+def test_no_file_of_it_needs_more_than_the_standard_library(path: Path) -> None:
+    tree = ast.parse((PACKAGE / path).read_text(encoding="utf-8"), feature_version=(3, 10))
+    plain = [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+    plain += [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and not node.level]
+    allowed = {*sys.stdlib_module_names, "sitecustomize", "gpufrag"}
+    assert {name.partition(".")[0] for name in plain} - allowed == set()
+
+
+def test_a_second_time_changes_nothing(tmp_path: Path) -> None:
+    first = install(PACKAGE, tmp_path)
+    before = _contents(tmp_path), (tmp_path / "gpufrag").lstat().st_mtime_ns
+    second = install(PACKAGE, tmp_path)
+    assert (first.changed, second.changed) == (True, False)
+    assert (_contents(tmp_path), (tmp_path / "gpufrag").lstat().st_mtime_ns) == before
+
+
+def test_an_older_copy_is_replaced_and_stays_for_the_processes_that_began_with_it(tmp_path: Path, older: Path) -> None:
+    folder = tmp_path / "copy"
+    install(older, folder)
+    old = (folder / "gpufrag").resolve()
+    assert install(PACKAGE, folder).changed
+    assert (folder / "gpufrag" / "units.py").read_bytes() == (PACKAGE / "units.py").read_bytes()
+    assert (old / "units.py").read_text().startswith("# as it was")
+    assert install(older, folder).changed, "and back"
+
+
+def test_a_reader_never_sees_half_of_it(tmp_path: Path, older: Path) -> None:
+    folder, ended = tmp_path / "copy", threading.Event()
+    install(older, folder)
+    broken: list[str] = []
+
+    def read() -> None:
+        while not ended.is_set():
+            if not (folder / "gpufrag" / "agent" / "arrival.py").is_file():
+                broken.append("missing")
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for package in (PACKAGE, older) * 10:
+        install(package, folder)
+    ended.set()
+    reader.join()
+    assert broken == []
+
+
+def test_nothing_is_left_of_an_install_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(source: object, target: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "rename", refuse)
+    with pytest.raises(OSError, match="No space left"):
+        install(PACKAGE, tmp_path)
+    assert _contents(tmp_path) == {}
+    assert not (tmp_path / "gpufrag").exists()
+
+
+def test_a_source_that_may_only_be_read_is_enough(tmp_path: Path, older: Path) -> None:
+    for path in [older, *older.rglob("*")]:
+        path.chmod(path.stat().st_mode & 0o555)
+    install(older, tmp_path / "copy")
+    modes = {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "copy" / "gpufrag").rglob("*.py")}
+    assert modes == {0o644}
+
+
+def test_whoever_installs_it_everybody_may_read_it(tmp_path: Path) -> None:
+    mask = os.umask(0o077)
+    try:
+        install(PACKAGE, tmp_path / "copy")
+    finally:
+        os.umask(mask)
+    modes = {path: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "copy").rglob("*")}
+    assert [path for path, mode in modes.items() if mode & 0o444 != 0o444] == []
+
+
+def test_a_gpufrag_that_it_has_not_made_is_not_replaced(tmp_path: Path, older: Path) -> None:
+    before = _contents(older)
+    with pytest.raises(UsageError, match="not made by install-agent"):
+        install(PACKAGE, older.parent)
+    assert _contents(older) == before
+
+
+def test_a_copy_that_somebody_has_changed_is_told(tmp_path: Path) -> None:
+    install(PACKAGE, tmp_path)
+    (tmp_path / "gpufrag" / "units.py").write_text("changed")
+    with pytest.raises(Unavailable, match="changed since it was installed"):
+        install(PACKAGE, tmp_path)

@@ -1,0 +1,91 @@
+"""One copy serves every Python from 3.10 on: those that this machine has, each in a real process."""
+
+from __future__ import annotations
+
+import ast
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpufrag.agent_copy.install import install
+from gpufrag.commands.run import PACKAGE
+from gpufrag.sample import decode
+from importable_torch import USES_A_GPU, torch_path
+
+VERSIONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
+
+
+def _interpreter(version: str) -> str | None:
+    versions = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    built = sorted(versions.glob(f"{version}.*/bin/python{version}")) if os.access(versions, os.R_OK | os.X_OK) else []
+    if built or version == f"{sys.version_info[0]}.{sys.version_info[1]}":
+        return str(built[-1]) if built else sys.executable
+    return _answering(shutil.which(f"python{version}"), version)
+
+
+def _answering(python: str | None, version: str) -> str | None:
+    """A stand-in of a version manager lies on PATH for every version that it knows."""
+    if python is None:
+        return None
+    done = subprocess.run([python, "-c", "import sys; print(sys.version)"], capture_output=True, text=True)
+    return python if done.stdout.startswith(f"{version}.") else None
+
+
+INTERPRETERS = {version: found for version in VERSIONS if (found := _interpreter(version))}
+"""Those that are here; the others are named by the test's id that is missing: `pytest --collect-only` shows them."""
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    install(PACKAGE, tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+def _run(command: list[str], tmp_path: Path, *path: str) -> subprocess.CompletedProcess[str]:
+    environment = {
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": os.pathsep.join([*path, *torch_path(tmp_path)]),
+        "GPUFRAG_DIR": str(tmp_path / "shared"),
+    }
+    return subprocess.run(command, env=environment, text=True, capture_output=True, timeout=60)
+
+
+@pytest.mark.parametrize("version", INTERPRETERS)
+def test_an_agent_begins_and_publishes(version: str, copy: Path, tmp_path: Path) -> None:
+    done = _run([INTERPRETERS[version], "-c", USES_A_GPU], tmp_path, str(copy / "gpufrag" / "shim"))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "agent\n", "")
+    (file,) = (tmp_path / "shared").glob("*.json")
+    sample = decode(file.read_bytes())
+    assert sample.identity.framework == "torch"
+    assert sample.health.errors == {}
+
+
+@pytest.mark.parametrize("version", INTERPRETERS)
+def test_all_that_it_loads_is_in_the_copy(version: str, copy: Path, tmp_path: Path) -> None:
+    told = USES_A_GPU + "print({m.__file__ for n, m in sys.modules.items() if n.split('.')[0] == 'gpufrag'})"
+    done = _run([INTERPRETERS[version], "-c", told], tmp_path, str(copy / "gpufrag" / "shim"))
+    assert done.returncode == 0, done.stderr
+    files = ast.literal_eval(done.stdout.splitlines()[1])
+    assert all(Path(file).is_relative_to((copy / "gpufrag").resolve()) for file in files), files
+
+
+def test_its_wrapper_adds_to_what_pythonpath_holds(copy: Path, tmp_path: Path) -> None:
+    """A manifest that sets PYTHONPATH takes away what the image has there; a command does not."""
+    wrapper = str(copy / "bin" / "gpufrag-run")
+    python = next(iter(INTERPRETERS.values()))
+    for _ in range(2):
+        done = _run([wrapper, wrapper, "--", python, "-c", USES_A_GPU], tmp_path, "/some/where")
+        assert (done.returncode, done.stdout, done.stderr) == (0, "agent\n", "")
+    told = _run([wrapper, wrapper, "sh", "-c", "echo $PYTHONPATH"], tmp_path, "/some/where")
+    assert told.stdout.strip() == os.pathsep.join([f"{copy}/gpufrag/shim", "/some/where", *torch_path(tmp_path)])
+
+
+def test_its_wrapper_is_the_command_and_needs_one(copy: Path, tmp_path: Path) -> None:
+    wrapper = str(copy / "bin" / "gpufrag-run")
+    assert _run([wrapper, "sh", "-c", "exit 42"], tmp_path).returncode == 42
+    nothing = _run([wrapper], tmp_path)
+    assert (nothing.returncode, nothing.stderr.count("\n")) == (2, 1)
