@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from gpufrag.model.fragmentation import measure
@@ -11,6 +13,7 @@ from gpufrag.sample import (
     DeviceSample,
     DriverReading,
     Identity,
+    Ooms,
     PoolTotals,
     ProcessSample,
     Snapshot,
@@ -69,15 +72,17 @@ def fleet() -> Fleet:
     size = golden_case_named("train-default").raw["driver_total"]
     first = device_of("train-default", moments=("boundary", "peak"))
     second = device_of("churn-expandable", device=1)
+    failed = replace(first, ooms=Ooms({"fragmentation": 2, "capacity": 0}, NOW - 60, 3 << 30))
     return Fleet(
         time=NOW,
         ranks=(
             RankView(
-                process_of(first, rank=0, steps=120), memory={0: ProcessView(UUID.format(0), None, 4 << 30, 1 << 30)}
+                process_of(first, rank=0, steps=120, peak_method="phase"),
+                memory={0: ProcessView(UUID.format(0), None, 4 << 30, 1 << 30)},
             ),
             RankView(process_of(second, rank=1, pid=4243, steps=120)),
             RankView(process_of(device_of("streams-default", moments=()), pid=5000)),
-            RankView(process_of(first, rank=2, pid=4000, steps=77), alive=False),
+            RankView(process_of(failed, rank=2, pid=4000, steps=77), alive=False),
         ),
         devices=(
             DeviceView(UUID.format(0), 0, size, 100 << 30, 39 << 30, 1 << 30, 2 << 30, "NVIDIA H200", "580.159.04"),

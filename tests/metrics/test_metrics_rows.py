@@ -81,10 +81,11 @@ def test_active_at_a_snapshot_counts_private_pools(a_device, a_process):
     assert _value(fleet, "gpufrag_snapshot_active_bytes", rank="0", device="0", at="boundary") == measured + 500
 
 
-def test_the_dead_leave_their_counters_and_nothing_else(fleet):
+def test_the_dead_leave_their_counters_their_last_error_and_nothing_else(fleet):
     dead = {name for name, *labels in _series(fleet) if dict(labels).get("rank") == "2"}
-    assert "gpufrag_steps_total" in dead
-    assert {name for name in dead if not name.endswith("_total")} == {"gpufrag_up"}
+    assert {"gpufrag_steps_total", "gpufrag_oom_causes_total"} <= dead
+    last_error = {"gpufrag_oom_last_timestamp_seconds", "gpufrag_oom_last_requested_bytes"}
+    assert {name for name in dead if not name.endswith("_total")} == {"gpufrag_up"} | last_error
     assert _value(fleet, "gpufrag_up", rank="2") == 0
 
 

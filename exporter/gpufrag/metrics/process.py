@@ -31,8 +31,25 @@ def _hardware(view: DeviceView) -> Mapping[str, object]:
     return {label: getattr(view, label) for label in _DEVICE_INFO}
 
 
+def _peak_method(rank: NamedRank) -> Mapping[str, object] | None:
+    method = rank.view.sample.peak_method
+    return None if method is None else {"method": method}
+
+
 def _steps(rank: NamedRank) -> int | None:
     return rank.view.sample.steps
+
+
+def _causes(place: OnDevice) -> Mapping[str, int]:
+    return place.sample.ooms.causes if place.sample.ooms else {}
+
+
+def _last_oom(place: OnDevice) -> float | None:
+    return place.sample.ooms.last_time if place.sample.ooms else None
+
+
+def _last_oom_requested(place: OnDevice) -> int | None:
+    return place.sample.ooms.last_requested if place.sample.ooms else None
 
 
 PROCESS: tuple[Metric[Any], ...] = (
@@ -54,6 +71,34 @@ PROCESS: tuple[Metric[Any], ...] = (
     Metric(
         "gpufrag_steps_total", COUNTER, RANK, _steps,
         "Optimizer steps that the agent has seen. Absent where the process takes none.",
+    ),
+    Metric(
+        "gpufrag_peak_method_info", INFO, RANK, _peak_method,
+        "How the snapshots with at=peak are found; always 1. phase: by the place of the peak in earlier steps. "
+        "level: by the height they reach. fall: when memory begins to fall. timer: no peak is told, snapshots come at "
+        "random moments instead. Absent where memory cannot be followed.",
+        adds=("method",),
+    ),
+)  # fmt: skip
+
+OOMS: tuple[Metric[Any], ...] = (
+    Metric(
+        "gpufrag_oom_causes_total", COUNTER, DEVICE, _causes,
+        "Out-of-memory errors by cause, as the agent explained them. fragmentation: the request would have fitted the "
+        "free bytes, but no piece of them; capacity: not even all together; limit: the cap of the process stood in the "
+        "way; neighbours: other processes did.",
+        adds=("cause",),
+    ),
+    Metric(
+        "gpufrag_oom_last_timestamp_seconds", GAUGE, DEVICE, _last_oom,
+        "When the last out-of-memory error of the process was; absent before the first.",
+        outlives=True,
+    ),
+    Metric(
+        "gpufrag_oom_last_requested_bytes", GAUGE, DEVICE, _last_oom_requested,
+        "What the allocator asked the driver for in the last out-of-memory error. Compare it with free_total and "
+        "largest_allocatable.",
+        outlives=True,
     ),
 )  # fmt: skip
 

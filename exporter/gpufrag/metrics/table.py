@@ -6,12 +6,13 @@ from typing import Any
 
 from .allocator import ALLOCATOR
 from .health import HEALTH
-from .process import GPUS, PROCESS
+from .process import GPUS, OOMS, PROCESS
 from .row import Metric
 
 SECTIONS: dict[str, tuple[Metric[Any], ...]] = {
     "Allocator": ALLOCATOR,
     "Processes": PROCESS,
+    "Out-of-memory errors": OOMS,
     "Devices": GPUS,
     "Health of gpufrag": HEALTH,
 }

@@ -11,9 +11,6 @@ RESTART: Mapping[str, str] = {"gpufrag_action": "restart"}
 """The label by which the restarter's route picks an alert."""
 
 AWAITED: Mapping[str, str] = {
-    "gpufrag_oom_last_timestamp_seconds": "the explanation of memory faults",
-    "gpufrag_oom_last_requested_bytes": "the explanation of memory faults",
-    "gpufrag_oom_causes_total": "the explanation of memory faults",
     "gpufrag_leak_bytes_per_step": "the detection of leaks",
     "gpufrag_restarter_circuit_open": "the restarter",
 }

@@ -48,7 +48,12 @@ LOOKS = {
         {"cluster": "", "namespace": "recsys", "job_name": "feature-cache"},
         empty={"Where each rank's memory is now F": HIDDEN, "Memory of the ranks shown F": HIDDEN},
     ),
-    "healthy job": Look("gpufrag-job", {"cluster": "", "namespace": "vision", "job_name": "small-decoder"}, "boundary"),
+    "healthy job": Look(
+        "gpufrag-job",
+        {"cluster": "", "namespace": "vision", "job_name": "small-decoder"},
+        "boundary",
+        {"Size of the last request that failed": "none of this job's requests failed"},
+    ),
     "devices": Look("gpufrag-device"),
 }
 PICTURES = {"fleet": "dashboard-fleet.png", "faulty job": "dashboard-job.png", "devices": "dashboard-device.png"}

@@ -5,16 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cache
 
+from gpufrag.agent.oom_counts import OomCounts
+from gpufrag.agent.oom_look import Look, facts
+from gpufrag.agent.sources import DeviceReading, Fault
 from gpufrag.model.allocator import Allocator
+from gpufrag.model.blocks import Block
 from gpufrag.model.events import parse_rows
 from gpufrag.model.fragmentation import measure
-from gpufrag.model.heap import Heap
+from gpufrag.model.heap import DEFAULT_POOL, Heap
 from gpufrag.model.program import Program
 from gpufrag.model.reach import Driver
 from gpufrag.model.reading import read_program
 from gpufrag.model.recurring import Recurrence, observe
 from gpufrag.model.replay import Replay
 from gpufrag.model.settings import Settings, parse_recorded
+from gpufrag.model.verdict import judge
 from gpufrag.sample import (
     AgentHealth,
     Counters,
@@ -79,6 +84,18 @@ class Place:
     mig_profile: str | None = None
 
 
+class Failing(Allocator):
+    """Remembers the request that failed last, and how the heap was then."""
+
+    failed: tuple[int, Heap, Driver] | None = None
+
+    def malloc(self, request: int, stream: int = 0, pool: tuple[int, int] = DEFAULT_POOL) -> Block | None:
+        block = super().malloc(request, stream, pool)
+        if block is None:
+            self.failed = self.settings.segment_size(request), self.heap(), self.driver
+        return block
+
+
 @dataclass
 class Process:
     """One life of one rank, played on the simulated allocator up to a time of the story."""
@@ -98,7 +115,7 @@ class Process:
     def __post_init__(self) -> None:
         self._trace = trace(self.life.trace)
         driver = Driver(self.place.size - CONTEXT - (self.place.others or 0), self.place.size, self._trace.cap)
-        self._allocator = Allocator(self._trace.settings, driver)
+        self._allocator, self._ooms = Failing(self._trace.settings, driver), OomCounts()
         self._replay = Replay(self._trace.program, self._allocator)
         start = START + self.life.begin
         self.identity = Identity("node", self.pid, start, self.rank, self.rank, self.world, "torch", "2.11.0+cu130")
@@ -114,7 +131,9 @@ class Process:
         peak: tuple[int, Heap, Driver] | None = None
         for look in range(1, LOOKS + 1):
             at = now - self.life.begin - SCRAPE * (1 - look / LOOKS)
+            before = self._allocator.counters.ooms
             self._replay.run(until=int(total * min(max(at, 0) / span, 1)))
+            self._explain(self._allocator.counters.ooms - before, START + self.life.begin + max(at, 0))
             if look < LOOKS and (peak is None or self._allocator.active > peak[0]):
                 peak = self._allocator.active, self._allocator.heap(), self._allocator.driver
         assert peak is not None
@@ -127,6 +146,16 @@ class Process:
     def _take(self, at: str, time: float, heap: Heap, driver: Driver) -> None:
         blocks = sum(len(segment.sizes) for segment in heap.segments)
         self.snapshots[at] = Snapshot(time, at, 2e-4 + blocks * 1e-6, measure(heap, driver))
+
+    def _explain(self, failures: int, time: float) -> None:
+        """What fails in one look fails of one cause."""
+        if self._allocator.failed and failures:
+            requested, heap, driver = self._allocator.failed
+            measured, reading = measure(heap, driver), DriverReading(time, driver.free or 0, self.place.size)
+            seen = Look(measured, DeviceReading(0, driver=reading), heap.settings.expandable_segments, None)
+            cause = judge(facts(Fault(0, requested, reading.free), seen)).cause.value
+            for _ in range(failures):
+                self._ooms.add(0, cause, time, requested)
 
     def sample(self, now: int) -> ProcessSample:
         lived, mig = now - self.life.begin, self.place.mig_profile is not None
@@ -143,6 +172,7 @@ class Process:
             driver=DriverReading(START + now - 1, self._allocator.driver.free or 0, self.place.size),
             largest_recurring=self.recurrence.largest(START + now),
             snapshots=tuple(self.snapshots.values()),
+            ooms=self._ooms.of(0),
         )
         health = AgentHealth(stall_seconds=stalls)
         return ProcessSample(self.identity, START + now - 0.6, (device,), steps=int(lived / self.step), health=health)
