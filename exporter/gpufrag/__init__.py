@@ -29,7 +29,8 @@ def start(
 ) -> None:
     """Watch this process's GPU memory from when it first uses a GPU. A second call does nothing.
 
-    port: serve /metrics from this process, on `host`; None leaves that to the sidecar.
+    port: serve /metrics from this process, on `host`; the ranks of a host add their local rank to it. None leaves
+        that to the sidecar.
     interval: seconds, at least, between two looks at the allocator's heap (GPUFRAG_INTERVAL, 10).
     budget: the largest share of time that these looks may take (GPUFRAG_BUDGET, 0.001).
     folder: where the sidecar finds this process (GPUFRAG_DIR).
@@ -43,9 +44,10 @@ def start(
 
     agent.start(interval=interval, budget=budget, folder=None if folder is None else Path(folder))
     if port is not None and not agent.disabled():
+        from .agent.identity import identify
         from .serve_self import serve
 
-        serve(port, host, agent.latest)
+        serve(port + (identify().local_rank or 0 if port else 0), host, agent.latest)
 
 
 def stop() -> None:

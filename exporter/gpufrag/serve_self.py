@@ -4,15 +4,54 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
+import threading
 import time
 from collections.abc import Callable
+from socketserver import ThreadingMixIn
 from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from .errors import Unavailable
 from .sample import ProcessSample
 from .view import Fleet, RankView
 
-_server: Any = None
+CONNECTIONS = 16
+"""Answered at once; further ones are closed unheard, since each costs the trainer a thread."""
+PATIENCE = 10.0
+"""Seconds in which a scraper must have sent its request."""
+_server: _Server | None = None
+
+
+class _Handler(WSGIRequestHandler):
+    timeout = PATIENCE
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing: the log is the trainer's."""
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+    _room = threading.BoundedSemaphore(CONNECTIONS)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if self._room.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._room.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A scraper that left is no news to the trainer."""
+
+
+class _Server6(_Server):
+    address_family = socket.AF_INET6
 
 
 def serve(port: int, host: str, latest: Callable[[], ProcessSample | None]) -> None:
@@ -24,7 +63,7 @@ def serve(port: int, host: str, latest: Callable[[], ProcessSample | None]) -> N
     if _server is not None:
         return
     try:
-        from prometheus_client import CollectorRegistry, start_http_server
+        from prometheus_client import CollectorRegistry, make_wsgi_app
 
         from .metrics import FleetCollector
     except ImportError as error:
@@ -34,11 +73,13 @@ def serve(port: int, host: str, latest: Callable[[], ProcessSample | None]) -> N
     registry = CollectorRegistry()
     registry.register(FleetCollector(lambda: _fleet(latest())))
     try:
-        _server, _ = start_http_server(port, addr=host, registry=registry)
+        _server = (_Server6 if ":" in host else _Server)((host, port), _Handler)
     except OSError as error:
         raise Unavailable(f"{host}:{port}: {_told(error)}") from None
     except OverflowError:
         raise Unavailable(f"{host}:{port}: no such port; give one from 1 to 65535") from None
+    _server.set_app(make_wsgi_app(registry))
+    threading.Thread(target=_server.serve_forever, name="gpufrag-serve", daemon=True).start()
 
 
 def close() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -14,7 +15,7 @@ import pytest
 
 import gpufrag
 from fake_source import ScriptedSource
-from gpufrag import agent
+from gpufrag import agent, serve_self
 from gpufrag.errors import Unavailable, UsageError
 
 
@@ -83,6 +84,23 @@ def test_after_stop_the_port_is_free(port: int) -> None:
     gpufrag.stop()
     gpufrag.start(port=port)
     assert _scrape(port)
+
+
+def test_the_ranks_of_a_host_need_no_ports_of_their_own(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "9")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    with socket.create_server(("127.0.0.1", port)):  # the first rank's
+        gpufrag.start(port=port)
+        assert _scrape(port + 1)
+
+
+def test_scrapers_that_say_nothing_take_no_more_threads_than_there_may_be(port: int) -> None:
+    gpufrag.start(port=port)
+    with contextlib.ExitStack() as silent:
+        for _ in range(serve_self.CONNECTIONS):
+            silent.enter_context(socket.create_connection(("127.0.0.1", port)))
+        with socket.create_connection(("127.0.0.1", port), timeout=20) as refused:
+            assert refused.recv(1) == b""
 
 
 def test_a_port_in_use_is_told_in_one_line(port: int) -> None:
