@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from gpufrag.agent.sampler import Clocks
+from gpufrag.agent.clocks import Clocks
 from gpufrag.agent.sources import Capture, DeviceFacts, DeviceReading
 from gpufrag.model.heap import Heap
 from gpufrag.sample import Counters, DriverReading, PoolTotals, Totals

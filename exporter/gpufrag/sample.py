@@ -138,6 +138,8 @@ class ProcessSample:
     """Optimizer steps since the agent began; None where the process has no step hook."""
     health: AgentHealth = AgentHealth()
     schema: int = SCHEMA
+    peak_method: str | None = None
+    """How snapshots at a step's peak are found; timer where they are not; None where memory cannot be followed."""
 
 
 def encode(sample: ProcessSample) -> bytes:

@@ -11,17 +11,23 @@ from typing import Any
 
 from ..errors import Unavailable
 from ..folder import VARIABLE, FileName, to_write
+from ..oom_report import OomReport
 from ..sample import Identity, ProcessSample, encode
+from . import oom_files
+from .blackbox import BlackBox
+from .clocks import Clocks
 from .control import Control
 from .identity import identify, with_rank
 from .publisher import publish
-from .sampler import Clocks, Sampler
+from .sampler import Sampler
 from .settings import AgentSettings
-from .sources import Source
+from .sources import Source, TellsFaults
 from .trouble import Trouble
 
 ANSWER_WITHIN = 5.0
 """Seconds in which a caller of the control socket has its sample, or is told that there is none."""
+TOLD_WITHIN = 0.02
+"""Seconds for which an out-of-memory error waits until its count is published: the process may end of it."""
 LAST_WORDS = 2.0
 """Seconds for which the end of the process waits for the last sample."""
 
@@ -41,11 +47,14 @@ class Agent:
         self._wake, self._ending = threading.Event(), threading.Event()
         self._answers = threading.Condition()
         self._asked = self._answered = 0
+        self._urged = self._heard = 0
         self._obliged_at = -math.inf
         self._thread = threading.Thread(target=self._run, name="gpufrag-sampler", daemon=True)
+        self._box = BlackBox(source.capture, self._identify, self._keep, self._urge, self._trouble, self._clocks)
         self.latest: ProcessSample | None = None
 
     def start(self) -> None:
+        self._watch_ooms()
         self._sampler.watch_steps(self._wake.set)
         self._thread.start()
 
@@ -74,12 +83,33 @@ class Agent:
                 raise Unavailable(f"no sample within {ANSWER_WITHIN:g} s: the process is busy; ask again later")
             return {"time": self.latest.time}
 
+    def _watch_ooms(self) -> None:
+        """Before the first turn too: a program's first request may be the one that fails."""
+        if not self._box.watching and isinstance(self._source, TellsFaults):
+            self._box.watching = self._source.watch_ooms(self._box.explain)
+
+    def _keep(self, report: OomReport) -> None:
+        oom_files.keep(self._folder or self._find_folder(), report)
+
+    def _urge(self) -> None:
+        """Have a sample published at once. Not for the agent's thread."""
+        with self._answers:
+            self._urged += 1
+            mine = self._urged
+            self._wake.set()
+            self._answers.wait_for(lambda: self._heard >= mine, TOLD_WITHIN)
+
     def _run(self) -> None:
         while not self._ending.is_set():
+            self._guarded(self._follow)
             self._guarded(self._turn)
-            self._wake.wait(self._pause())
+            if not self._sampler.following:
+                self._wake.wait(self._pause())
             self._wake.clear()
         self._guarded(self._turn, last=True)
+
+    def _follow(self) -> None:
+        self._sampler.follow(self._wake.is_set, self._wake.wait)
 
     def _guarded(self, turn: Callable[..., None], **how: bool) -> None:
         """The sampler's outermost: whatever fails is counted, and the next turn begins anew."""
@@ -89,18 +119,21 @@ class Agent:
             self._trouble.note("sampler", error, "report it, with this line")
 
     def _turn(self, last: bool = False) -> None:
-        asked = self._asked
-        publishing = last or asked > self._answered or self._sampler.read_in() <= 0
+        asked, urged = self._asked, self._urged
+        publishing = last or asked > self._answered or urged > self._heard or self._sampler.read_in() <= 0
         if publishing:
             self._sampler.read()
-        if not last and (self._obliges(asked) or self._sampler.schedule.at_timer(self._clocks.wall())):
+        if not last and (self._obliges(asked) or self._timer_is_due()):
             self._sampler.take("timer")
         self._sampler.digest()
         if publishing:
             self._publish()
         with self._answers:
-            self._answered = asked
+            self._answered, self._heard = asked, urged
             self._answers.notify_all()
+
+    def _timer_is_due(self) -> bool:
+        return not self._sampler.following and self._sampler.schedule.at_timer(self._clocks.wall())
 
     def _obliges(self, asked: int) -> bool:
         """Whether a snapshot is taken because somebody asked: not more often than the file is published."""
@@ -116,7 +149,9 @@ class Agent:
         return max(0.001, min(self._sampler.read_in(), self._sampler.schedule.timer(wall) - wall))
 
     def _publish(self) -> None:
-        sample = self._sampler.sample(self._identify())
+        self._watch_ooms()
+        sample = self._box.counted(self._sampler.sample(self._identify()))
+        self._box.remember(sample)
         name = FileName.of(sample.identity)
         try:
             folder = self._folder or self._find_folder()

@@ -18,9 +18,9 @@ from ..model.verdict import judge
 from ..oom_report import OomReport, Point, headline
 from ..sample import DeviceSample, Identity, ProcessSample
 from . import stack
+from .clocks import Clocks
 from .oom_counts import Allowance, OomCounts
 from .oom_look import Look, facts, look
-from .sampler import Clocks
 from .sources import Capture, Fault
 from .torch_surface import REFUSALS
 from .trouble import Trouble

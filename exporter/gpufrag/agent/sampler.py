@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -13,23 +12,17 @@ from ..model.heap import Heap
 from ..model.reach import Driver
 from ..model.recurring import Recurrence, observe
 from ..sample import AgentHealth, DeviceSample, Identity, ProcessSample, Snapshot
+from .clocks import Clocks
+from .moments import current
+from .peaks import Peaks
 from .schedule import Schedule
 from .settings import AgentSettings
-from .sources import Capture, DeviceFacts, DeviceReading, Source
+from .sources import Capture, DeviceFacts, DeviceReading, Source, TellsLevel
 from .steps import Steps
 from .trouble import Trouble
 
 LONG_READ = 0.001
 """Seconds. The cheap figures of a device take microseconds: above this they waited for the allocator's lock."""
-
-
-@dataclass(frozen=True)
-class Clocks:
-    """Wall time for what is published, a monotonic one for durations, and this thread's own CPU time; seconds."""
-
-    wall: Callable[[], float] = time.time
-    monotonic: Callable[[], float] = time.perf_counter
-    cpu: Callable[[], float] = time.thread_time
 
 
 class Taken(NamedTuple):
@@ -64,27 +57,65 @@ class Sampler:
         self._devices: dict[int, Device] = {}
         self._alloc_conf: str | None = None
         self._stalls = {"snapshot": 0.0, "stats": 0.0, "wait": 0.0, "measure": 0.0}
+        self._unpaid = 0.0
         self._read_at = self._clocks.monotonic()
+        self._peaks = (
+            Peaks(source, settings, self._clocks, self._take_peak, self._spend)
+            if isinstance(source, TellsLevel)
+            else None
+        )
+        self._peak_is_next = False
+
+    @property
+    def following(self) -> bool:
+        """Whether a step is being followed: no snapshot by the timer meanwhile."""
+        return self._peaks is not None and self._peaks.underway
 
     def watch_steps(self, wake: Callable[[], None]) -> None:
-        """Take snapshots at step boundaries where the framework tells them, and call `wake` after each.
+        """Take snapshots at step boundaries and peaks where the framework tells them; `wake` is called after each.
 
-        The copy is made in the trainer's own thread: it holds the interpreter in any thread, and in another one
-        it would come some milliseconds later, in the midst of the next step.
+        The copy at a boundary is made in the trainer's own thread: it holds the interpreter in any thread, and in
+        another one it would come some milliseconds later, in the midst of the next step.
         """
         steps = Steps()
 
         def on_step(optimizer: object) -> None:
             try:
-                now = self._clocks.wall()
-                if steps.note(optimizer) and self.schedule.at_step(now) and not self._source.graph_underway():
-                    self.take("boundary")
+                if steps.note(optimizer) and self._at_boundary():
                     wake()
             except Exception as error:  # the trainer's stack is below: nothing may reach it
                 self._trouble.note("step", error, "snapshots come by the timer if this goes on")
 
         if self._source.watch_steps(on_step):
             self._steps = steps
+
+    def _at_boundary(self) -> bool:
+        """True where the agent's thread has something to do now."""
+        now = self._clocks.wall()
+        if self._peaks is not None:
+            self._peaks.boundary()
+        if not self.schedule.at_step(now) or self._source.graph_underway():
+            return False
+        if self._peaks is None or not self._peak_is_next:
+            self._peak_is_next = True
+            self.take("boundary")
+        elif (device := self._fullest()) is None or not self._peaks.begin(device):
+            self._peak_is_next = False
+            self.schedule.leave_to_chance(now)
+        return True
+
+    def _fullest(self) -> int | None:
+        peaks = {reading.device: reading.totals.peak_active for reading in self._readings if reading.totals}
+        return max(peaks, key=lambda device: peaks[device], default=None)
+
+    def _take_peak(self) -> None:
+        self._peak_is_next = False
+        self.take("peak")
+
+    def follow(self, interrupted: Callable[[], bool], rest: Callable[[float], object]) -> None:
+        """Follow the step that is underway, if one is; until it ends, `interrupted`, or figures are to be read."""
+        if self._peaks is not None:
+            self._peaks.follow(lambda: interrupted() or self.read_in() <= 0, rest)
 
     def take(self, at: str) -> None:
         """Copy the heap in this thread, now. It is measured by the next `digest`."""
@@ -104,6 +135,10 @@ class Sampler:
         """Measure what was taken since the last call, and plan the next snapshot by what this one cost in all."""
         while self._taken:
             self._digest(self._taken.popleft())
+        if self._peaks is not None:
+            began = self._clocks.cpu()
+            self._peaks.learn()
+            self._share(self._clocks.cpu() - began)
 
     def _digest(self, taken: Taken) -> None:
         began = self._clocks.cpu()
@@ -112,16 +147,35 @@ class Sampler:
         finally:
             spent = self._clocks.cpu() - began  # the trainer had to share the interpreter meanwhile
             self._stalls["measure"] += spent
-            self.schedule.taken(self._clocks.wall(), taken.duration + spent, self._source.recording())
+            unpaid, self._unpaid = self._unpaid, 0.0
+            self.schedule.taken(self._clocks.wall(), taken.duration + spent + unpaid, self._source.recording())
+
+    def _spend(self, seconds: float) -> None:
+        """One reading of a step that is followed; paid for with the next snapshot."""
+        self._stalls["wait" if seconds > LONG_READ else "stats"] += seconds
+        self._unpaid += seconds
+
+    def _share(self, seconds: float) -> None:
+        """Time that the program had to share the interpreter for; paid for with the next snapshot."""
+        self._stalls["measure"] += seconds
+        self._unpaid += seconds
 
     def read(self) -> None:
         """The cheap figures; after a reading that had to wait, the next one is put off by what that wait allows."""
         self._read_at = self._clocks.monotonic() + self._settings.publish_every  # even where this one fails
-        self._readings = tuple(self._source.read())
+        retries, self._readings = self._retries(), tuple(self._source.read())
+        if retries is not None and (self._retries() or 0) > retries:  # the allocator had to flush: look soon
+            self._peak_is_next = self._peaks is not None
+            self.schedule.hasten(self._clocks.wall())
         held = [reading.held for reading in self._readings]
         for seconds in held:
             self._stalls["wait" if seconds > LONG_READ else "stats"] += seconds
         self._read_at += max(0.0, sum(held) / self._settings.budget - self._settings.publish_every)
+
+    def _retries(self) -> int | None:
+        """Of all devices; None before the first reading."""
+        counts = [reading.totals.counters.alloc_retries for reading in self._readings if reading.totals]
+        return sum(count or 0 for count in counts) if counts else None
 
     def read_in(self) -> float:
         """Seconds until the cheap figures are to be read again."""
@@ -136,19 +190,24 @@ class Sampler:
             time=self._clocks.wall(),
             devices=tuple(self._device_sample(reading) for reading in self._readings),
             steps=self._steps.count if self._steps else None,
+            peak_method=self._peaks.method if self._peaks else None,
             health=AgentHealth(dict(self._stalls), self._trouble.counts),
         )
 
     def _measure(self, taken: Taken) -> None:
         heap = taken.capture.heap()
         self._alloc_conf = taken.capture.alloc_conf
+        active: dict[int, int] = {}
         for reading in taken.capture.readings:
             own = heap.on_device(reading.device)
             device = self._known(reading.device)
             device.limit = taken.capture.limits.get(reading.device)
             measured = measure(own, driver_at(own, reading, device.limit))
             device.snapshots[taken.at] = Snapshot(taken.time, taken.at, taken.duration, measured)
+            active[reading.device] = measured.active
             device.recurrence = observe(device.recurrence, own, taken.time)
+        if self._peaks is not None and taken.at == "peak":
+            self._peaks.found(active)
 
     def _known(self, device: int) -> Device:
         if device not in self._devices:
@@ -169,7 +228,7 @@ class Sampler:
             totals=reading.totals,
             driver=reading.driver,
             largest_recurring=device.recurrence.largest(self._clocks.wall()),
-            snapshots=tuple(_by_moment(device.snapshots.values())),
+            snapshots=current(device.snapshots.values(), self._clocks.wall(), self.schedule.window),
         )
 
 
@@ -185,7 +244,3 @@ def driver_at(heap: Heap, reading: DeviceReading, limit: int | None) -> Driver:
         reserved = reading.totals.large.reserved + reading.totals.small.reserved
         free += reserved - sum(segment.size for segment in heap.segments)
     return Driver(min(max(0, free), size), size, limit)
-
-
-def _by_moment(snapshots: Iterable[Snapshot]) -> list[Snapshot]:
-    return sorted(snapshots, key=lambda snapshot: snapshot.at)

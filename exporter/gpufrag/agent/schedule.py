@@ -39,12 +39,19 @@ class Schedule:
         self._chance = chance or Random().random  # not the module's generator: the trainer may have seeded that
         self._spacing = spacing(settings, 0.0)
         self._opens, self._phase = now, self._chance()
-        self._last_step = -math.inf
+        self._last_step = self._taken_at = -math.inf
+        self._cost, self._recording = 0.0, False
+        self._by_chance = False
+
+    @property
+    def window(self) -> float:
+        """Seconds that a window lasts now."""
+        return self._spacing
 
     def at_step(self, now: float) -> bool:
         """A step has ended; True where a snapshot is due at its boundary. Called after every step: it is cheap."""
         self._last_step = now
-        return now >= self._opens
+        return now >= self._opens and not self._by_chance
 
     def at_timer(self, now: float) -> bool:
         """True where a snapshot is due although no step ends now."""
@@ -54,14 +61,29 @@ class Schedule:
 
     def timer(self, now: float) -> float:
         """When `at_timer` will be true if nothing happens until then."""
-        stepping = now - self._last_step <= self._spacing
+        stepping = now - self._last_step <= self._spacing and not self._by_chance
         return self._opens + self._spacing * (1.0 if stepping else self._phase)
 
     def taken(self, now: float, cost: float, recording: bool) -> None:
         """A snapshot was taken, or could not be, and cost so many seconds in all."""
         self._spacing = spacing(self._settings, cost, recording)
+        self._taken_at, self._cost, self._recording = now, cost, recording
         self._plan(now)
+
+    def leave_to_chance(self, now: float) -> None:
+        """No step tells when: the snapshot of this window comes at a random phase of one that begins now."""
+        self._opens, self._by_chance = now, True
+
+    def hasten(self, now: float) -> None:
+        """Something has happened: let the next window begin now, or as soon as the last snapshot is paid for.
+
+        Not while history is recorded: what snapshots cost the user then is no time.
+        """
+        paid = self._taken_at + self._cost / self._settings.budget
+        if not self._recording and (soon := max(now, paid)) < self._opens:
+            self._opens, self._phase = soon, 0.0
 
     def _plan(self, now: float) -> None:
         self._opens = next_multiple(self._spacing, now)
         self._phase = self._chance()
+        self._by_chance = False

@@ -11,10 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from types import ModuleType
-from typing import Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from ..model.heap import Heap
 from ..sample import DriverReading, Totals
+from .peak import Level
 from .trouble import Trouble
 
 ADAPTERS = {"torch": "torch_source"}
@@ -62,6 +63,36 @@ class Capture:
     """Seconds for which the copy kept all of the process's threads from running Python."""
     waited: float = 0.0
     """How many of them went by in waiting for the allocator's lock."""
+
+
+class Fault(NamedTuple):
+    """A request for memory that has just failed for good, told in the thread that made it."""
+
+    device: int
+    requested: int
+    """What the allocator asked the driver for; the program's own request is at most that."""
+    driver_free: int
+
+
+@runtime_checkable
+class TellsFaults(Protocol):
+    """What some sources can do besides."""
+
+    def watch_ooms(self, on_oom: Callable[[Fault], None]) -> bool:
+        """Have `on_oom` called at each out-of-memory error, before it is raised; `capture` may be called there.
+
+        False where this framework cannot, or not yet. It is not called any more once the source is closed.
+        """
+        ...
+
+
+@runtime_checkable
+class TellsLevel(Protocol):
+    """What some sources can do besides: their memory can be followed through a step."""
+
+    def level(self, device: int) -> Level | None:
+        """A device that `read` has named, in some ten microseconds; None where it cannot be told. In any thread."""
+        ...
 
 
 class Source(Protocol):

@@ -15,8 +15,9 @@ from typing import Any
 
 from ..model.heap import parse
 from ..sample import Counters, DriverReading, Totals
-from . import torch_devices, torch_snapshot, torch_stats
-from .sources import Capture, DeviceFacts, DeviceReading
+from . import torch_devices, torch_oom, torch_snapshot, torch_stats
+from .peak import Level
+from .sources import Capture, DeviceFacts, DeviceReading, Fault
 from .torch_surface import REFUSALS, TorchSurface
 from .trouble import Trouble
 
@@ -33,6 +34,7 @@ class TorchSource:
         self._surface, self._trouble, self._environment = TorchSurface(torch, trouble), trouble, environment
         self._counters: dict[int, torch_stats.CounterMemory] = {}
         self._on_step: Callable[[object], None] | None = None
+        self._on_oom: Callable[[Fault], None] | None = None
 
     @property
     def framework_version(self) -> str:
@@ -67,6 +69,10 @@ class TorchSource:
             waited=waited if waited > LONG_PROBE else 0.0,
         )
 
+    def level(self, device: int) -> Level | None:
+        stats = self._stats(device)
+        return torch_stats.level(stats) if stats else None
+
     def recording(self) -> bool:
         return bool(self._surface.ask("cuda.is_initialized") and self._surface.ask("_C._cuda_isHistoryEnabled"))
 
@@ -81,13 +87,22 @@ class TorchSource:
     def graph_underway(self) -> bool:
         return self._surface.ask("cuda.is_current_stream_capturing") is not False  # an unknown state is not safe
 
+    def watch_ooms(self, on_oom: Callable[[Fault], None]) -> bool:
+        self._on_oom = on_oom
+        return torch_oom.attach(self._surface, self._trouble, self._observer)
+
     def close(self) -> None:
         # torch keeps the hook: taking one out while another thread steps would break that step
-        self._on_step = None
+        self._on_step = self._on_oom = None
 
     def _hook(self, optimizer: object, args: object, kwargs: object) -> None:
         if (on_step := self._on_step) is not None:
             on_step(optimizer)
+
+    def _observer(self, fault: Fault) -> None:
+        if (on_oom := self._on_oom) is not None:
+            self._counters.setdefault(fault.device, torch_stats.CounterMemory())  # its first request may have failed
+            on_oom(fault)
 
     def _backend(self) -> Any:
         return self._surface.ask("cuda.get_allocator_backend")

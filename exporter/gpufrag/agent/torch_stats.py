@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..sample import Counters, PoolTotals, Totals
+from .peak import Level
 
 Stats = Mapping[str, Any]
 """As torch.cuda.memory_stats_as_nested_dict gives it: family, then pool, then field."""
@@ -47,6 +48,14 @@ class CounterMemory:
 def reserved(stats: Stats) -> int:
     """Bytes that the allocator holds, private pools included; 0 where torch does not tell."""
     return int(stats.get("reserved_bytes", {}).get("all", {}).get("current", 0))
+
+
+def level(stats: Stats) -> Level | None:
+    """None where this torch lacks one of its figures."""
+    active, allocations = stats.get("active_bytes", {}).get("all"), stats.get("allocation", {}).get("all")
+    if not active or not allocations:
+        return None
+    return Level(active["current"], allocations["allocated"], active["peak"])
 
 
 def totals(stats: Stats, time: float, counters: Counters) -> Totals:

@@ -32,13 +32,18 @@ class TorchSurface:
 
     def find(self, name: str) -> Callable[..., Any] | None:
         """`cuda.mem_get_info` -> that function; None where this torch has no such name."""
+        found = self.value(name)
+        return found if callable(found) else None
+
+    def value(self, name: str) -> Any:
+        """What torch has under that name; None where it has nothing."""
         found: Any = self._torch
         path = found.__name__
         for part in name.split("."):
             path = f"{path}.{part}"
             # torch.optim takes its submodules' names out again: they are loaded, but no attributes
             found = getattr(found, part, None) or sys.modules.get(path)
-        return found if callable(found) else None
+        return found
 
     def ask(self, name: str, *arguments: object) -> Any:
         """What the function answers; None where it is missing, or refuses (which is counted)."""

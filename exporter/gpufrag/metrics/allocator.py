@@ -7,7 +7,6 @@ from typing import Any
 
 from ..model.fragmentation import Pool
 from ..model.reach import Driver
-from ..sample import Snapshot
 from .row import COUNTER, GAUGE, HISTOGRAM, Metric, Sizes
 from .sources import DEVICE, SNAPSHOT, SNAPSHOT_POOL, TOTALS, TOTALS_POOL, OnDevice
 
@@ -23,12 +22,6 @@ def _sizes(pool: Pool) -> Sizes:
 def _limit(place: OnDevice) -> int | None:
     driver = place.sample.driver
     return Driver(size=driver.size if driver else None, limit=place.sample.limit).cap
-
-
-def _active(snapshot: Snapshot) -> int:
-    """Torch's own peak counts private pools too."""
-    found = snapshot.measured
-    return found.large.active + found.small.active + found.private_pool_reserved - found.captive
 
 
 ALLOCATOR: tuple[Metric[Any], ...] = (
@@ -168,7 +161,7 @@ ALLOCATOR: tuple[Metric[Any], ...] = (
         "For how long the latest snapshot held up the process.",
     ),
     Metric(
-        "gpufrag_snapshot_active_bytes", GAUGE, SNAPSHOT, _active,
+        "gpufrag_snapshot_active_bytes", GAUGE, SNAPSHOT, lambda snapshot: snapshot.measured.active,
         "Active bytes at the snapshot, private pools included. Beside peak_active it tells how near the snapshot came "
         "to the true peak.",
     ),

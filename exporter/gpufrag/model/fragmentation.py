@@ -74,6 +74,11 @@ class Fragmentation:
         return self.large.reserved + self.small.reserved + self.private_pool_reserved
 
     @property
+    def active(self) -> int:
+        """Of all pools, private ones included, as torch's own peak counts it."""
+        return self.large.active + self.small.active + self.private_pool_reserved - self.captive
+
+    @property
     def free_cached(self) -> int:
         return self.large.free_cached + self.small.free_cached
 

@@ -1,0 +1,29 @@
+"""Which of the latest snapshots still tell something about now."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ..sample import Snapshot
+
+BESIDE = 6
+"""Windows. Boundary and peak take turns: two that should have come have not."""
+ALONE = 30
+"""Windows without any snapshot. The last one is kept for long: it may be why there is none."""
+WINDOW = 10.0
+"""Seconds that a window counts, at the least."""
+
+
+def current(snapshots: Iterable[Snapshot], now: float, window: float) -> tuple[Snapshot, ...]:
+    """By moment. One that is old is left out: long before that if there are newer ones, of other moments.
+
+    The worst moment of a job is what is judged, so that one that no longer comes would be judged for ever.
+    """
+    found = sorted(snapshots, key=lambda snapshot: snapshot.at)
+    latest = max((snapshot.time for snapshot in found), default=now)
+    counted = max(window, WINDOW)
+    return tuple(
+        snapshot
+        for snapshot in found
+        if latest - snapshot.time <= BESIDE * counted and now - snapshot.time <= ALONE * counted
+    )
