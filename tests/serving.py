@@ -18,10 +18,11 @@ PATIENCE = 20.0
 
 
 class Serving:
-    """One `gpufrag serve` on a free port; `log` is what it has written to stderr so far."""
+    """One `gpufrag serve`; `log` is what it has written to stderr so far. `script` runs instead of the module."""
 
-    def __init__(self, *arguments: str, **environment: str) -> None:
-        command = [sys.executable, "-m", "gpufrag", "serve", "--no-nvml", *arguments]
+    def __init__(self, *arguments: str, script: str | None = None, **environment: str) -> None:
+        begin = ["-m", "gpufrag"] if script is None else ["-c", script]
+        command = [sys.executable, *begin, "serve", "--no-nvml", *arguments]
         paths = os.pathsep.join([str(Path(gpufrag.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
         kept = {key: value for key, value in os.environ.items() if key != "GPUFRAG_DIR"}
         self.process = subprocess.Popen(

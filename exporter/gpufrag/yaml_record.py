@@ -1,7 +1,8 @@
 """YAML into frozen dataclasses: every key is known, every value has its type, every error names its place.
 
 A field's annotation says what its value must look like: `Seconds` and `Bytes` are written as people write them
-(`10s`, `4MiB`), `Path` counts from the folder of the file, `Count` is at least 1.
+(`10s`, `4MiB`), `Path` counts from the folder of the file, `Count` is at least 1. A record's UNSERVED, where it has
+one, names keys that other programs know: they are refused with what to do instead.
 """
 
 from __future__ import annotations
@@ -41,19 +42,28 @@ def read(kind: type[T], raw: Any, base: Path = Path(), where: str = "") -> T:
     """`raw`, as YAML gives it, as a record; raises UsageError that names the key by its path."""
     if not isinstance(raw, Mapping):
         raise UsageError(f"{where or 'the whole'} is {_shown(raw)}: a mapping of keys belongs here")
-    hints = typing.get_type_hints(kind, include_extras=True)
-    check_keys(raw, hints, where)
+    every = typing.get_type_hints(kind, include_extras=True)
+    hints = {field.name: every[field.name] for field in fields(kind)}  # type: ignore[arg-type]
+    check_keys(raw, hints, where, getattr(kind, "UNSERVED", {}))
     values = {key: _value(hints[key], value, base, _join(where, key)) for key, value in raw.items()}
     missing = [field.name for field in fields(kind) if _is_required(field) and field.name not in values]  # type: ignore[arg-type]
     if missing:
-        raise UsageError(f"{_join(where, missing[0])} is missing")
+        belong = "is missing" if len(missing) == 1 else "are missing"
+        raise UsageError(f"{' and '.join(_join(where, name) for name in missing)} {belong}")
     return kind(**values)
 
 
-def check_keys(keys: Iterable[Any], known: Iterable[str], where: str) -> None:
-    """Raises UsageError for the first key that is not known, and names the nearest that is."""
+def check_keys(
+    keys: Iterable[Any], known: Iterable[str], where: str, unserved: Mapping[str, str] = types.MappingProxyType({})
+) -> None:
+    """Raises UsageError for the first key that is not known, and names the nearest that is.
+
+    `unserved` are keys that others know and that are refused here, each with what to do instead.
+    """
     known = sorted(known)
     for key in keys:
+        if key in unserved:
+            raise UsageError(f"{_join(where, key)} is not served by gpufrag: {unserved[key]}")
         if key not in known:
             raise UsageError(f"{_join(where, key)} is not a key; {_suggestion(str(key), known)}")
 
@@ -70,7 +80,9 @@ def _value(kind: Any, raw: Any, base: Path, where: str) -> Any:
         return read(typing.cast("type[Any]", kind), raw, base, where)
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is types.UnionType:  # only `X | None` is used
-        return None if raw is None else _value(arguments[0], raw, base, where)
+        if raw is None and not is_dataclass(arguments[0]):  # whoever has begun a record means to fill it
+            return None
+        return _value(arguments[0], raw, base, where)
     if origin is tuple and isinstance(raw, list):
         return tuple(_value(arguments[0], item, base, f"{where}[{i}]") for i, item in enumerate(raw))
     if origin is Mapping:
@@ -85,8 +97,8 @@ def _mapping(kind: Any, raw: Any, base: Path, where: str) -> dict[str, Any]:
 
 
 def _scalar(kind: Any, raw: Any, base: Path, where: str) -> Any:
-    if kind is Path and isinstance(raw, str) and raw:
-        return base / raw
+    if kind is Path and isinstance(raw, str):
+        return _path(raw, base, where)
     if kind in (Seconds, Bytes):
         return _quantity(kind, raw, where)
     if kind == Count and type(raw) is int and raw >= 1:
@@ -96,6 +108,12 @@ def _scalar(kind: Any, raw: Any, base: Path, where: str) -> Any:
     if type(raw) is not kind:
         raise UsageError(f"{where} is {_shown(raw)}: {_EXPECTED.get(kind, 'another type')} belongs here")
     return raw
+
+
+def _path(raw: str, base: Path, where: str) -> Path:
+    if not raw or "\0" in raw or not raw.isprintable():
+        raise UsageError(f"{where} is {'empty' if not raw else 'no path'}: the path of a file or folder belongs here")
+    return base / raw
 
 
 _EXPECTED = {

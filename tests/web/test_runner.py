@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ def test_a_request_in_work_is_finished_before_the_end(start: Any) -> None:
         assert client.recv(1000).startswith(b"HTTP/1.1 200 ")
 
 
-def test_a_request_that_does_not_end_is_cut_off(start: Any) -> None:
+def test_a_request_that_does_not_end_is_cut_off(start: Any, caplog: pytest.LogCaptureFixture) -> None:
     slow = Slow(3600)
     server = start(slow.service, drain_timeout=0.2, request_timeout=3600)
     with server.connect() as client:
@@ -62,6 +63,7 @@ def test_a_request_that_does_not_end_is_cut_off(start: Any) -> None:
         except ConnectionResetError:
             rest = b""
         assert not rest.startswith(b"HTTP/1.1 200 ")
+    assert [record.message for record in caplog.records if record.levelname != "INFO"] == ["requests cut off"]
 
 
 def test_idle_and_silent_connections_do_not_hold_up_the_end(start: Any) -> None:
@@ -111,6 +113,24 @@ def test_new_settings_come_with_a_reload(start: Any) -> None:
     assert applied == ["applied"]
 
 
+def test_only_another_address_than_the_one_it_listens_on_needs_a_restart(
+    start: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    wanted = iter(["127.0.0.1:1", "127.0.0.1:0", "127.0.0.1:1"])
+
+    async def apply() -> None:
+        pass
+
+    server = start(replace(hello(), reload=lambda: Reload(WebSettings(listen_address=next(wanted)), apply)))
+    told = []
+    for count in (1, 2, 3):
+        server.call(server.server.reload)
+        _until(partial(_counted, caplog, "config reloaded", count))
+        told.append(caplog.text.count("a new listen address needs a restart"))
+    assert told == [1, 1, 2]
+
+
 def test_a_refused_config_keeps_the_old(start: Any, caplog: pytest.LogCaptureFixture) -> None:
     def refuse() -> Reload:
         raise UsageError("gpufrag.yaml: web.prot is not a key")
@@ -155,6 +175,10 @@ def test_work_in_the_background_ends_with_the_server(start: Any) -> None:
     assert server.get().status_code == 200
     server.stop()
     assert ended == [True]
+
+
+def _counted(caplog: pytest.LogCaptureFixture, text: str, count: int) -> bool:
+    return caplog.text.count(text) == count
 
 
 def _until(true: Callable[[], bool]) -> None:

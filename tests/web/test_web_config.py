@@ -65,6 +65,16 @@ def test_paths_count_from_the_file(write: Write) -> None:
         ("tls_server_confg: {}", "tls_server_confg is not a key; did you mean tls_server_config?"),
         ("tls_server_config: {cert_flie: a, key_file: b}", "tls_server_config.cert_flie .* did you mean cert_file"),
         ("tls_server_config: {cert_file: a}", "tls_server_config.key_file is missing"),
+        (
+            "tls_server_config: {}",
+            "tls_server_config.cert_file and tls_server_config.key_file are missing",
+        ),
+        ("tls_server_config:", "tls_server_config is empty: a mapping of keys belongs here"),
+        ("tls_server_config: {cert_file: '', key_file: b}", "tls_server_config.cert_file is empty: the path of a file"),
+        ('tls_server_config: {cert_file: "a\\0b", key_file: b}', "tls_server_config.cert_file is no path"),
+        ("tls_server_config: {cipher_suites: [x]}", "cipher_suites is not served by gpufrag: OpenSSL's own .* TLS13"),
+        ("tls_server_config: {cert: x, key: y}", "tls_server_config.cert is not served .* name that in cert_file"),
+        ("rate_limit: {interval: 1s, burst: 5}", "rate_limit is not served by gpufrag: remove it; web.max_requests"),
         ("tls_server_config: {cert_file: 3, key_file: b}", "tls_server_config.cert_file is a number: a path belongs"),
         ("tls_server_config: {cert_file: a, key_file: b, min_version: TLS10}", "min_version is 'TLS10': one of TLS12"),
         (

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import gc
 import os
-from collections.abc import Iterator, Mapping
+import signal
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -43,6 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    hang_up_again = _hold_hangups()  # before what takes time to load
+
     from .. import logs
     from ..sidecar import server
     from ..web import runner
@@ -53,8 +56,25 @@ def run(options: argparse.Namespace) -> int:
     gc.collect()
     gc.freeze()  # what is loaded by now stays: no collection during a scrape need look at it
     with _announced(sidecar.service(), options.write_target) as service:
-        runner.run(service, config.web)
+        runner.run(_then(service, hang_up_again), config.web)
     return 0
+
+
+def _hold_hangups() -> Callable[[Address], None]:
+    """Keep a SIGHUP, which would end the process, until the server can take it: then the result is to be called."""
+    held: list[int] = []
+    signal.signal(signal.SIGHUP, lambda number, frame: held.append(number))
+    return lambda address: signal.raise_signal(held[0]) if held else None
+
+
+def _then(service: Service, also: Callable[[Address], None]) -> Service:
+    """The service, which tells `also` where it listens."""
+
+    def started(address: Address) -> None:
+        service.started(address)
+        also(address)
+
+    return replace(service, started=started)
 
 
 @contextmanager
@@ -66,12 +86,7 @@ def _announced(service: Service, folder: Path | None) -> Iterator[Service]:
     from ..sidecar import target_file
 
     with target_file.kept(folder) as announce:
-
-        def started(address: Address) -> None:
-            announce(address)
-            service.started(address)
-
-        yield replace(service, started=started)
+        yield _then(service, announce)
 
 
 def _configured(options: argparse.Namespace) -> ServeConfig:

@@ -12,6 +12,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from .. import metrics
+from ..web.routes import only
 from ..web.worker import Worker
 from .film import Film
 from .fleet import Job, Period, see
@@ -42,7 +43,7 @@ def app(
         found = [target(job, request.url.netloc) for job in jobs]
         return Response(json.dumps(found), media_type="application/json")
 
-    return Starlette(routes=[Route("/targets", targets), Route("/jobs/{job}/metrics", scrape)])
+    return only([Route("/targets", targets), Route("/jobs/{job}/metrics", scrape)])
 
 
 def target(job: Job, address: str) -> dict[str, object]:

@@ -8,7 +8,6 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
-from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
@@ -18,6 +17,7 @@ from ..config import ServeConfig
 from ..logs import event
 from ..view import CollectorResult, Fleet
 from ..web.listen import Address
+from ..web.routes import only
 from ..web.runner import Reload, Service
 from ..web.worker import Worker
 from . import page
@@ -51,7 +51,7 @@ class Sidecar:
             Route("/-/ready", self._ready),
         ]
         return Service(
-            Starlette(routes=routes),
+            only(routes),
             open_paths=PROBES,
             reload=self._reload,
             started=self._started,

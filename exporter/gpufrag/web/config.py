@@ -15,6 +15,7 @@ import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 from .. import yaml_record
 from ..errors import BadInput, Unavailable, UsageError
@@ -51,6 +52,16 @@ class TlsServerConfig:
     """TLS12 or TLS13; older ones are not offered."""
     max_version: str = "TLS13"
     """TLS12 or TLS13."""
+
+    UNSERVED: ClassVar[Mapping[str, str]] = {
+        "cipher_suites": "OpenSSL's own choice is offered; remove it, and narrow that with min_version: TLS13",
+        "curve_preferences": "OpenSSL's own choice is offered; remove it",
+        "prefer_server_cipher_suites": "remove it; among the suites of today the order is no matter of security",
+        "client_allowed_sans": "remove it, and let client_ca_file hold an authority that signs for these clients only",
+        "cert": "write it to a file and name that in cert_file",
+        "key": "write it to a file and name that in key_file",
+        "client_ca": "write it to a file and name that in client_ca_file",
+    }
 
     def __post_init__(self) -> None:
         _one_of(self.client_auth_type, _CLIENT_AUTH, "client_auth_type")
@@ -89,6 +100,10 @@ class WebConfig:
     http_server_config: HttpServerConfig = HttpServerConfig()
     basic_auth_users: Mapping[str, str] = field(default_factory=dict, repr=False)
     """User name to bcrypt hash."""
+
+    UNSERVED: ClassVar[Mapping[str, str]] = {
+        "rate_limit": "remove it; web.max_requests and web.max_connections of the --config file bound what one can ask",
+    }
 
     def __post_init__(self) -> None:
         for user, hashed in self.basic_auth_users.items():

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import re
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 import h11
 from starlette.exceptions import HTTPException
@@ -19,6 +21,7 @@ _BUSY = (
     b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nconnection: close\r\n"
     b"content-type: text/plain; charset=utf-8\r\ncontent-length: 26\r\n\r\ntoo many open connections\n"
 )
+_ABSOLUTE = re.compile(rb"https?://[^/]*", re.IGNORECASE)
 _CLOSE = (b"connection", b"close")  # what is left of the request is not read
 
 
@@ -99,6 +102,7 @@ class Bounds:
         self.settings = settings
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope = _origin_form(scope)
         refusal = self._refusal(scope)
         if refusal is not None:
             await _answer(send, *refusal)
@@ -106,6 +110,8 @@ class Bounds:
         self._working += 1
         try:
             await self._app(scope, _Body(receive, self._max_body), send)
+        except asyncio.CancelledError:  # cut off at the server's end, which has told it; uvicorn would call it a fault
+            pass
         finally:
             self._working -= 1
 
@@ -137,6 +143,15 @@ class _Body:
         if self._left < 0:
             raise HTTPException(413, headers={"connection": "close"})
         return message
+
+
+def _origin_form(scope: Scope) -> Scope:
+    """`GET http://host/path`, as one asks a proxy, is `GET /path` to the server itself (RFC 9112, 3.2.2)."""
+    absolute = _ABSOLUTE.match(scope["raw_path"])
+    if absolute is None:
+        return scope
+    path = scope["raw_path"][absolute.end() :] or b"/"
+    return {**scope, "raw_path": path, "path": unquote(path.decode("ascii"))}
 
 
 def _declared_length(headers: list[tuple[bytes, bytes]]) -> int:

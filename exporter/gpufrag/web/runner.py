@@ -69,7 +69,7 @@ class WebServer(Server):
 
     def __init__(self, service: Service, settings: WebSettings) -> None:
         address = listen.parse(settings.listen_address)
-        self._service, self._settings = service, settings
+        self._service, self._settings, self._bound = service, settings, settings.listen_address
         self._files = files.read(settings.config_file)
         self._auth = BasicAuth(service.app, Passwords(self._files.web.basic_auth_users), service.open_paths)
         self._bounds = Bounds(self._auth, settings, service.methods, service.max_body)
@@ -101,6 +101,23 @@ class WebServer(Server):
         await super().shutdown(sockets)
         for connection in list(self.server_state.connections):  # what did not end in time
             connection.transport.abort()
+
+    async def _wait_tasks_to_complete(self) -> None:
+        """In uvicorn's place, to which a request that outlasts the drain is an error, and then another."""
+        try:
+            await asyncio.wait_for(super()._wait_tasks_to_complete(), self._settings.drain_timeout)
+        except asyncio.TimeoutError:
+            await self._cut_off()
+
+    async def _cut_off(self) -> None:
+        tasks = list(self.server_state.tasks)
+        if tasks:
+            event(log, logging.WARNING, "requests cut off", count=len(tasks), after=f"{self._settings.drain_timeout}s")
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+        await asyncio.sleep(0)  # first the protocols learn that nobody waits for an answer
+        for task in tasks:
+            task.cancel()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -174,7 +191,7 @@ class WebServer(Server):
         event(log, logging.INFO, "config reloaded")
 
     def _take_settings(self, settings: WebSettings) -> None:
-        if settings.listen_address != self._settings.listen_address:
+        if settings.listen_address != self._bound:
             event(log, logging.WARNING, "a new listen address needs a restart", address=settings.listen_address)
         self._settings = self._bounds.settings = settings
         self.config.http_protocol_class = protocol(settings)
@@ -201,6 +218,5 @@ def _uvicorn_config(app: ASGIApp, settings: WebSettings) -> Config:
         proxy_headers=False,
         server_header=False,
         timeout_keep_alive=settings.keep_alive,  # type: ignore[arg-type]
-        timeout_graceful_shutdown=settings.drain_timeout,  # type: ignore[arg-type]
         h11_max_incomplete_event_size=settings.max_header_size,
     )

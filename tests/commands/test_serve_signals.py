@@ -1,0 +1,53 @@
+"""Signals that reach `gpufrag serve` before it serves."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gpufrag.commands import serve as command
+from gpufrag.web.listen import Address
+from serving import Serving
+
+SLOW_START = """\
+import os, signal, sys
+from gpufrag.commands import serve
+real = serve._configured
+def configured(options):
+    serve._configured = real
+    found = real(options)
+    os.kill(os.getpid(), signal.SIGHUP)  # in the middle of the start, the config being read
+    return found
+serve._configured = configured
+from gpufrag.cli import main
+sys.exit(main())
+"""
+
+
+def test_a_hangup_during_the_start_is_a_reload_as_soon_as_there_is_a_server(tmp_path: Path) -> None:
+    one = Serving("--folder", str(tmp_path), "--port", "0", script=SLOW_START)
+    try:
+        one.wait_for('msg="config reloaded"')
+        assert one.get("/-/healthy") == (200, "ok\n")
+        assert one.end() == 0
+    finally:
+        one.close()
+
+
+def test_without_a_hangup_nothing_is_reloaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    raised: list[int] = []
+    monkeypatch.setattr(signal, "raise_signal", raised.append)
+    before = signal.getsignal(signal.SIGHUP)
+    try:
+        again: Callable[[Address], None] = command._hold_hangups()
+        again(Address("127.0.0.1", 1))
+        assert raised == []
+        os.kill(os.getpid(), signal.SIGHUP)
+        again(Address("127.0.0.1", 1))
+        assert raised == [signal.SIGHUP]
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -1,0 +1,55 @@
+"""What a request may name as its target, and what it gets for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from gpufrag.web.routes import only
+from gpufrag.web.runner import Service
+from running_server import received
+
+
+async def _echo(request: Request) -> Response:
+    return PlainTextResponse(f"{request.url.path}?{request.url.query}")
+
+
+SERVICE = Service(only([Route("/", _echo), Route("/metrics", _echo)]), open_paths=frozenset({"/"}))
+
+
+def ask(server: Any, target: str) -> tuple[str, str]:
+    """The status and the body."""
+    with server.connect() as client:
+        client.sendall(f"GET {target} HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n".encode())
+        head, _, body = received(client).decode().partition("\r\n\r\n")
+    assert "evil.example" not in head + body
+    return head.split()[1], body
+
+
+@pytest.mark.parametrize(
+    ("target", "seen"),
+    [
+        ("/metrics?a=b", "/metrics?a=b"),
+        ("http://evil.example/metrics?a=b", "/metrics?a=b"),
+        ("HTTPS://127.0.0.1:9836/metrics", "/metrics?"),
+        ("http://evil.example", "/?"),
+        ("http://evil.example?a=b", "/?a=b"),
+    ],
+)
+def test_the_form_that_one_asks_a_proxy_is_the_same_request(start: Any, target: str, seen: str) -> None:
+    assert ask(start(SERVICE), target) == ("200", seen)
+
+
+@pytest.mark.parametrize("target", ["/metrics/", "//evil.example/", "http://evil.example/metrics/", "/metrics//"])
+def test_a_slash_too_many_leads_nowhere(start: Any, target: str) -> None:
+    assert ask(start(SERVICE), target)[0] == "404"
+
+
+def test_a_password_is_wanted_in_either_form(start: Any, write: Any, hashed: Any) -> None:
+    server = start(SERVICE, config_file=write(f"basic_auth_users: {{alice: '{hashed('x')}'}}"))
+    found = [ask(server, target)[0] for target in ("/metrics", "http://x/metrics", "http://x/", "http:///metrics")]
+    assert found == ["401", "401", "200", "401"]
