@@ -1,47 +1,48 @@
-"""Publishes as agents do, to be killed: `python killed_agents.py FOLDER`; each line on stdin, a rank, forks one.
+"""Whole agents, to be killed: `python killed_agents.py FOLDER`; each line on stdin, a rank, forks a process with one.
 
-Prints the pid of each. A publisher has the real control socket, and replaces its real sample as fast as it can:
-whatever it is doing when it dies, it is most likely writing. Every figure of its n-th sample is n.
+Prints the pid of each. An agent publishes as fast as it can: whatever it is doing when it dies, it is most likely
+writing. Every figure of its n-th sample is n.
 """
 
 from __future__ import annotations
 
-import itertools
 import os
 import signal
 import sys
-import time
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fake_agents import process_sample
-from gpufrag.agent.control import Control
-from gpufrag.agent.publisher import publish
-from gpufrag.agent.trouble import Trouble
-from gpufrag.folder import FileName
-from gpufrag.sample import ProcessSample, encode
+from fake_source import ScriptedSource
+from gpufrag.agent.agent import Agent
+from gpufrag.agent.clocks import Clocks
+from gpufrag.agent.settings import AgentSettings
+from gpufrag.agent.sources import DeviceReading
 
 
-def numbered(sample: ProcessSample, number: int) -> ProcessSample:
-    (device,) = sample.devices
-    totals = replace(device.totals, peak_active=number, peak_reserved=number) if device.totals else None
-    return replace(sample, steps=number, time=float(number), devices=(replace(device, totals=totals, snapshots=()),))
+@dataclass
+class NumberedSource(ScriptedSource):
+    """Its n-th reading says n, and comes after the n-th step."""
+
+    number: int = 0
+
+    def read(self) -> Sequence[DeviceReading]:
+        self.number += 1
+        self.step()
+        readings = super().read()
+        return [replace(r, totals=r.totals and replace(r.totals, peak_active=self.number)) for r in readings]
 
 
 def publish_for_ever(folder: Path, rank: int) -> None:
-    sample = process_sample(rank, time.time())
-    sample = replace(sample, identity=replace(sample.identity, pid=os.getpid(), start=time.time()))
-    name = FileName.of(sample.identity)
-    control = Control(folder / name.socket, {}, Trouble())
-    assert control.reachable
-    for number in itertools.count(1):
-        publish(folder / name.sample, encode(numbered(sample, number)))
+    os.environ["RANK"] = str(rank)
+    source = NumberedSource()
+    settings = AgentSettings(folder=folder, interval=1e9, publish_every=0.0)
+    Agent(source, settings, clocks=replace(Clocks(), wall=lambda: float(source.number))).start()
+    signal.pause()
 
 
 def main(folder: Path) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the killed need no undertaker
-    for rank in range(4):
-        process_sample(rank)  # measured once, for all that are forked
     for line in sys.stdin:
         pid = os.fork()
         if pid == 0:

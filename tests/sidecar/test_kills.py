@@ -28,7 +28,7 @@ NUMBERED = ("gpufrag_steps_total", "gpufrag_sample_timestamp_seconds", "gpufrag_
 
 
 class Nursery:
-    """Forks publishers into `folder`; they die with it."""
+    """Forks agents into `folder`; they die with it."""
 
     def __init__(self, folder: Path) -> None:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
