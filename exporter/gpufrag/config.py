@@ -58,6 +58,10 @@ class FolderSettings:
     """How long a dead process's counters stay, and then its file: long enough for a few scrapes to see them."""
     deadline: Seconds = 5.0
     """A reading that takes longer (a hung network folder) is given up for this scrape, and reported so."""
+    reports: Seconds = 86400.0
+    """How long a report of an out-of-memory error stays: until somebody comes to look, after a night."""
+    max_reports: Count = 200
+    """Reports kept at once, the latest; an older one is removed. Each is some 10 KiB."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +109,10 @@ RANGES = {
     "folder.max_total_size": Range(1 << 10, 16 << 30, format_bytes),
     "folder.last_words": Range(0.1, 30 * DAY, format_duration),
     "folder.deadline": Range(0.01, 5 * MINUTE, format_duration),
+    "folder.reports": Range(1, 365 * DAY, format_duration),
+    "folder.max_reports": Range(1, 10_000, str),
+    "folder.reports": Range(0.1, 30 * DAY, format_duration),
+    "folder.max_reports": Range(1, 10_000, str),
     "web.max_requests": Range(1, 10_000, str),
     "web.max_connections": Range(1, 100_000, str),
     "web.max_header_size": Range(1 << 10, 1 << 20, format_bytes),

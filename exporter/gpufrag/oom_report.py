@@ -77,11 +77,15 @@ class OomReport:
     schema: int = SCHEMA
 
     @property
+    def id(self) -> str:
+        """By which people name it: short, and unique in one pid namespace for a day."""
+        return f"{self.identity.pid}-{self.number}"
+
+    @property
     def place(self) -> Frame | None:
         """The innermost frame of the program itself: torch's own Python is passed over."""
-        return next(
-            (frame for frame in self.stack if "-packages/torch/" not in frame.file), next(iter(self.stack), None)
-        )
+        own = (frame for frame in self.stack if "-packages/torch/" not in frame.file)
+        return next(own, None) or next(iter(self.stack), None)
 
 
 def encode(report: OomReport) -> bytes:

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from .oom_report import OomReport
 from .sample import ProcessSample
 
 STATES = ("alive", "dead")
@@ -89,6 +90,8 @@ class Fleet:
     collectors: Mapping[str, CollectorResult] = field(default_factory=dict)
     skipped: Mapping[str, int] = field(default_factory=dict)
     """Files in the folder that gave no rank, by reason."""
+    ooms: tuple[OomReport, ...] = ()
+    """Reports of out-of-memory errors that are still kept, the latest first; of processes that have ended too."""
 
     @property
     def states(self) -> dict[str, int]:

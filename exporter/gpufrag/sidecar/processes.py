@@ -20,9 +20,10 @@ from ..config import FolderSettings
 from ..errors import Unavailable
 from ..folder import FileName
 from ..logs import event
+from ..oom_report import OomReport
 from ..sample import ProcessSample
 from ..view import RankView
-from . import sample_files
+from . import oom_files, sample_files
 from .sample_files import REMEDIES, Skip, Stamp
 from .sweep import Sweeper
 
@@ -39,6 +40,7 @@ class Reading:
     ranks: tuple[RankView, ...] = ()
     skipped: Mapping[str, int] = field(default_factory=dict)
     """Files that gave no rank, by reason; every reason is there."""
+    ooms: tuple[OomReport, ...] = ()
 
 
 class _File(NamedTuple):
@@ -66,19 +68,24 @@ class ProcessReader:
         self._known: dict[FileName, _Memory] = {}
         self._told: Skipped = {}
         self._sweeper = Sweeper(folder, settings.last_words, clock)
+        self._reports = oom_files.ReportReader(folder, settings, clock)
 
     def read(self) -> Reading:
         """One reading; each process is as its latest file has it. Raises Unavailable where there is no folder."""
         skipped: Skipped = {reason: [] for reason in Skip}
-        files = self._within_bounds(self._list(skipped), skipped)
+        listed = self._scan()
+        reports = oom_files.listed(listed)
+        for report in reports:
+            del listed[report.name.file]
+        files = self._within_bounds(self._list(listed, skipped), skipped)
         before, self._known = self._known, {}
         ranks = [rank for file in files if (rank := self._rank(file, before.get(file.name), skipped))]
         self._tell(skipped)
-        return Reading(tuple(ranks), {reason.value: len(names) for reason, names in skipped.items()})
+        counts = {reason.value: len(names) for reason, names in skipped.items()}
+        return Reading(tuple(ranks), counts, self._reports.read(reports))
 
-    def _list(self, skipped: Skipped) -> list[_File]:
+    def _list(self, listed: dict[str, os.DirEntry[str]], skipped: Skipped) -> list[_File]:
         """The samples; what begins with a dot is half-written, and no concern of a reader until it is old."""
-        listed = self._scan()
         for text in [text for text in listed if text.startswith(".")]:
             self._sweeper.unfinished(listed.pop(text))
         self._names = {text: self._names[text] if text in self._names else FileName.parse(text) for text in listed}

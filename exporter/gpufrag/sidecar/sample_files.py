@@ -1,4 +1,4 @@
-"""One agent's file and one agent's socket: what may be opened, and how far it is trusted."""
+"""One file of an agent, and its socket: what may be opened, and how far it is trusted."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ import errno
 import os
 import socket
 import stat
+from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from ..errors import BadInput, NewerVersion
 from ..folder import socket_address
 from ..sample import MAX_BYTES, ProcessSample, decode
+
+Record = TypeVar("Record")
 
 
 class Skip(str, Enum):
@@ -32,7 +35,8 @@ class Skip(str, Enum):
 
 
 REMEDIES = {
-    Skip.DENIED: "let the sidecar and the job share a user or a group",
+    Skip.DENIED: "let the sidecar run as the job's user, or make the folder, before the job starts, writable for a group "
+    "of both (chmod 2770; in Kubernetes an emptyDir volume, or securityContext.fsGroup)",
     Skip.HUGE: "if it is an agent's, raise folder.max_file_size",
     Skip.NEWER: "upgrade this gpufrag",
     Skip.TOO_MANY: "raise folder.max_processes or folder.max_total_size",
@@ -63,7 +67,12 @@ class Stamp(NamedTuple):
 
 
 def read(path: Path, most: int) -> ProcessSample | Skip | None:
-    """The sample in a regular file of at most `most` bytes (and MAX_BYTES); None where it has gone meanwhile.
+    """The sample in a file of at most `most` bytes (and MAX_BYTES); None where it has gone meanwhile."""
+    return read_as(decode, path, min(most, MAX_BYTES))
+
+
+def read_as(decode: Callable[[bytes], Record], path: Path, most: int) -> Record | Skip | None:
+    """The record in a regular file of at most `most` bytes; None where it has gone meanwhile.
 
     Links are not followed and a pipe is not waited for: the folder may be writable by others.
     """
@@ -78,12 +87,9 @@ def read(path: Path, most: int) -> ProcessSample | Skip | None:
     with open(file, "rb", buffering=0) as opened:
         if not stat.S_ISREG(os.fstat(file).st_mode):
             return Skip.ALIEN
-        most = min(most, MAX_BYTES)
         data = opened.read(most + 1) or b""
-    return Skip.HUGE if len(data) > most else _decode(data)
-
-
-def _decode(data: bytes) -> ProcessSample | Skip:
+    if len(data) > most:
+        return Skip.HUGE
     try:
         return decode(data)
     except NewerVersion:

@@ -20,6 +20,7 @@ from .deadline import Answer, Worker
 from .join import Joined, join
 from .processes import ProcessReader, Reading
 from .readings import NvmlReading
+from .sample_files import Skip
 
 if TYPE_CHECKING:
     from .nvml import Collector
@@ -39,6 +40,8 @@ class FleetSource:
         self._reported: dict[str, str | None] = {}
         self.waiting_for: str | None = "the first reading"
         """What a full reading still lacks; None once there was one."""
+        self.denied = 0
+        """Ranks that the latest reading found and might not ask."""
 
     def read(self) -> Fleet:
         """Never raises for a source that fails: `collectors` tells it."""
@@ -51,7 +54,8 @@ class FleetSource:
         joined, collectors["join"] = _join(reading.ranks, driver)
         self._report(collectors)
         self.waiting_for = self.waiting_for and folder.result.reason
-        return Fleet(self._clock(), joined.ranks, joined.devices, collectors, reading.skipped)
+        self.denied = reading.skipped.get(Skip.DENIED.value, 0)
+        return Fleet(self._clock(), joined.ranks, joined.devices, collectors, reading.skipped, reading.ooms)
 
     def close(self) -> None:
         """End the threads; one that hangs ends with the process."""

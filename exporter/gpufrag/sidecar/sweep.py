@@ -11,7 +11,7 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
-from ..folder import SOCKET_SUFFIX, FileName
+from ..folder import SOCKET_SUFFIX, FileName, ReportName
 from ..logs import event
 from . import sample_files
 from .sample_files import Stamp
@@ -45,7 +45,8 @@ class Sweeper:
     def unfinished(self, entry: os.DirEntry[str]) -> None:
         """What a process that was killed while it wrote has left."""
         name = entry.name.removeprefix(".").removesuffix(".tmp")
-        if (FileName.parse(name) or FileName.parse(f"{name}{SOCKET_SUFFIX}")) and self._is_old(entry):
+        ours = FileName.parse(name) or FileName.parse(f"{name}{SOCKET_SUFFIX}") or ReportName.parse(name)
+        if ours and self._is_old(entry):
             self.remove(entry.name)
 
     def lone_socket(self, entry: os.DirEntry[str]) -> None:

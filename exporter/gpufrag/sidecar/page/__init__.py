@@ -14,15 +14,20 @@ from typing import NamedTuple
 
 from ... import __version__
 from ...metrics.identity import NamedRank, name_ranks
+from ...oom_report import OomReport
 from ...sample import DeviceSample, Snapshot
 from ...units import format_bytes, format_duration
 from ...view import CollectorResult, Fleet
+from ..sample_files import REMEDIES, Skip
 
 _FOLDER = Path(__file__).parent
 _STYLE = (_FOLDER / "style.css").read_text()
 _STYLE_HASH = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
+_REMEDIES = {reason.value: remedy for reason, remedy in REMEDIES.items()}
 _TRIGGER = 4.0
 NONE = "–"
+OOMS = 20
+"""So many of the latest out-of-memory errors are shown."""
 
 HEADERS: Mapping[str, str] = {
     "content-type": "text/html; charset=utf-8",
@@ -60,6 +65,7 @@ def render(fleet: Fleet) -> bytes:
         time=now,
         summary=html.escape(_summary(fleet)),
         ranks=_fill("rank", (row._asdict() for row in rank_rows(fleet))) or _template("no_ranks").substitute(),
+        ooms=_fill("oom", oom_rows(fleet)) or _template("no_ooms").substitute(),
         collectors=_fill("collector", collector_rows(fleet)),
     )
     return page.encode()
@@ -98,12 +104,37 @@ def _latest(device: DeviceSample) -> Snapshot | None:
     return max(device.snapshots, key=lambda snapshot: snapshot.time, default=None)
 
 
+def oom_rows(fleet: Fleet) -> list[dict[str, str]]:
+    """The latest errors, one a row, of processes that have ended too."""
+    return [_oom_row(report, fleet.time) for report in fleet.ooms[:OOMS]]
+
+
+def _oom_row(report: OomReport, now: float) -> dict[str, str]:
+    who, place = report.identity, report.place
+    return {
+        "id": report.id,
+        "age": format_duration(max(0.0, now - report.time)),
+        "rank": f"process {who.pid}" if who.rank is None else str(who.rank),
+        "device": str(report.device),
+        "cause": report.cause,
+        "requested": format_bytes(report.requested),
+        "evidence": next(iter(report.evidence), NONE),
+        "place": f"{place.file}:{place.line}" if place else NONE,
+        "next_step": report.next_step,
+    }
+
+
 def collector_rows(fleet: Fleet) -> list[dict[str, str]]:
     rows = [_collector_row(name, result) for name, result in sorted(fleet.collectors.items())]
-    skipped = [f"{count} {reason}" for reason, count in sorted(fleet.skipped.items()) if count]
-    if skipped:
-        rows.append({"name": "files skipped", "state": "not read", "took": NONE, "reason": ", ".join(skipped)})
+    for reason, count in sorted(fleet.skipped.items()):
+        if count:
+            rows.append({"name": "files skipped", "state": "not read", "took": NONE, "reason": _skipped(reason, count)})
     return rows
+
+
+def _skipped(reason: str, count: int) -> str:
+    """How many, why, and what to do where that is known."""
+    return f"{count} {reason}" + (f": {_REMEDIES[reason]}" if reason in _REMEDIES else "")
 
 
 def _collector_row(name: str, result: CollectorResult) -> dict[str, str]:
@@ -116,7 +147,10 @@ def _collector_row(name: str, result: CollectorResult) -> dict[str, str]:
 
 
 def _summary(fleet: Fleet) -> str:
-    return ", ".join(f"{count} {state}" for state, count in fleet.states.items())
+    denied = fleet.skipped.get(Skip.DENIED.value)
+    return ", ".join(f"{count} {state}" for state, count in fleet.states.items()) + (
+        f", {denied} denied" * bool(denied)
+    )
 
 
 def _bytes(size: int | None) -> str:

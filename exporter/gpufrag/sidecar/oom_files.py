@@ -1,0 +1,81 @@
+"""The reports of out-of-memory errors in the agents' folder: read once each, kept for a time, the latest of them.
+
+As with samples, nothing in the folder is trusted: what is no report is left alone, and fails nobody.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from ..config import FolderSettings
+from ..folder import FileName, ReportName
+from ..oom_report import MAX_BYTES, OomReport, decode
+from . import sample_files
+from .sample_files import Skip, Stamp
+from .sweep import Sweeper
+
+Content = OomReport | Skip
+
+
+class ReportFile(NamedTuple):
+    """A report's file, by its name."""
+
+    name: ReportName
+    stamp: Stamp
+
+
+def listed(entries: Mapping[str, os.DirEntry[str]]) -> list[ReportFile]:
+    """Those of the entries whose name is a report's, the one that was written last first."""
+    named = [(name, Stamp.of(entry)) for text, entry in entries.items() if (name := ReportName.parse(text))]
+    files = [ReportFile(name, stamp) for name, stamp in named if stamp]
+    return sorted(files, key=lambda file: (-file.stamp.modified_ns, file.name))
+
+
+class ReportReader:
+    """Reads the reports again and again. For one thread at a time."""
+
+    def __init__(self, folder: Path, settings: FolderSettings, clock: Callable[[], float]) -> None:
+        self._folder, self._most = folder, settings.max_reports
+        self._sweeper = Sweeper(folder, settings.reports, clock)
+        self._known: dict[ReportFile, Content] = {}
+
+    def read(self, files: list[ReportFile]) -> tuple[OomReport, ...]:
+        """The reports in the latest of `files`, the latest error first; what is too old or too many is removed."""
+        before, self._known = self._known, {}
+        for number, file in enumerate(files[: 2 * self._most]):
+            content = before.get(file) or read_one(self._folder, file.name)
+            if content is None:
+                continue
+            surplus = number >= self._most or self._sweeper.expired(file.stamp.modified)
+            if surplus and _is_ours(content):
+                self._sweeper.remove(file.name.file)
+            elif not surplus:
+                self._known[file] = content
+        return in_order(self._known.values())
+
+
+def read_all(folder: Path, most: int) -> tuple[OomReport, ...]:
+    """The latest reports in the folder, the latest error first; at most `most`. Raises OSError for the folder."""
+    with os.scandir(folder) as entries:
+        files = listed({entry.name: entry for entry in entries})
+    return in_order(content for file in files[:most] if (content := read_one(folder, file.name)))
+
+
+def read_one(folder: Path, name: ReportName) -> Content | None:
+    """None where it has gone meanwhile."""
+    content = sample_files.read_as(decode, folder / name.file, MAX_BYTES)
+    if isinstance(content, OomReport) and name != ReportName(FileName.of(content.identity), content.number):
+        return Skip.ALIEN  # a copy, or a forgery
+    return content
+
+
+def in_order(contents: Iterable[Content]) -> tuple[OomReport, ...]:
+    reports = [content for content in contents if isinstance(content, OomReport)]
+    return tuple(sorted(reports, key=lambda report: -report.time))
+
+
+def _is_ours(content: Content) -> bool:
+    return isinstance(content, OomReport) or content is Skip.NEWER
