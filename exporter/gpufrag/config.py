@@ -111,8 +111,6 @@ RANGES = {
     "folder.deadline": Range(0.01, 5 * MINUTE, format_duration),
     "folder.reports": Range(1, 365 * DAY, format_duration),
     "folder.max_reports": Range(1, 10_000, str),
-    "folder.reports": Range(0.1, 30 * DAY, format_duration),
-    "folder.max_reports": Range(1, 10_000, str),
     "web.max_requests": Range(1, 10_000, str),
     "web.max_connections": Range(1, 100_000, str),
     "web.max_header_size": Range(1 << 10, 1 << 20, format_bytes),
