@@ -31,9 +31,12 @@ class Command(NamedTuple):
 COMMANDS = (
     Command("run", "run a job with the agent inside it", "gpufrag run -- torchrun --nproc-per-node 8 train.py"),
     Command("install-agent", "copy the agent alone into a folder", "gpufrag install-agent /gpufrag"),
+    Command("attach", "put the agent into a running process", "gpufrag attach 4711"),
     Command("serve", "the sidecar: publish all ranks on /metrics", "gpufrag serve --port 9836"),
     Command("measure", "every quantity of a saved snapshot", "gpufrag measure snapshot.pickle --limit 40GiB"),
+    Command("oom", "why requests for GPU memory failed", "gpufrag oom list"),
     Command("check-config", "say what is wrong with a sidecar's config file", "gpufrag check-config gpufrag.yaml"),
+    Command("healthcheck", "does the sidecar of this container answer?", "gpufrag healthcheck"),
     Command("mixin", "rules, alerts and dashboards for Prometheus and Grafana", "gpufrag mixin build --out mixin"),
     Command("completion", "commands and flags for the shell's Tab key", "source <(gpufrag completion bash)"),
     Command("whatif", "a recorded trace under other settings", "gpufrag whatif snapshot.pickle --limit 40GiB"),

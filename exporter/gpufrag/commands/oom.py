@@ -1,0 +1,35 @@
+"""`gpufrag oom`: out-of-memory errors, explained. Each action is a module here with add_arguments and run."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from typing import NamedTuple
+
+
+class Action(NamedTuple):
+    name: str
+    help: str
+
+    @property
+    def module(self) -> str:
+        return f"oom_{self.name}"
+
+
+ACTIONS = (
+    Action("list", "the errors that agents have reported, the latest first"),
+    Action("show", "all that was known when a request failed"),
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    for row in ACTIONS:
+        module = importlib.import_module(f".{row.module}", __package__)
+        child = actions.add_parser(row.name, help=row.help, description=row.help)
+        module.add_arguments(child)
+        child.set_defaults(act=module.run)
+
+
+def run(options: argparse.Namespace) -> int:
+    return int(options.act(options))

@@ -1,0 +1,47 @@
+"""`gpufrag oom list`: the reports that are kept in the agents' folder."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+
+from ..errors import Unavailable
+from ..folder import to_read
+from ..oom_report import OomReport
+from ..reports import oom, style
+from ..sidecar.oom_files import read_all
+
+MOST = 1000
+"""Reports that are read, the latest."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--folder", metavar="DIR", type=Path, help="where agents leave their reports ($GPUFRAG_DIR)")
+    parser.add_argument("--json", action="store_true", help="for programs: a list, an object a report, sizes in bytes")
+
+
+def run(options: argparse.Namespace) -> int:
+    kept = reports(options.folder)
+    if options.json:
+        print(json.dumps(list(map(oom.as_record, kept)), indent=2))
+    elif kept:
+        print(oom.list_text(kept, style.bold(sys.stdout)))
+    else:
+        print("no report is kept: no request has failed in a process with an agent, or it was too long ago")
+    return 0
+
+
+def reports(named: Path | None) -> tuple[OomReport, ...]:
+    """Those in the folder, the latest first. Raises Unavailable where there is none."""
+    folder = named or to_read(os.environ)
+    try:
+        return read_all(folder, MOST)
+    except FileNotFoundError:
+        raise Unavailable(
+            f"{folder}: no such folder; name the agents' with --folder (it comes with the first agent)"
+        ) from None
+    except OSError as error:
+        raise Unavailable(f"{folder}: {error.strerror}; name the agents' folder with --folder") from None

@@ -1,0 +1,133 @@
+"""Reports of out-of-memory errors, as text or as JSON: a line each, or all that one of them tells."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from ..errors import one_line
+from ..oom_report import OomReport, Point
+from ..units import format_bytes, format_duration
+from .style import Emphasis
+
+UNKNOWN = "–"
+_STACKS = {"thread": "the thread that asked", "main": "the main thread, while one without Python asked"}
+_SUMS = (
+    "free_total", "largest_allocatable", "free_cached", "largest_free_block", "reclaimable", "stranded", "captive",
+    "headroom", "limit", "reserved", "private_pool_reserved",
+)  # fmt: skip
+_LIST = "{:<14}{:<21}{:<12}{:>7}  {:<14}{:>11}  {}"
+
+
+def as_record(report: OomReport) -> dict[str, Any]:
+    """The form of --json: bytes, by names that stay. None is what was not known."""
+    who, found, place = report.identity, report.measured, report.place
+    return {
+        "id": report.id,
+        "time": report.time,
+        "host": who.host,
+        "pid": who.pid,
+        "rank": who.rank,
+        "device": report.device,
+        "verdict": report.cause,
+        "requested_bytes": report.requested,
+        "free_total_bytes": found.free_total if found else None,
+        "largest_allocatable_bytes": found.largest_allocatable if found else None,
+        "evidence": list(report.evidence),
+        "missing": list(report.missing),
+        "next_step": report.next_step,
+        "place": asdict(place) if place else None,
+    }
+
+
+def whole_record(report: OomReport) -> dict[str, Any]:
+    """The same with all the rest, as the report has it."""
+    return as_record(report) | {"report": asdict(report)}
+
+
+def list_text(reports: Sequence[OomReport], bold: Emphasis = str) -> str:
+    """A line each."""
+    head = _LIST.format("report", "time", "rank", "device", "verdict", "asked for", "where")
+    return "\n".join([bold(head), *map(_line, reports)])
+
+
+def _line(report: OomReport) -> str:
+    return one_line(
+        _LIST.format(
+            report.id,
+            _when(report.time),
+            _rank(report),
+            report.device,
+            report.cause,
+            format_bytes(report.requested),
+            _where(report),
+        ).rstrip()
+    )
+
+
+def as_text(report: OomReport, bold: Emphasis = str) -> str:
+    """A page for people."""
+    who = report.identity
+    step = "" if report.steps is None else f", about step {report.steps}"
+    lines = [
+        bold(one_line(f"out of memory: {report.cause}; {format_bytes(report.requested)} were asked for")),
+        one_line(
+            f"rank {_rank(report)}, device {report.device}, pid {who.pid} on {who.host}, {_when(report.time)} UTC{step}"
+        ),
+        *_section("why", report.evidence, bold),
+        *_section("to be sure, one would have to know", report.missing, bold),
+        *_section("next", [report.next_step], bold),
+        *_section("memory at the error", list(_figures(report)), bold),
+        *_section(f"stack of {_STACKS.get(report.stack_of, report.stack_of)}, innermost first", _stack(report), bold),
+        *_section("the last samples before it", list(_samples(report)), bold),
+        *_section("settings of the allocator", [report.alloc_conf] if report.alloc_conf else [], bold),
+        "",
+        f"to copy the heap took {format_duration(report.snapshot_seconds)}, "
+        f"to explain it {format_duration(report.explain_seconds)}",
+    ]
+    return "\n".join(lines)
+
+
+def _section(title: str, lines: Sequence[str], bold: Emphasis) -> list[str]:
+    """Whatever is in a report, one line of it stays one, and steers no terminal."""
+    return ["", bold(one_line(title)), *(f"  {one_line(line)}" for line in lines)] if lines else []
+
+
+def _figures(report: OomReport) -> Iterator[str]:
+    if report.measured is not None:
+        for name in _SUMS:
+            size: int | None = getattr(report.measured, name)
+            yield f"{name:<24}{'unknown':>12}" if size is None else f"{name:<24}{format_bytes(size):>12}{size:>19,}"
+    if report.driver is not None:
+        yield f"{'driver free, of':<24}{format_bytes(report.driver.free):>12}{format_bytes(report.driver.size):>19}"
+
+
+def _stack(report: OomReport) -> list[str]:
+    return [f"{frame.file}:{frame.line} in {frame.function}" for frame in report.stack]
+
+
+def _samples(report: OomReport) -> Iterator[str]:
+    if report.recent:
+        yield "".join(f"{name:>14}" for name in ("before", "reserved", "allocated", "active", "driver free"))
+    for point in report.recent:
+        yield "".join(f"{cell:>14}" for cell in _cells(point, report.time))
+
+
+def _cells(point: Point, error: float) -> list[str]:
+    sizes = (point.reserved, point.allocated, point.active, point.driver_free)
+    return [format_duration(max(0.0, error - point.time)), *(UNKNOWN if s is None else format_bytes(s) for s in sizes)]
+
+
+def _rank(report: OomReport) -> str:
+    return UNKNOWN if report.identity.rank is None else str(report.identity.rank)
+
+
+def _where(report: OomReport) -> str:
+    place = report.place
+    return f"{place.file}:{place.line}" if place else UNKNOWN
+
+
+def _when(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(min(seconds, 1 << 37)))
