@@ -14,11 +14,13 @@ COPY --from=build /opt/gpufrag /opt/gpufrag
 ENV PATH="/opt/gpufrag/bin:$PATH" \
     PYTHONUNBUFFERED=1 \
     NVIDIA_DRIVER_CAPABILITIES=utility
-# A number, so that Kubernetes can check runAsNonRoot. It must be able to read GPUFRAG_DIR, which it shares with the job.
+# A number, so that Kubernetes can check runAsNonRoot. In GPUFRAG_DIR, which it shares with the job, it must be able to
+# connect to the ranks' sockets: run both as one user (--user), or give the folder, before the job starts, to a group of
+# both (chmod 2770; in Kubernetes an emptyDir volume, or fsGroup). Else /-/ready says how many ranks are denied.
 USER 65532:65532
 EXPOSE 9836
 HEALTHCHECK --interval=15s --timeout=3s --start-period=10s --retries=3 \
-    CMD ["python", "-c", "import urllib.request as u; u.urlopen('http://127.0.0.1:9836/-/healthy', timeout=2)"]
+    CMD ["gpufrag", "healthcheck"]
 ENTRYPOINT ["gpufrag", "serve"]
 # Inside a container, loopback would be reachable by nobody.
 CMD ["--host", "0.0.0.0"]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from certificates import certificate, make_certificate  # noqa: F401 (fixtures)
 from serving import Serving
 
 Serve = Callable[..., Serving]

@@ -16,13 +16,13 @@ from serving import Serving
 SLOW_START = """\
 import os, signal, sys
 from gpufrag.commands import serve
-real = serve._configured
+real = serve.configured
 def configured(options):
-    serve._configured = real
+    serve.configured = real
     found = real(options)
     os.kill(os.getpid(), signal.SIGHUP)  # in the middle of the start, the config being read
     return found
-serve._configured = configured
+serve.configured = configured
 from gpufrag.cli import main
 sys.exit(main())
 """

@@ -84,10 +84,11 @@ def test_processes_without_a_rank_are_named_by_their_pid() -> None:
 
 def test_sources_tell_why_they_failed() -> None:
     collectors = {"nvml": CollectorResult(False, None, "no library"), "folder": CollectorResult(True, 0.002)}
-    rows = page.collector_rows(Fleet(NOW, collectors=collectors, skipped={"torn": 2, "alien": 0}))
+    rows = page.collector_rows(Fleet(NOW, collectors=collectors, skipped={"torn": 2, "alien": 0, "newer": 1}))
     assert rows == [
         {"name": "folder", "state": "read", "took": "2.00 ms", "reason": ""},
         {"name": "nvml", "state": "not read", "took": "–", "reason": "no library"},
+        {"name": "files skipped", "state": "not read", "took": "–", "reason": "1 newer: upgrade this gpufrag"},
         {"name": "files skipped", "state": "not read", "took": "–", "reason": "2 torn"},
     ]
 
@@ -98,6 +99,12 @@ def test_the_page_is_whole_and_fetches_nothing() -> None:
     assert not seen.tags & {"script", "link", "img", "iframe", "object", "form"}
     assert seen.links == ["metrics", "-/healthy", "-/ready"]
     assert "8 alive, 0 dead" in seen.text
+
+
+def test_ranks_that_are_denied_are_counted_beside_the_others_and_the_way_out_is_told() -> None:
+    text = outline(Fleet(NOW, (RankView(process_sample()),), skipped={"denied": 3})).text
+    assert "1 alive, 0 dead, 3 denied" in text
+    assert "3 denied: let the sidecar run as the job's user, or make the folder" in text
 
 
 def test_without_ranks_it_says_what_to_do() -> None:

@@ -50,9 +50,9 @@ def run(options: argparse.Namespace) -> int:
     from ..sidecar import server
     from ..web import runner
 
-    config = _configured(options)
+    config = configured(options)
     logs.setup(config.log.level)
-    sidecar = server.Sidecar(config, _folder, lambda: _configured(options))
+    sidecar = server.Sidecar(config, _folder, lambda: configured(options))
     gc.collect()
     gc.freeze()  # what is loaded by now stays: no collection during a scrape need look at it
     with _announced(sidecar.service(), options.write_target) as service:
@@ -89,7 +89,7 @@ def _announced(service: Service, folder: Path | None) -> Iterator[Service]:
         yield _then(service, announce)
 
 
-def _configured(options: argparse.Namespace) -> ServeConfig:
+def configured(options: argparse.Namespace) -> ServeConfig:
     """The file, with the flags on top."""
     from .. import config
 

@@ -35,8 +35,8 @@ class Skip(str, Enum):
 
 
 REMEDIES = {
-    Skip.DENIED: "let the sidecar run as the job's user, or make the folder, before the job starts, writable for a group "
-    "of both (chmod 2770; in Kubernetes an emptyDir volume, or securityContext.fsGroup)",
+    Skip.DENIED: "let the sidecar run as the job's user, or make the folder, before the job starts, writable for a "
+    "group of both (chmod 2770; in Kubernetes an emptyDir volume, or securityContext.fsGroup)",
     Skip.HUGE: "if it is an agent's, raise folder.max_file_size",
     Skip.NEWER: "upgrade this gpufrag",
     Skip.TOO_MANY: "raise folder.max_processes or folder.max_total_size",

@@ -21,8 +21,10 @@ from ..web.routes import only
 from ..web.runner import Reload, Service
 from ..web.worker import Worker
 from . import page
+from .sample_files import REMEDIES, Skip
 from .source import FleetSource, nvml_collector
 
+DENIED = REMEDIES[Skip.DENIED]
 PROBES = frozenset({"/-/healthy", "/-/ready"})
 FIRST_READ_SECONDS = 1.0
 REREAD_SECONDS = 30.0
@@ -73,8 +75,11 @@ class Sidecar:
         return PlainTextResponse("ok\n")
 
     async def _ready(self, request: Request) -> Response:
-        reason = self._source.waiting_for
-        return PlainTextResponse(f"waiting for {reason}\n" if reason else "ready\n", 503 if reason else 200)
+        """Ready, even where ranks are denied: no restart of the sidecar would help them, and the others are served."""
+        if reason := self._source.waiting_for:
+            return PlainTextResponse(f"waiting for {reason}\n", 503)
+        denied = self._source.denied
+        return PlainTextResponse(f"ready, but ranks denied: {denied}; {DENIED}\n" if denied else "ready\n")
 
     def _scrape(self, accept: str, zipped: bool) -> tuple[str, bytes]:
         content_type, body = _render(self._source.read(), accept, self._histograms)

@@ -1,0 +1,48 @@
+"""A sidecar that may not ask the ranks, as under another user than the job's, says so where people look."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fake_agents import FakeAgent, process_sample
+from gpufrag.config import NvmlSettings, ServeConfig
+from gpufrag.sidecar import sample_files
+from gpufrag.sidecar.server import Sidecar
+from running_server import PATIENCE, Running, running
+
+
+@pytest.fixture
+def denied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Two agents, of which rank 1 may not be asked; root may ask all, so the refusal is made up."""
+    agents = [FakeAgent(tmp_path, process_sample(rank)).start() for rank in range(2)]
+    listens = sample_files.listens
+
+    def refuse_one(path: Path) -> bool:
+        if path == agents[1].socket:
+            raise PermissionError(13, "Permission denied", str(path))
+        return listens(path)
+
+    monkeypatch.setattr(sample_files, "listens", refuse_one)
+    config = ServeConfig(nvml=NvmlSettings(enabled=False))
+    with running(Sidecar(config, lambda _: tmp_path, lambda: config).service()) as one:
+        yield one
+    for agent in agents:
+        agent.die()
+
+
+def test_readiness_counts_them_and_tells_the_way_out(denied: Running) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while (answer := denied.get("/-/ready")).status_code != 200:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert answer.text.startswith("ready, but ranks denied: 1; let the sidecar run as the job's user, or make the")
+    assert "fsGroup" in answer.text
+    assert answer.text.count("\n") == 1
+
+
+def test_the_page_counts_them_too(denied: Running) -> None:
+    assert "1 alive, 0 dead, 1 denied" in denied.get("/").text
