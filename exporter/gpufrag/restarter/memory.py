@@ -29,11 +29,13 @@ HISTORY = f"{ANNOTATIONS}/restart-history"
 USELESS = f"{ANNOTATIONS}/restart-useless"
 STOPPED = f"{ANNOTATIONS}/restart-stopped"
 
+CLAIMED = "claimed"
+"""It is asked for a checkpoint, and runs on meanwhile."""
 SUSPENDED = "suspended-by-gpufrag"
 """It was told to stop, and must be told to go on."""
 WAITING = "waiting"
 """It was told to go on, and is not seen to run yet."""
-PHASES = (SUSPENDED, WAITING)
+PHASES = (CLAIMED, SUSPENDED, WAITING)
 
 DAY_S = 86400.0
 _MOST = 64

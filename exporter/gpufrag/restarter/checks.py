@@ -1,0 +1,95 @@
+"""Whether an alert is still true, asked of Prometheus just before a job is touched: minutes may have passed."""
+
+from __future__ import annotations
+
+import json
+import ssl
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from . import reasons
+from .alerts import Alert
+from .reasons import Skip
+from .settings import PrometheusSettings
+
+MAX_ANSWER = 1 << 20
+SAMPLE = "gpufrag_sample_timestamp_seconds"
+Query = Callable[[str], "float | None"]
+
+
+class NoAnswer(Exception):
+    """Prometheus could not be asked, or did not answer with a vector; the text says why."""
+
+
+def check(alert: Alert, settings: PrometheusSettings, query: Query) -> Skip | None:
+    """None: it fires now, and the job's newest sample is fresh; Prometheus' own clock tells."""
+    chosen = {name: value for name in settings.labels if (value := alert.labels.get(name))}
+    firing = {"alertname": alert.name, "alertstate": "firing", **chosen}
+    try:
+        if not query(f"count(ALERTS{matchers(firing)})"):
+            return Skip(reasons.NOT_FIRING)
+        age_s = query(f"time() - max(timestamp({SAMPLE}{matchers(chosen)}))")
+    except NoAnswer as error:
+        return Skip(reasons.UNCHECKED, str(error))
+    if age_s is None or age_s > settings.max_sample_age:
+        return Skip(reasons.STALE, "there is none" if age_s is None else f"{age_s:.0f} s")
+    return None
+
+
+def matchers(labels: Mapping[str, str]) -> str:
+    """`{name="value",…}`: whatever is in a value stays in it."""
+    return f"{{{','.join(f'{name}={_quoted(value)}' for name, value in sorted(labels.items()))}}}"
+
+
+def _quoted(value: str) -> str:
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'"{escaped}"'
+
+
+class Prometheus:
+    """Its HTTP API. One query at a time, each with a bound on its time and on the answer's size."""
+
+    def __init__(self, settings: PrometheusSettings) -> None:
+        """Raises OSError or ssl.SSLError for a `ca_file` that cannot be used."""
+        self._settings = settings
+        self._context = ssl.create_default_context(cafile=settings.ca_file) if settings.ca_file else None
+
+    def __call__(self, query: str) -> float | None:
+        """The value of the only series of an instant query, or None where there is no series. Raises NoAnswer."""
+        try:
+            with urllib.request.urlopen(
+                self._request(query), timeout=self._settings.timeout, context=self._context
+            ) as answer:
+                return _value(json.loads(answer.read(MAX_ANSWER)))
+        except urllib.error.HTTPError as error:
+            with error:
+                raise NoAnswer(f"Prometheus answered {error.code}") from None
+        except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
+            raise NoAnswer(f"{type(error).__name__}: {error}") from None
+
+    def _request(self, query: str) -> urllib.request.Request:
+        url = f"{(self._settings.url or '').rstrip('/')}/api/v1/query"
+        body = urllib.parse.urlencode({"query": query, "timeout": f"{self._settings.timeout}s"}).encode()
+        request = urllib.request.Request(url, body, method="POST")
+        if self._settings.bearer_file is not None:
+            token = self._settings.bearer_file.read_text(encoding="utf-8").strip()
+            request.add_header("Authorization", f"Bearer {token}")
+        return request
+
+
+def _value(answer: Any) -> float | None:
+    data = answer["data"]
+    if answer["status"] != "success" or data["resultType"] != "vector":
+        raise ValueError("no vector")
+    return float(data["result"][0]["value"][1]) if data["result"] else None
+
+
+def checker(settings: PrometheusSettings) -> Callable[[Alert], Skip | None]:
+    """What the worker calls; without an address nothing is asked."""
+    if settings.url is None:
+        return lambda alert: None
+    prometheus = Prometheus(settings)
+    return lambda alert: check(alert, settings, prometheus)

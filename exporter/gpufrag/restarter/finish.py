@@ -1,0 +1,166 @@
+"""The second half of a restart, from the first order given to all pods ready: as it was begun here, or left by another.
+
+It keeps no state that a crash could lose: each look reads the owner, does at most one step, and can be done again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, TypeVar
+
+from .clock import Clock, delays
+from .cluster import Cluster, GroupKind, Owner, Ref
+from .decisions import FAILED, RESTARTED
+from .errors import ClusterError, Denied, Invalid, NotFound
+from .memory import SUSPENDED, WAITING, Memory
+from .settings import RestartSettings
+from .steps import AwaitStopped, Command, Evict, Patch, Step
+from .targets import Target
+
+T = TypeVar("T")
+
+
+class Result(NamedTuple):
+    """How a restart ended."""
+
+    outcome: str
+    label: str
+    text: str
+
+
+SUCCESS = Result(RESTARTED, "restarted", "The job was restarted, and all its pods are ready.")
+GONE = Result(RESTARTED, "gone", "The job was deleted while it was restarted.")
+ENDED = Result(RESTARTED, "ended", "The job came to its end while it was restarted.")
+NOT_STOPPED = Result(
+    FAILED,
+    "not-stopped",
+    "Pods did not end in time (restart.stop_timeout), and the job was told to go on all the same: look for pods that "
+    "are still terminating.",
+)
+NOT_RUNNING = Result(
+    FAILED,
+    "not-running",
+    "The job was told to go on, but its pods are not ready in time (restart.run_timeout): look at them. "
+    "No second try is made.",
+)
+
+
+IMPOSSIBLE = "not-permitted"
+
+
+@dataclass
+class _Progress:
+    """What one process has seen of one restart; time is by the steady clock."""
+
+    since_s: float
+    done: set[str] = field(default_factory=set)
+    verdict: Result = SUCCESS
+
+    def next_part(self, now_s: float) -> None:
+        self.since_s = now_s
+
+
+@dataclass(frozen=True)
+class Finisher:
+    """Ends restarts."""
+
+    cluster: Cluster
+    targets: Mapping[GroupKind, Target]
+    settings: RestartSettings
+    clock: Clock
+
+    def finish(self, ref: Ref) -> Generator[float, None, Result]:
+        """Yields the seconds after which it wants to go on. Returns when the owner's phase is gone, or the owner."""
+        progress = _Progress(self.clock.steady())
+        while True:
+            try:
+                result = yield from self.patiently(lambda: self._look(ref, progress))
+            except NotFound:
+                return GONE
+            if result is not None:
+                return result
+            yield self.settings.poll
+
+    def patiently(self, call: Callable[[], T]) -> Generator[float, None, T]:
+        """What `call` returns, at last. It reads the owner each time anew, for a call that failed may have been done.
+
+        Raises NotFound at once. Everything else is tried again for ever: a job may be suspended, and must not stay so.
+        """
+        for delay in delays(self.settings.retry):
+            try:
+                return call()
+            except NotFound:
+                raise
+            except ClusterError as error:
+                yield max(delay, getattr(error, "retry_after_s", None) or 0.0)
+        raise AssertionError("delays have no end")
+
+    def close(self, owner: Owner) -> None:
+        """Take the phase away."""
+        Patch("close").run(self.cluster, owner, replace(Memory.read(owner.annotations), phase=None).annotations())
+
+    def _look(self, ref: Ref, progress: _Progress) -> Result | None:
+        """One look, at most one step; None: it is not over."""
+        owner = self.cluster.get_owner(ref)
+        memory = Memory.read(owner.annotations)
+        if memory.phase is None:  # closed by a call whose answer was lost, or by another receiver
+            return progress.verdict
+        if owner.finished or owner.deleting:
+            return self._close(owner, progress, ENDED)
+        target = self.targets[ref.group_kind]
+        left = _left(target, owner, memory, progress)
+        if left and isinstance(left[0], AwaitStopped):
+            if not self._stopped(target, owner, progress):
+                return None
+            left = left[1:]
+        if left and (memory.phase == SUSPENDED or not self._overdue(progress)):
+            return self._run(left, owner, memory, progress)
+        return self._result(target, owner, progress)
+
+    def _stopped(self, target: Target, owner: Owner, progress: _Progress) -> bool:
+        if target.stopped(self.cluster, owner):
+            return True
+        if self.clock.steady() - progress.since_s < self.settings.stop_timeout:
+            return False
+        progress.verdict = NOT_STOPPED
+        return True
+
+    def _run(self, left: tuple[Step, ...], owner: Owner, memory: Memory, progress: _Progress) -> Result | None:
+        step = left[0]
+        assert not isinstance(step, AwaitStopped)
+        try:
+            step.run(self.cluster, owner, replace(memory, phase=phase_after(left)).annotations())
+        except (Denied, Invalid) as error:
+            if memory.phase == SUSPENDED:
+                raise  # to be tried again: the job must not stay so
+            return self._close(self.cluster.get_owner(owner.ref), progress, Result(FAILED, IMPOSSIBLE, str(error)))
+        progress.done.add(step.name)
+        progress.next_part(self.clock.steady())
+        return None
+
+    def _result(self, target: Target, owner: Owner, progress: _Progress) -> Result | None:
+        if target.running(self.cluster, owner):
+            return self._close(owner, progress, progress.verdict)
+        return self._close(owner, progress, NOT_RUNNING) if self._overdue(progress) else None
+
+    def _overdue(self, progress: _Progress) -> bool:
+        return self.clock.steady() - progress.since_s >= self.settings.run_timeout
+
+    def _close(self, owner: Owner, progress: _Progress, verdict: Result) -> Result:
+        progress.verdict = verdict
+        self.close(owner)
+        return verdict
+
+
+def phase_after(steps: tuple[Step, ...]) -> str:
+    """The phase that the first of the steps leaves behind, which are all that is left."""
+    return SUSPENDED if any(isinstance(step, AwaitStopped) for step in steps[1:]) else WAITING
+
+
+def _left(target: Target, owner: Owner, memory: Memory, progress: _Progress) -> tuple[Step, ...]:
+    """Once a job was told to go on, a suspension is somebody else's, and not ours to end."""
+    left = target.rest(owner)
+    if memory.phase != SUSPENDED:
+        left = tuple(step for step in left if isinstance(step, (Command, Evict)))
+    return tuple(step for step in left if step.name not in progress.done)

@@ -1,0 +1,65 @@
+"""What waits to be looked at: alerts, in the order in which they came, and those that must wait a while."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from .alerts import Alert
+
+
+@dataclass(frozen=True)
+class Item:
+    """An alert; times are by the steady clock."""
+
+    alert: Alert
+    came_s: float
+    due_s: float
+
+
+class Inbox:
+    """Bounded. Any thread may put; one takes."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._items: list[Item] = []
+        self._changed = threading.Condition()
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def put(self, items: Iterable[Item]) -> bool:
+        """All of them or, where they do not fit, none."""
+        new = list(items)
+        with self._changed:
+            if len(self._items) + len(new) > self._most:
+                return False
+            self._items += new
+            self._changed.notify()
+            return True
+
+    def put_back(self, item: Item) -> None:
+        """One that was taken; it may go over the bound by itself."""
+        with self._changed:
+            self._items.append(item)
+
+    def take(self, now_s: float) -> list[Item]:
+        """Those that are due."""
+        with self._changed:
+            due = [item for item in self._items if item.due_s <= now_s]
+            self._items = [item for item in self._items if item.due_s > now_s]
+            return due
+
+    def next_due_s(self) -> float | None:
+        with self._changed:
+            return min((item.due_s for item in self._items), default=None)
+
+    def wait(self, seconds: float) -> None:
+        """Until something is put, or the time is over, or `wake`."""
+        with self._changed:
+            self._changed.wait(seconds)
+
+    def wake(self) -> None:
+        with self._changed:
+            self._changed.notify()

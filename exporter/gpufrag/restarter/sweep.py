@@ -1,0 +1,63 @@
+"""Searching for restarts that somebody left half way: a job that stays suspended is worse than one never restarted."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from ..logs import event
+from .cluster import Cluster, GroupKind, Owner
+from .errors import ClusterError, Denied
+from .memory import CLAIMED, Memory
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Sweep:
+    """Remembers which claims it has seen, and since when: only one that nobody ends is taken up.
+
+    A claimed job runs on, and its claimant may be waiting for its checkpoint; a suspended one waits for somebody.
+    """
+
+    cluster: Cluster
+    kinds: tuple[GroupKind, ...]
+    namespaces: tuple[str, ...]
+    claim_lasts_s: float
+    _seen: dict[tuple[str, str | None], float] = field(default_factory=dict)
+
+    def left_behind(self, now_s: float, ours: Iterable[str]) -> tuple[list[Owner], ClusterError | None]:
+        """Owners under way, but for those with the uids `ours`; and what kept it from looking everywhere.
+
+        `now_s` is by a clock that does not jump.
+        """
+        uids = set(ours)
+        found: list[Owner] = []
+        error: ClusterError | None = None
+        for namespace in self.namespaces:
+            for kind in self.kinds:
+                try:
+                    found += [owner for owner in self._marked(kind, namespace) if owner.uid not in uids]
+                except ClusterError as failure:
+                    error = failure
+        claims = {_claim(owner): self._seen.get(_claim(owner), now_s) for owner in found if is_claim(owner)}
+        self._seen = claims
+        return [owner for owner in found if now_s - claims.get(_claim(owner), now_s) >= self._patience(owner)], error
+
+    def _patience(self, owner: Owner) -> float:
+        return self.claim_lasts_s if is_claim(owner) else 0.0
+
+    def _marked(self, kind: GroupKind, namespace: str) -> Iterator[Owner]:
+        try:
+            yield from self.cluster.list_marked(kind, namespace)
+        except Denied as error:  # kinds that are not used are not in the Role
+            event(log, logging.DEBUG, "not searched", kind=kind, namespace=namespace, reason=error)
+
+
+def is_claim(owner: Owner) -> bool:
+    return Memory.read(owner.annotations).phase == CLAIMED
+
+
+def _claim(owner: Owner) -> tuple[str, str | None]:
+    return owner.uid, Memory.read(owner.annotations).by

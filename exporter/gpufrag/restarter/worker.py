@@ -1,0 +1,248 @@
+"""The one worker: looks at alerts, decides, and carries the restarts under way a bit further at each turn.
+
+A restart is a generator that yields how long it wants to wait, so that one job's wait holds up no other's, and a test
+drives all of it with a clock of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from itertools import count
+
+from ..logs import event
+from . import decisions, reasons
+from .alerts import FIRING, Alert
+from .announce import Announcer
+from .circuit import STORE_ERRORS
+from .cluster import Owner
+from .errors import ClusterError, Refused
+from .finish import Result
+from .flights import Flight, Flights, advance
+from .fuse import Fuse
+from .inbox import Inbox, Item
+from .ledger import Ledger
+from .memory import DAY_S, Memory
+from .metrics import DEDUPLICATED, IN_PROGRESS, QUEUE, RECEIVED, SWEEP, Metrics
+from .owners import Resolved, resolve
+from .policy import Facts, Restart, decide, screen
+from .reasons import Skip
+from .rescue import Rescue
+from .restart import NotBegun, Order, Restarter
+from .settings import RestarterConfig
+from .steps import Patch
+from .sweep import Sweep
+
+IDLE_S = 60.0
+NO_ALERT = Alert(FIRING)
+"""Of restarts that others have begun."""
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Worker:
+    """For one thread, but for `offer`, `stop` and `ready`."""
+
+    config: RestarterConfig
+    restarter: Restarter
+    fuse: Fuse
+    announcer: Announcer
+    metrics: Metrics
+    check: Callable[[Alert], Skip | None]
+    name: str
+    """Of this receiver, among all that there ever were."""
+
+    def __post_init__(self) -> None:
+        self._clock, self._cluster = self.restarter.finisher.clock, self.restarter.finisher.cluster
+        self._inbox = Inbox(self.config.queue)
+        self._flights, self._ledger = Flights(), Ledger()
+        self._numbers, self._stopped = count(1), threading.Event()
+        finisher, settings = self.restarter.finisher, self.config
+        sweep = Sweep(
+            self._cluster, tuple(finisher.targets), settings.policy.namespaces, 2 * settings.checkpoint.timeout
+        )
+        self._rescue = Rescue(sweep, finisher, self.announcer, settings.restart, self._clock.steady())
+
+    @property
+    def ready(self) -> bool:
+        """Whether all namespaces have been searched for jobs that were left half way. For any thread."""
+        return self._rescue.complete
+
+    def offer(self, alerts: Iterable[Alert]) -> bool:
+        """Whether there was room for them. From any thread."""
+        now = self._clock.steady()
+        items = [Item(alert, now, now) for alert in alerts]
+        if not self._inbox.put(items):
+            return False
+        for item in items:
+            self.metrics.count(RECEIVED, item.alert.status)
+        self.metrics.set(QUEUE, len(self._inbox))
+        return True
+
+    def run(self) -> None:
+        """Until `stop`. A job that is suspended then is resumed by the next start, of this receiver or another."""
+        while not self._stopped.is_set():
+            self._inbox.wait(self._turn_safely())
+
+    def stop(self) -> None:
+        """From any thread."""
+        self._stopped.set()
+        self._inbox.wake()
+
+    def turn(self) -> float:
+        """All that is due now; returns the seconds until something will be."""
+        now = self._clock.steady()
+        if now >= self._rescue.due_s:
+            self._search(now)
+        for flight in self._flights.due(now):
+            self._advance(flight)
+        for item in self._inbox.take(now):
+            self._look_safely(item)
+        self.metrics.set(QUEUE, len(self._inbox))
+        self.metrics.set(IN_PROGRESS, len(self._flights))
+        dues = (self._rescue.due_s, self._flights.next_due_s(), self._inbox.next_due_s())
+        return max(0.0, min(due for due in dues if due is not None) - self._clock.steady())
+
+    def _turn_safely(self) -> float:
+        try:
+            return min(self.turn(), IDLE_S)
+        except Exception:  # without this thread, a suspended job would stay so
+            log.exception("a fault of the worker")
+            return IDLE_S
+
+    def _look_safely(self, item: Item) -> None:
+        try:
+            self._look(item)
+        except Exception as error:
+            log.exception("a fault in looking at an alert")
+            self.announcer.refused(item.alert, Skip(reasons.FAULT, f"{type(error).__name__}: {error}"))
+
+    def _look(self, item: Item) -> None:
+        alert = item.alert
+        if skip := screen(alert, self.config.policy):
+            self.announcer.refused(alert, skip)
+            return
+        try:
+            job = resolve(self._cluster, alert.namespace or "", alert.pod or "")
+        except Refused as refusal:
+            self.announcer.refused(alert, reasons.refused(refusal))
+        except ClusterError as error:
+            self._later(item, reasons.failed(error))
+        else:
+            self._judge(item, job)
+
+    def _judge(self, item: Item, job: Resolved) -> None:
+        if job.owner.uid in self._flights:
+            self.metrics.count(DEDUPLICATED)
+            return
+        decision = self._decide(item, job, under_way=len(self._flights))
+        if isinstance(decision, Restart):
+            self._start(item, job)
+        elif decision.reason in (reasons.IN_FLIGHT, reasons.NO_MEMORY):
+            self._later(item, decision, job)
+        else:
+            self.announcer.refused(item.alert, decision, job)
+            self._remember(decision, job)
+
+    def _decide(self, item: Item, job: Resolved, under_way: int) -> Restart | Skip:
+        try:
+            fleet = self.fuse.fleet(under_way, self._ledger)
+        except STORE_ERRORS as error:
+            return Skip(reasons.NO_MEMORY, str(error))
+        steady, uid = self._clock.steady(), job.owner.uid
+        facts = Facts(
+            alert=item.alert,
+            owner=job.owner,
+            pod=job.pod,
+            now_s=self._clock.now(),
+            fleet=fleet,
+            waited_s=steady - item.came_s,
+            own_age_s=self._ledger.age_s(uid, steady),
+            own_day=self._ledger.within(DAY_S, steady, uid),
+        )
+        return decide(facts, self.config.policy)
+
+    def _later(self, item: Item, skip: Skip, job: Resolved | None = None) -> None:
+        """Look again, unless it has waited too long: Alertmanager would send it again only after hours."""
+        now = self._clock.steady()
+        if skip.reason in (reasons.DENIED, reasons.INVALID) or now - item.came_s > self.config.policy.max_wait:
+            self.announcer.refused(item.alert, skip, job)
+        else:
+            self._inbox.put_back(replace(item, due_s=now + self.config.restart.retry))
+
+    def _start(self, item: Item, job: Resolved) -> None:
+        def decide_again(fresh: Resolved) -> Restart | Skip:
+            return self._decide(item, fresh, under_way=len(self._flights) - 1)
+
+        by = f"{self.name}-{next(self._numbers)}"
+        order = Order(item.alert, job, by, decide_again, self.check, self._claimed, self.announcer.began)
+        if self.config.policy.dry_run:
+            self._rehearse(order)
+            return
+        flight = Flight(job, job.owner.ref, item.alert, self.restarter.restart(order))
+        self._flights.add(flight)
+        self._advance(flight)
+
+    def _rehearse(self, order: Order) -> None:
+        try:
+            result = self.restarter.rehearse(order)
+        except NotBegun as end:
+            self.announcer.refused(order.alert, end.skip, order.job)
+        else:
+            self.announcer.rehearsed(result, order.alert, order.job.owner.ref)
+
+    def _claimed(self, job: Resolved) -> None:
+        """What all jobs together must know of a restart."""
+        self._ledger.begin(job.owner.uid, self._clock.steady())
+        try:
+            self.fuse.begun()
+        except STORE_ERRORS as error:
+            raise NotBegun(Skip(reasons.NO_MEMORY, str(error))) from None
+        if Memory.read(job.owner.annotations).useless:
+            self.fuse.failed(f"{job.owner.ref} needs another")
+
+    def _advance(self, flight: Flight) -> None:
+        try:
+            end = advance(flight, self._clock.steady())
+        except Exception as error:
+            log.exception("a fault in a restart; it will be taken up again")
+            end = Result(decisions.FAILED, reasons.FAULT.label, f"{reasons.FAULT.text}: {error}; it is taken up again.")
+        if end is None:
+            return
+        self._flights.drop(flight)
+        if isinstance(end, Skip):
+            self.announcer.refused(flight.alert, end, flight.job)
+            self._remember(end, flight.job)
+            return
+        self.announcer.ended(end, flight.alert, flight.ref)
+        if end.outcome == decisions.FAILED:
+            self.fuse.failed(f"{flight.ref}: {end.label}")
+
+    def _remember(self, skip: Skip, job: Resolved | None) -> None:
+        """What a refusal means for later ones."""
+        if self.config.policy.dry_run or job is None:
+            return
+        if skip.reason == reasons.HOURLY:
+            self.fuse.trip(skip.reason.text)
+        memory = Memory.read(job.owner.annotations)
+        if skip.reason == reasons.STOPPED and memory.stopped is None:
+            self._write_stopped(job.owner, replace(memory, stopped=skip.detail))
+            self.fuse.failed(f"{job.owner.ref} is stopped")
+
+    def _write_stopped(self, owner: Owner, memory: Memory) -> None:
+        try:
+            Patch("stopped").run(self._cluster, owner, memory.annotations())
+        except ClusterError as error:  # the next alert leads to the same again
+            event(log, logging.WARNING, "a job could not be marked as stopped", job=owner.ref, reason=error)
+
+    def _search(self, now: float) -> None:
+        if self._rescue.search(now, self._flights.uids, self._take_up):
+            self.metrics.set(SWEEP, self._clock.now())
+        self.fuse.refresh()
+
+    def _take_up(self, owner: Owner) -> None:
+        flight = Flight(None, owner.ref, NO_ALERT, self.restarter.finisher.finish(owner.ref))
+        self._flights.add(flight)
+        self._advance(flight)
