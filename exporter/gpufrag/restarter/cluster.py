@@ -125,7 +125,7 @@ class Cluster(Protocol):
     def get_pod(self, namespace: str, name: str) -> Pod: ...
 
     def get_owner(self, ref: Ref) -> Owner:
-        """The object now; NotFound also where one of the same name has another uid."""
+        """The object now; NotFound also where one of the same name has another uid. An empty uid is that of any."""
 
     def patch(self, ref: Ref, body: Body, resource_version: str | None, dry_run: bool = False) -> Owner:
         """Merge `body` into the object and return it as it then is (or, `dry_run`, would be: nothing is stored).

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from .cluster import GroupKind
 
 POD = GroupKind("", "Pod")
+CONFIG_MAP = GroupKind("", "ConfigMap")
 REPLICA_SET = GroupKind("apps", "ReplicaSet")
 DEPLOYMENT = GroupKind("apps", "Deployment")
 STATEFUL_SET = GroupKind("apps", "StatefulSet")
@@ -34,6 +35,7 @@ class Resource(NamedTuple):
 
 RESOURCES: Mapping[GroupKind, Resource] = {
     POD: Resource("v1", "pods"),
+    CONFIG_MAP: Resource("v1", "configmaps"),
     REPLICA_SET: Resource("v1", "replicasets"),
     DEPLOYMENT: Resource("v1", "deployments"),
     STATEFUL_SET: Resource("v1", "statefulsets"),

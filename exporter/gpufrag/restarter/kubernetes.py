@@ -80,7 +80,7 @@ class KubernetesCluster:
 
     def get_owner(self, ref: Ref) -> Owner:
         owner = owner_from(self._call("GET", _path_of(ref)), ref.group_version, ref.kind)
-        if owner.uid != ref.uid:
+        if ref.uid and owner.uid != ref.uid:
             raise NotFound(f"{ref} with uid {ref.uid} is gone: another has taken its name")
         return owner
 
