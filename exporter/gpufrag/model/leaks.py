@@ -1,0 +1,130 @@
+"""Whether allocated memory grows from step to step for ever, told from what is only warm-up, noise or a new phase.
+
+Looked at is the lower envelope: a window of the series is cut into BUCKETS of equal length, and of each the lowest
+point counts, so that what comes and goes within a few steps (evaluation, a checkpoint, a long sequence) is not seen.
+The slope is the median of all pairwise slopes of these (Theil-Sen), with Sen's interval from Kendall's statistic. It is
+called growth where the interval lies above a threshold *and* most buckets lie that much above the one before, the last
+ones among them: memory that was taken once or a few times (optimizer state, an average of the weights, a compiled
+graph) makes a slope too, but in steps, or one that ends.
+
+A kept tensor adds a block each time, while longer sequences make the same blocks larger. So growth in the number of
+blocks is believed after some fifty points; growth in bytes alone must last LASTING steps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations, pairwise
+from statistics import median
+from typing import NamedTuple
+
+BUCKETS = 12
+FEWEST = 4 * BUCKETS
+"""Points of a window: below it the lowest of a bucket is no envelope."""
+LASTING = 400.0
+"""Steps (or seconds) for which bytes must grow where the number of blocks does not."""
+MOST = 16 * FEWEST
+"""Points that are kept. When there are more, every second one goes: the window widens, its cost does not."""
+SURE = 2.576
+"""Standard deviations of Kendall's statistic: an interval of 99 %."""
+SHARE = 0.4
+"""Of the whole slope that a bucket must have to count as growing, over the one before it."""
+STEADY = 8
+"""So many of the BUCKETS - 1 must count as growing."""
+
+
+class Point(NamedTuple):
+    """At `at` (a step's number, or seconds) `allocated` bytes were in `blocks` live allocations."""
+
+    at: float
+    allocated: int
+    blocks: int
+
+
+@dataclass(frozen=True)
+class Growth:
+    """Bytes per step (or second) with their 99 % interval, over the window from `begin` to `end`."""
+
+    rate: float
+    low: float
+    high: float
+    begin: float
+    end: float
+
+
+class Series:
+    """Points in order, bounded: old ones are thinned out."""
+
+    def __init__(self) -> None:
+        self._points: list[Point] = []
+        self._every = 1
+        self._passed = 0
+
+    def add(self, point: Point) -> None:
+        """A point whose `at` is not above the last one begins a new series: the count of steps was reset."""
+        if self._points and point.at <= self._points[-1].at:
+            self._points, self._every = [], 1
+        self._passed = (self._passed + 1) % self._every
+        if self._passed:
+            return
+        self._points.append(point)
+        if len(self._points) > MOST:
+            self._points = self._points[::2]
+            self._every *= 2
+
+    def growth(self, threshold: float) -> Growth | None:
+        """What grows by more than `threshold` bytes per step; None where nothing does, or too little is known yet.
+
+        The longest window that grows is reported: it has the narrowest interval.
+        """
+        return next((found for w in self._windows() if (found := growth(w, threshold))), None)
+
+    @property
+    def decided(self) -> bool:
+        """Whether there is enough to say that nothing grows."""
+        return len(self._points) >= FEWEST
+
+    def _windows(self) -> Iterator[Sequence[Point]]:
+        size = len(self._points)
+        while size >= FEWEST:
+            yield self._points[-size:]
+            size //= 2
+
+
+def growth(window: Sequence[Point], threshold: float) -> Growth | None:
+    """The growth of one window of at least FEWEST points, if there is one above `threshold`."""
+    found = _grows([(point.at, point.allocated) for point in window])
+    if found is None or found.low <= threshold:
+        return None
+    lasting = window[-1].at - window[0].at >= LASTING
+    return found if lasting or _grows([(point.at, point.blocks) for point in window]) else None
+
+
+def _grows(points: Sequence[tuple[float, float]]) -> Growth | None:
+    """None where the slope may be 0, or is made of a few jumps, or has ended."""
+    lowest = _envelope(points)
+    slopes = _slopes(lowest)
+    rate = median(slopes)
+    below = _rank_below(len(lowest), len(slopes))
+    found = Growth(rate, slopes[below], slopes[-1 - below], points[0][0], points[-1][0])
+    rises = [(b[1] - a[1]) / (b[0] - a[0]) >= SHARE * rate for a, b in pairwise(lowest)]
+    return found if found.low > 0 and sum(rises) >= STEADY and any(rises[-2:]) else None
+
+
+def _envelope(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The lowest point of each bucket."""
+    edges = [len(points) * bucket // BUCKETS for bucket in range(BUCKETS + 1)]
+    return [min(points[a:b], key=lambda point: point[1]) for a, b in pairwise(edges)]
+
+
+def _slopes(points: Sequence[tuple[float, float]]) -> list[float]:
+    """Of all pairs, in order; a point of one bucket always comes before that of the next."""
+    return sorted((b[1] - a[1]) / (b[0] - a[0]) for a, b in combinations(points, 2))
+
+
+def _rank_below(points: int, pairs: int) -> int:
+    """How many of the ordered slopes lie below the interval (P. K. Sen, 1968)."""
+    deviation = math.sqrt(points * (points - 1) * (2 * points + 5) / 18)
+    return max(0, int((pairs - SURE * deviation) / 2))
