@@ -180,7 +180,7 @@ class KubernetesCluster:
             finally:
                 response.close()
         except httpx2.HTTPError as error:
-            raise Away(f"{what}: no answer: {error or type(error).__name__}; it is tried again") from error
+            raise Away(f"{what}: no answer: {error or type(error).__name__}; it is worth another try") from error
         except (ConfigError, OSError) as error:
             raise Denied(f"{what}: the credentials cannot be read: {error}; look at their file") from error
         return response.status_code, response.headers, content

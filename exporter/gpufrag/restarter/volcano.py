@@ -38,8 +38,11 @@ class VolcanoJob:
         return not any(pod.alive for pod in self.pods(cluster, owner))
 
     def running(self, cluster: Cluster, owner: Owner) -> bool:
+        """Not before the command was carried out; until then all of it runs too."""
         state: Any = owner.status.get("state") or {}
-        return state.get("phase") == "Running" and owner.annotations.get(COMMANDED) != str(version_of(owner))
+        if state.get("phase") != "Running" or owner.annotations.get(COMMANDED) == str(version_of(owner)):
+            return False
+        return all(pod.ready and not pod.deleting for pod in self.pods(cluster, owner) if pod.alive)
 
 
 def version_of(owner: Owner) -> int:

@@ -1,0 +1,33 @@
+"""Who may do what: bearer tokens, and for each the rules of a Role in one namespace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+ADMIN = ({"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]},)
+
+
+@dataclass(frozen=True)
+class User:
+    """A user, and what is allowed where; namespace `*` is every one."""
+
+    name: str
+    rules: tuple[Mapping[str, Any], ...] = ADMIN
+    namespace: str = "*"
+
+    def may(self, verb: str, group: str, resource: str, namespace: str) -> bool:
+        if self.namespace not in ("*", namespace):
+            return False
+        return any(_covers(rule, verb, group, resource) for rule in self.rules)
+
+
+def _covers(rule: Mapping[str, Any], verb: str, group: str, resource: str) -> bool:
+    asked = (("verbs", verb), ("apiGroups", group), ("resources", resource))
+    return all(_holds(rule[key], value) for key, value in asked)
+
+
+def _holds(granted: Iterable[str], value: str) -> bool:
+    granted = list(granted)
+    return "*" in granted or value in granted
