@@ -20,6 +20,8 @@ from .worker import Worker
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
+    from .bearer import TokenFile
+
 _REMEMBERED = 256
 _BCRYPT_BYTES = 72  # bcrypt looks no further; htpasswd and Go's exporters cut here too
 
@@ -66,25 +68,39 @@ def _remember(digests: OrderedDict[bytes, None], digest: bytes) -> None:
 
 
 class BasicAuth:
-    """Lets through who is in `passwords` (all, when there are no users) and answers the rest with 401.
+    """Lets through who is in `passwords`, or has a token, and answers the rest with 401.
+
+    All, when there are neither users nor tokens.
 
     `open_paths` need no password: health probes, which cannot send one and learn nothing but yes or no.
     """
 
-    def __init__(self, app: ASGIApp, passwords: Passwords, open_paths: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        passwords: Passwords,
+        open_paths: frozenset[str] = frozenset(),
+        token: TokenFile | None = None,
+    ) -> None:
         self._app = app
         self._open_paths = open_paths
+        self._token = token
         self.passwords = passwords
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if not self.passwords or scope["path"] in self._open_paths or await self._admits(scope):
+        guarded = self.passwords or self._token
+        if not guarded or scope["path"] in self._open_paths or await self._admits(scope):
             await self._app(scope, receive, send)
         else:
             await _refuse(send)
 
     async def _admits(self, scope: Scope) -> bool:
         given = [value for name, value in scope["headers"] if name == b"authorization"]
-        credentials = _credentials(given[0]) if len(given) == 1 else None
+        if len(given) != 1:
+            return False
+        if self._token is not None and self._token.admits(given[0]):
+            return True
+        credentials = _credentials(given[0]) if self.passwords else None
         return credentials is not None and await self.passwords.admit(*credentials)
 
 

@@ -29,6 +29,8 @@ from .limits import Bounds, protocol
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
+    from .bearer import TokenFile
+
 WATCH_SECONDS = 5.0
 log = logging.getLogger(__name__)
 
@@ -51,6 +53,8 @@ class Service:
     """Bytes of a request's body."""
     open_paths: frozenset[str] = frozenset()
     """Need no password: health probes."""
+    token: TokenFile | None = None
+    """Admits programs beside the users of the web config file."""
     reload: Callable[[], Reload | None] = lambda: None
     """Asked on SIGHUP for a new config; raises GpufragError to keep the old one."""
     started: Callable[[listen.Address], None] = lambda address: None
@@ -71,13 +75,15 @@ class WebServer(Server):
         address = listen.parse(settings.listen_address)
         self._service, self._settings, self._bound = service, settings, settings.listen_address
         self._files = files.read(settings.config_file)
-        self._auth = BasicAuth(service.app, Passwords(self._files.web.basic_auth_users), service.open_paths)
+        users = Passwords(self._files.web.basic_auth_users)
+        self._auth = BasicAuth(service.app, users, service.open_paths, service.token)
         self._bounds = Bounds(self._auth, settings, service.methods, service.max_body)
         self._outermost = WithHeaders(self._bounds, self._files.web.http_server_config.headers)
         self._listener = listen.bind(address)
         self.address = listen.Address(address.host, self._listener.getsockname()[1])
         super().__init__(_uvicorn_config(self._outermost, settings))
-        if not address.loopback and not self._files.web.authenticates:
+        self.authenticates = self._files.web.authenticates or service.token is not None
+        if not address.loopback and not self.authenticates:
             event(
                 log,
                 logging.WARNING,
