@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import product
 
-from ..logs import event
 from .cluster import Cluster, GroupKind, Owner
 from .errors import ClusterError, Denied
 from .memory import CLAIMED, Memory
-
-log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -34,25 +31,25 @@ class Sweep:
         """
         uids = set(ours)
         found: list[Owner] = []
-        error: ClusterError | None = None
-        for namespace in self.namespaces:
-            for kind in self.kinds:
-                try:
-                    found += [owner for owner in self._marked(kind, namespace) if owner.uid not in uids]
-                except ClusterError as failure:
-                    error = failure
+        errors: list[ClusterError] = []
+        for namespace, kind in product(self.namespaces, self.kinds):
+            try:
+                found += [owner for owner in self.cluster.list_marked(kind, namespace) if owner.uid not in uids]
+            except ClusterError as error:
+                errors.append(error)
         claims = {_claim(owner): self._seen.get(_claim(owner), now_s) for owner in found if is_claim(owner)}
         self._seen = claims
-        return [owner for owner in found if now_s - claims.get(_claim(owner), now_s) >= self._patience(owner)], error
+        return [
+            owner for owner in found if now_s - claims.get(_claim(owner), now_s) >= self._patience(owner)
+        ], self._serious(errors)
 
     def _patience(self, owner: Owner) -> float:
         return self.claim_lasts_s if is_claim(owner) else 0.0
 
-    def _marked(self, kind: GroupKind, namespace: str) -> Iterator[Owner]:
-        try:
-            yield from self.cluster.list_marked(kind, namespace)
-        except Denied as error:  # kinds that are not used are not in the Role
-            event(log, logging.DEBUG, "not searched", kind=kind, namespace=namespace, reason=error)
+    def _serious(self, errors: list[ClusterError]) -> ClusterError | None:
+        """Kinds that are not used are not in the Role; where nothing at all is permitted, something is wrong."""
+        nothing_permitted = len(errors) == len(self.namespaces) * len(self.kinds)
+        return next((error for error in errors if nothing_permitted or not isinstance(error, Denied)), None)
 
 
 def is_claim(owner: Owner) -> bool:
