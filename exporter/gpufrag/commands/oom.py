@@ -19,6 +19,7 @@ class Action(NamedTuple):
 ACTIONS = (
     Action("list", "the errors that agents have reported, the latest first"),
     Action("show", "all that was known when a request failed"),
+    Action("explain", "a verdict on each error in the text of a log, of torch, TensorFlow or JAX"),
 )
 
 

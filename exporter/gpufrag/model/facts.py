@@ -39,7 +39,7 @@ class Facts:
     expandable: bool | None = None
     """Whether torch's expandable segments were on."""
     allocator: str = "torch"
-    """Whose it is: torch, tensorflow or jax."""
+    """Whose it is: torch (on CUDA, HIP or XPU), mps, tensorflow or jax."""
 
     @property
     def held(self) -> int | None:
@@ -59,6 +59,20 @@ class Facts:
     @property
     def cap(self) -> int | None:
         return min([bound for bound in (self.limit, self.size) if bound is not None], default=None)
+
+    @property
+    def known_free(self) -> int | None:
+        """free_total, or what is known of it: the cache and, where the driver has told, the headroom."""
+        if self.free_total is not None or self.cached is None:
+            return self.free_total
+        return self.cached + (self._known_headroom or 0)
+
+    @property
+    def _known_headroom(self) -> int | None:
+        if self.headroom is not None or self.driver_free is None:
+            return self.headroom
+        below_cap = None if self.cap is None or self.reserved is None else self.cap - self.reserved
+        return self.driver_free if below_cap is None else max(0, min(self.driver_free, below_cap))
 
     @property
     def outside(self) -> int | None:

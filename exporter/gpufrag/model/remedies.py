@@ -26,6 +26,14 @@ NEXT_STEPS = {
     ("neighbours", "torch"): "see with nvidia-smi which processes hold the device, and end or move them",
     ("neighbours", "tensorflow"): "see with nvidia-smi which processes hold the device, and end or move them",
     ("neighbours", "jax"): "see with nvidia-smi which processes hold the device, and end or move them",
+    ("fragmentation", "mps"): "call torch.mps.empty_cache() between phases, and keep shapes from varying",
+    ("capacity", "mps"): "ask for less: a smaller batch or model; the memory is the whole machine's",
+    ("limit", "mps"): (
+        "ask for less, or raise PYTORCH_MPS_HIGH_WATERMARK_RATIO: the memory is the whole machine's, "
+        "which may become unusable"
+    ),
+    ("neighbours", "mps"): "end other programs: the memory is the whole machine's",
+    ("unknown", "mps"): "see torch.mps.driver_allocated_memory() just before the failing line",
     ("unknown", "torch"): "run the job under `gpufrag run`: its report of the next fault has every figure",
     ("unknown", "tensorflow"): "find the allocator's dump in the full log (warnings on): it lists every chunk",
     ("unknown", "jax"): "find the allocator's dump in the full log (TF_CPP_MIN_LOG_LEVEL=0): it lists every chunk",

@@ -20,6 +20,8 @@ __all__ = ["RULES", "Cause", "Facts", "Verdict", "judge"]
 
 NO_DEVICE = 1 << 50
 """Bytes that no device has."""
+NEARLY_FULL = 0.05
+"""Of the cap: below it little is won by bringing the free bytes together, as the restart rule has it too."""
 
 
 class Cause(str, Enum):
@@ -47,9 +49,16 @@ def judge(facts: Facts) -> Verdict:
     """The first of RULES that holds decides; the last one always does."""
     need = facts.requested or 0
     rule = next(rule for rule in RULES if rule.holds(facts, need))
-    advice = next_step(rule.cause.value, facts.allocator, facts.expandable)
+    advice = rule.advice or next_step(rule.cause.value, facts.allocator, facts.expandable)
     evidence = (rule.reason.format_map(_told(facts, need)), *_figures(facts))
+    if rule.cause is Cause.FRAGMENTATION and _nearly_full(facts):
+        evidence = (*evidence, f"less than {NEARLY_FULL:.0%} of the memory is free: it is nearly full as well")
+        advice = f"ask for less as well; {advice}"
     return Verdict(rule.cause, evidence, tuple(_missing(rule, facts, need)), advice)
+
+
+def _nearly_full(facts: Facts) -> bool:
+    return facts.known_free is not None and facts.cap is not None and facts.known_free < NEARLY_FULL * facts.cap
 
 
 def _refused_by_limit(facts: Facts, need: int) -> bool:
@@ -119,11 +128,19 @@ class Rule(NamedTuple):
     reason: str
     """The first piece of evidence."""
     missing: str = ""
+    advice: str = ""
+    """The next step, where it is not that of the cause."""
 
 
 RULES = (
     Rule(Cause.LIMIT, _refused_by_limit, "the allocator refused {need} because it would exceed this process's limit"),
-    Rule(Cause.UNKNOWN, _no_request, "the error does not say how much was asked for", "the size of the request"),
+    Rule(
+        Cause.UNKNOWN,
+        _no_request,
+        "memory ran out for the driver or a library, outside the allocator, and the error does not say how much",
+        "the size of the request",
+        "see with nvidia-smi who holds the device, and lower the process's memory fraction to leave the driver room",
+    ),
     Rule(Cause.CAPACITY, _larger_than_device, "{need} is more than the whole device has"),
     Rule(
         Cause.UNKNOWN,

@@ -1,0 +1,63 @@
+"""The same error told again: by a chained traceback, by a rank's marked copy, by a launcher's summary."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from .lines import NAMES_APART
+from .oom import Oom
+
+_REMEMBERED = 500
+_GRID = 256
+"""To which the BFC allocator rounds."""
+_BFC = ("tensorflow", "jax")
+
+
+@dataclass
+class _Told:
+    oom: Oom
+    names: frozenset[str]
+    """What its lines were marked with; a copy without a mark may be anybody's, and is one's once a mark is seen."""
+
+    def is_of(self, names: frozenset[str]) -> bool:
+        return names <= self.names or self.names <= names
+
+
+class Duplicates:
+    """Remembers the last errors, so that memory is bounded."""
+
+    def __init__(self) -> None:
+        self._told: deque[_Told] = deque(maxlen=_REMEMBERED)
+
+    def is_new(self, oom: Oom) -> bool:
+        names = frozenset(oom.source.split(NAMES_APART)) if oom.source else frozenset()
+        first = next((told for told in self._told if told.is_of(names) and _same(told.oom, oom)), None)
+        if first is None:
+            self._told.append(_Told(oom, names))
+        else:
+            first.names |= names
+        return first is None
+
+
+def _same(first: Oom, again: Oom) -> bool:
+    if again.facts.allocator in _BFC and first.facts.allocator in _BFC:
+        return _is_bare(again) and _same_device(first, again) and _same_size(first, again)
+    return (first.device, first.facts) == (again.device, again.facts)
+
+
+def _is_bare(oom: Oom) -> bool:
+    """An error that names no more than the request: after a dump of the same request it is that dump's."""
+    facts = oom.facts
+    return (facts.limit, facts.allocated, facts.free_total, facts.size) == (None, None, None, None)
+
+
+def _same_device(first: Oom, again: Oom) -> bool:
+    return first.device is None or again.device is None or first.device == again.device
+
+
+def _same_size(first: Oom, again: Oom) -> bool:
+    one, two = first.facts.requested, again.facts.requested
+    if one is None or two is None:
+        return one == two
+    return abs(one - two) <= max(_GRID, first.facts.precision, again.facts.precision)

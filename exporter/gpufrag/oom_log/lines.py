@@ -1,0 +1,55 @@
+"""From bytes to lines: whose they are, without colours, whatever the encoding, in bounded memory."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+LONGEST = 1 << 16
+"""Bytes. A longer line comes in pieces of this size, all with its number."""
+NAMES_APART = " / "
+"""Between the names of a source."""
+_COLOUR = re.compile(r"\x1b\[[0-9;?]{0,20}[A-Za-z]")
+_STEP = re.compile(
+    r"[\s:]{0,8}(?:\[[^\[\]]{0,120}\]|\([^()]{0,120}\)|[0-9]{1,5}:(?= )|[\w./-]{1,80}[ \t]{0,20}\|(?= ))"
+)
+"""One piece of what launchers put before a line."""
+_SOURCES = (
+    re.compile(r"\[(rank\d{1,6})\]"),  # torch
+    re.compile(r"\[(default\d{1,4})\]"),  # torchrun
+    re.compile(r"\[(\d{1,5},\d{1,6})\]"),  # mpirun
+    re.compile(r"\[(pod/[^\]]{1,120})\]"),  # kubectl logs --prefix
+    re.compile(r"\(([^()]{0,60}pid=\d{1,10}[^()]{0,60})\)"),  # ray
+    re.compile(r"^\s*(\d{1,5}):$"),  # srun --label
+    re.compile(r"^\s*([\w./-]{1,80})[ \t]{0,20}\|$"),  # docker compose
+)
+
+
+class Line(NamedTuple):
+    number: int
+    source: str
+    """Whose it is, by what a launcher has put before it; empty where nothing tells."""
+    text: str
+
+
+def split(chunks: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
+    """Physical lines, numbered from 1; what a progress bar has overwritten (up to a bare CR) is a line of its own."""
+    number = 1
+    for chunk in chunks:
+        for piece in chunk.rstrip(b"\r\n").split(b"\r"):
+            yield number, piece
+        number += chunk.endswith(b"\n")
+
+
+def line_of(number: int, raw: bytes) -> Line:
+    text = _COLOUR.sub("", raw.decode("utf-8", "replace"))
+    return Line(number, _source(text), text)
+
+
+def _source(text: str) -> str:
+    end, found = 0, []
+    while (step := _STEP.match(text, end)) is not None and end < 400:
+        piece, end = step.group().strip(), step.end()
+        found += [name.group(1) for pattern in _SOURCES if (name := pattern.search(piece))]
+    return NAMES_APART.join(dict.fromkeys(found))

@@ -1,0 +1,97 @@
+"""Messages of one line that are not the allocator's long one: refusals, the driver's own, XLA."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from math import prod
+from typing import NamedTuple
+
+from ..model.facts import Facts
+from .lines import Line
+from .oom import Oom
+from .sizes import SIZE, read_size
+
+Found = re.Match[str]
+_WIDTHS = {"float": 4, "int32": 4, "uint32": 4, "half": 2, "bfloat16": 2, "int16": 2, "int8": 1, "uint8": 1, "bool": 1}
+
+
+def _refused(found: Found) -> Facts:
+    need = read_size(found[1])
+    return Facts(need and need.bytes, refused_by_limit=True, precision=need.precision if need else 0)
+
+
+def _beyond(found: Found) -> Facts:
+    return Facts(1 << 60)
+
+
+def _driver(found: Found) -> Facts:
+    return Facts(None)
+
+
+def _xla(found: Found) -> Facts:
+    """The size in bytes where it stands beside the rounded one."""
+    sizes = [size for text in found.groups() if (size := read_size(text)) is not None]
+    best = min(sizes, key=lambda size: size.precision, default=None)
+    return Facts(best and best.bytes, precision=best.precision if best else 0, allocator="jax")
+
+
+def _xla_free(found: Found) -> Facts:
+    need, free = read_size(found[1]), read_size(found[2])
+    precision = max(size.precision for size in (need, free) if size) if need or free else 0
+    return Facts(need and need.bytes, free_total=free and free.bytes, precision=precision, allocator="jax")
+
+
+def _xla_program(found: Found) -> Facts:
+    need, size = read_size(found[1]), read_size(found[2])
+    return Facts(need and need.bytes, size=size and size.bytes, allocator="jax")
+
+
+def _tensor(found: Found) -> Facts:
+    """TensorFlow tells the shape: the size is the product of its sides and the type's bytes."""
+    sides = [int(side) for side in found[1].split(",") if side.strip()]
+    width = _WIDTHS.get(found[2], 8 if found[2] in ("double", "int64", "uint64", "complex64") else None)
+    return Facts(None if width is None else min(prod(sides) * width, 1 << 60), allocator="tensorflow")
+
+
+class Form(NamedTuple):
+    pattern: re.Pattern[str]
+    facts: Callable[[Found], Facts]
+
+
+FORMS = (
+    Form(re.compile(f"preemptively rejected because it would exceed .{{0,80}}Requested size: {SIZE}"), _refused),
+    Form(re.compile("Tried to allocate more than 1EB memory"), _beyond),
+    Form(re.compile(f"Attempting to (?:allocate|reserve) {SIZE}.{{0,80}}There (?:are|is) {SIZE} free"), _xla_free),
+    Form(re.compile(f"Ran out of memory in memory space [a-z]+\\. +Used {SIZE} of {SIZE}"), _xla_program),
+    Form(re.compile(rf"Failed to allocate request for {SIZE}(?: \({SIZE}\))?"), _xla),
+    Form(
+        re.compile(f"[Oo]ut of memory (?:while )?(?:trying to allocate|allocating) {SIZE}(?! \\(allocated so far)"),
+        _xla,
+    ),
+    Form(re.compile(r"OOM when allocating tensor with shape ?\[([0-9, ]{0,200})\] and type (\w{1,20})"), _tensor),
+    Form(
+        re.compile(
+            "CUDA (?:driver )?error: out of memory|HIP error: out of memory|hipErrorOutOfMemory"
+            "|(?<!from device: )CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation"
+            "|uda failure (?:[0-9]{1,3} )?'out of memory'"
+            "|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED"
+        ),
+        _driver,
+    ),
+)
+"""The first that matches a line tells what failed."""
+_DEVICE = re.compile(r"device ordinal ([0-9]{1,4})|GPU:([0-9]{1,4})|GPU_([0-9]{1,4})_bfc")
+
+
+def read_message(line: Line) -> Oom | None:
+    for form in FORMS:
+        found = form.pattern.search(line.text)
+        if found is not None:
+            return Oom(line.number, line.source, device_in(line.text), form.facts(found))
+    return None
+
+
+def device_in(text: str) -> int | None:
+    found = _DEVICE.search(text)
+    return None if found is None else int(next(filter(None, found.groups())))

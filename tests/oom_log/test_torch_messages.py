@@ -1,0 +1,178 @@
+"""Torch's message in the words of every version, and what is made of its figures."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpufrag.model.verdict import Cause, judge
+from gpufrag.oom_log import Oom, read_log
+
+MIB, GIB = 1 << 20, 1 << 30
+NEW = (
+    "CUDA out of memory. Tried to allocate {need}. GPU 0 has a total capacity of 16.00 GiB of which {free} is free. "
+    "{processes}Of the allocated memory 14.00 GiB is allocated by PyTorch, {rest}."
+)
+
+
+def only(text: str) -> Oom:
+    (found,) = read_log([line.encode() for line in text.splitlines(keepends=True)])
+    return found
+
+
+def new(need: str = "2.00 GiB", free: str = "8.00 MiB", processes: str = "", unallocated: str = "512.00 MiB") -> str:
+    rest = f"and {unallocated} is reserved by PyTorch but unallocated"
+    return NEW.format(need=need, free=free, processes=processes, rest=rest)
+
+
+@pytest.mark.parametrize(
+    ("text", "cause", "requested", "device"),
+    [
+        (
+            "RuntimeError: CUDA out of memory. Tried to allocate 6.00 GiB (GPU 0; 12.00 GiB total capacity; "
+            "9.00 GiB already allocated; 1.50 GiB free; 179.00 KiB cached)",
+            Cause.CAPACITY,
+            6 * GIB,
+            0,
+        ),
+        (
+            "RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB (GPU 7; 16.00 GiB total capacity; "
+            "11.00 GiB already allocated; 38.50 MiB free; 15.00 GiB reserved in total by PyTorch)",
+            Cause.FRAGMENTATION,
+            2 * GIB,
+            7,
+        ),
+        (
+            "HIP out of memory. Tried to allocate 2.00 GiB (GPU 1; 64.00 GiB total capacity; 19.50 GiB already "
+            "allocated; 44.00 GiB free; 20.00 GiB allowed; 20.00 GiB reserved in total by PyTorch) If reserved memory is >> ...",
+            Cause.LIMIT,
+            2 * GIB,
+            1,
+        ),
+        (new().replace("capacity", "capacty"), Cause.CAPACITY, 2 * GIB, 0),
+        (new("256.00 MiB"), Cause.FRAGMENTATION, 256 * MIB, 0),
+        (new().replace("GPU 0", "GPU \x00"), Cause.CAPACITY, 2 * GIB, 0),
+        (new().replace("GPU 0", "GPU "), Cause.CAPACITY, 2 * GIB, None),
+        (new(processes="10.00 GiB allowed; "), Cause.CAPACITY, 2 * GIB, 0),
+        (new(free="6.00 GiB", processes="14.75 GiB allowed; "), Cause.LIMIT, 2 * GIB, 0),
+        (new(free="6.00 GiB"), Cause.LIMIT, 2 * GIB, 0),
+        ("torch.OutOfMemoryError: " + new(free="6.00 GiB").replace("14.00", "8.00"), Cause.UNKNOWN, 2 * GIB, 0),
+        (
+            "XPU out of memory. Tried to allocate 4.00 GiB. GPU 0 has a total capacity of 12.00 GiB of which 3.00 GiB "
+            "is free. Of the allocated memory 8.00 GiB is allocated by PyTorch, and 0 bytes is reserved by PyTorch but "
+            "unallocated. Please use `empty_cache` to release all unoccupied cached memory.",
+            Cause.CAPACITY,
+            4 * GIB,
+            0,
+        ),
+        (
+            "XPU out of memory. Tried to allocate 9.00 GiB (GPU 0; 16.00 GiB total capacity; 8.00 GiB already "
+            "allocated; 8.00 GiB reserved in total by PyTorch)",
+            Cause.CAPACITY,
+            9 * GIB,
+            0,
+        ),
+        (
+            "RuntimeError: MPS backend out of memory (MPS allocated: 5.50 GB, other allocations: 1.00 GB, max allowed: "
+            "6.75 GB). Tried to allocate 768.00 MB on private pool. Use PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0",
+            Cause.LIMIT,
+            768 * MIB,
+            None,
+        ),
+        (
+            "Allocation was preemptively rejected because it would exceed per_process_memory_fraction limit. "
+            "Requested size: 2.00 GiB",
+            Cause.LIMIT,
+            2 * GIB,
+            None,
+        ),
+        ("CUDA out of memory. Tried to allocate more than 1EB memory.", Cause.CAPACITY, 1 << 60, None),
+        ("RuntimeError: CUDA error: out of memory", Cause.UNKNOWN, None, None),
+        ("ncclInternalError: Cuda failure 2 'out of memory'", Cause.UNKNOWN, None, None),
+    ],
+)
+def test_every_form(text: str, cause: Cause, requested: int | None, device: int | None) -> None:
+    found = only(text)
+    assert (judge(found.facts).cause, found.facts.requested, found.device) == (cause, requested, device)
+
+
+def test_all_figures_of_the_longest_form() -> None:
+    text = (
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 3 has a total capacity of 80.00 GiB "
+        "of which 1.00 GiB is free. Process 77 has 1.50 GiB memory in use. Including non-PyTorch memory, this process "
+        "has 77.00 GiB memory in use. 78.00 GiB allowed; Of the allocated memory 74.00 GiB is allocated by PyTorch, "
+        "with 512.00 MiB allocated in private pools (e.g., CUDA Graphs), and 1.50 GiB is reserved by PyTorch but "
+        "unallocated."
+    )
+    facts = only(text).facts
+    assert (facts.driver_free, facts.size, facts.limit) == (GIB, 80 * GIB, 78 * GIB)
+    assert (facts.reserved, facts.allocated, facts.captive) == (75 * GIB + 512 * MIB, 73 * GIB + 512 * MIB, 512 * MIB)
+    assert (facts.free_cached, facts.others) == (GIB + 512 * MIB, GIB + 512 * MIB)
+    assert facts.precision == GIB // 200
+
+
+def test_without_a_limit_in_versions_that_would_tell_there_is_none() -> None:
+    assert only("torch.OutOfMemoryError: " + new()).facts.limit == 16 * GIB
+    assert only("torch.cuda.OutOfMemoryError: " + new()).facts.limit is None
+
+
+def test_neighbours_are_counted() -> None:
+    hog = (
+        "Process 77 has 9.00 GiB memory in use. Including non-PyTorch memory, this process has 6.90 GiB memory in use. "
+    )
+    text = new(processes=hog).replace("14.00 GiB is allocated", "6.00 GiB is allocated")
+    assert judge(only(text).facts).cause is Cause.NEIGHBOURS
+
+
+def test_in_a_container_the_process_itself_is_among_those_listed() -> None:
+    listed = "Process 77 has 1.00 GiB memory in use. Process 78 has 14.80 GiB memory in use. "
+    assert only(new(processes=listed)).facts.others == GIB
+    assert only(new()).facts.others is None
+
+
+def test_a_figure_that_torch_could_not_have_is_none() -> None:
+    assert only(
+        new(processes="Including non-PyTorch memory, this process has 17179869184.00 GiB memory in use. ")
+    ).facts
+
+
+def test_expandable_segments_that_are_on_are_seen() -> None:
+    assert only(new() + " expandable_segments is enabled. If instead").facts.expandable is True
+    assert only(new()).facts.expandable is None
+
+
+def test_a_message_that_a_terminal_has_wrapped() -> None:
+    whole = only(new())
+    assert only(new().replace(" of which", "\nof which").replace(", and", ",\nand")).facts == whole.facts
+
+
+def test_several_in_one_line_of_json() -> None:
+    line = '{"error": "' + new() + '", "cause": "' + new("1.00 GiB") + '"}\n'
+    assert [oom.facts.requested for oom in read_log([line.encode()])] == [2 * GIB, GIB]
+
+
+def test_the_table_of_cudamallocasync() -> None:
+    text = (
+        "Allocation on device 5 would exceed allowed memory. (out of memory)\nCurrently allocated     : 54.00 GiB\n"
+        "Requested               : 686.50 MiB\nDevice limit            : 79.00 GiB\n"
+        "Free (according to CUDA): 27.25 MiB\n"
+        "PyTorch limit (set by user-supplied memory fraction)\n                        : {} GiB\n"
+    )
+    facts = only(text.format("54.50")).facts
+    assert (facts.requested, facts.limit, facts.size) == (686 * MIB + MIB // 2, 54 * GIB + GIB // 2, 79 * GIB)
+    assert only(text.format("17179869184.00")).facts.limit == 79 * GIB
+    assert only(text.replace("\n", "\\n").format("54.50")).facts == facts
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "DefaultCPUAllocator: can't allocate memory: you tried to allocate 2147483648 bytes.",
+        "numpy.core._exceptions.MemoryError: Unable to allocate 2.00 GiB for an array",
+        '    raise RuntimeError(f"CUDA out of memory. Tried to allocate {size}")',
+        "memory allocation failed with OOM on device 0 while trying to allocate 2097152 bytes (free: 1, total: 2).",
+        "Out of memory: Killed process 4242 (python3) total-vm:1kB",
+        "all is well",
+    ],
+)
+def test_what_is_no_failure_of_gpu_memory(text: str) -> None:
+    assert list(read_log([text.encode()])) == []
