@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from gpufrag.agent.clocks import Clocks
-from gpufrag.agent.sources import Capture, DeviceFacts, DeviceReading
+from gpufrag.agent.sources import Capture, DeviceFacts, DeviceReading, Fault
 from gpufrag.model.heap import Heap
 from gpufrag.sample import Counters, DriverReading, PoolTotals, Totals
 from helpers import golden_case_named
@@ -45,6 +45,7 @@ class ScriptedSource:
     captures: int = 0
     during_capture: Callable[[], None] = lambda: None
     on_step: Callable[[object], None] | None = None
+    on_oom: Callable[[Fault], None] | None = None
     framework: str = "scripted"
     framework_version: str | None = "1.0"
 
@@ -70,8 +71,18 @@ class ScriptedSource:
         self.on_step = on_step if self.steps else None
         return self.steps
 
+    def watch_ooms(self, on_oom: Callable[[Fault], None]) -> bool:
+        self.on_oom = on_oom
+        return True
+
     def close(self) -> None:
-        self.on_step = None
+        self.on_step = self.on_oom = None
+
+    def fail(self, size: int) -> None:
+        """What torch does in the thread whose request it cannot serve."""
+        self.ooms += 1
+        if self.on_oom is not None:
+            self.on_oom(Fault(0, size, self.free))
 
     def step(self, optimizer: object = "optimizer") -> None:
         assert self.on_step is not None

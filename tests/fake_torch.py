@@ -36,6 +36,8 @@ class Machine:
     calls: list[str] = field(default_factory=list)
     queued: list[Callable[[], None]] = field(default_factory=list)
     step_hooks: list[Callable[..., None]] = field(default_factory=list)
+    observers: list[Callable[[int, int, int, int], None]] = field(default_factory=list)
+    initialising: bool = False
 
     @property
     def release(self) -> tuple[int, ...]:
@@ -43,15 +45,29 @@ class Machine:
 
     def initialise(self, device: int = 0) -> None:
         """What torch.cuda._lazy_init and the first tensor do."""
+        self.initialising = True
         for call in self.queued:
             call()
-        self.initialised = True
+        self.initialised, self.initialising = True, False
         self.contexts.add(device)
 
     def step(self, optimizer: object) -> None:
         """What Optimizer.step does at its end."""
         for hook in self.step_hooks:
             hook(optimizer, (), {})
+
+    def fail(self, size: int, device: int = 0) -> None:
+        """What the allocator does with a request that it cannot serve."""
+        self.counters["num_ooms"] += 1
+        for observer in self.observers:
+            if device and self.release < (2, 6):
+                raise RuntimeError("bad_function_call")
+            observer(device, size, SIZE, self.free)
+        raise OutOfMemoryError(f"CUDA out of memory. Tried to allocate {size} bytes")
+
+
+class OutOfMemoryError(RuntimeError):
+    """Torch's own."""
 
 
 def torch_of(machine: Machine) -> ModuleType:
@@ -66,6 +82,7 @@ def torch_of(machine: Machine) -> ModuleType:
                 setattr(place, folder, SimpleNamespace())
             place = getattr(place, folder)
         setattr(place, leaf, _recorded(machine, name, function))
+    torch.cuda._tls = _Initialising(machine)
     return torch
 
 
@@ -104,6 +121,7 @@ def _functions(machine: Machine) -> dict[str, Callable[..., Any]]:
         "cuda.get_per_process_memory_fraction": ((2, 6), lambda device: _fraction(machine, device)),
         "cuda.is_current_stream_capturing": ((2, 1), lambda: machine.capturing),
         "optim.optimizer.register_optimizer_step_post_hook": ((2, 1), machine.step_hooks.append),
+        "_C._cuda_attach_out_of_memory_observer": ((2, 1), lambda observer: _attach(machine, observer)),
         "_C._cuda_hasPrimaryContext": ((2, 1), lambda device: device in machine.contexts),
         "_C._cuda_isHistoryEnabled": ((2, 2), lambda: _history(machine)),
         "_C._cuda_memorySnapshot": ((2, 1), _snapshot_function(machine)),
@@ -152,6 +170,25 @@ def _fraction(machine: Machine, device: int) -> float:
     assert machine.initialised, "this would initialise CUDA"
     assert device in machine.contexts, "this would create a context"
     return 1.0 if machine.fraction == 1.0 else int(machine.fraction * SIZE) / SIZE
+
+
+class _Initialising:
+    """Torch's thread-local: it has the attribute only while the thread initialises CUDA."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+
+    def __getattr__(self, name: str) -> bool:
+        if name != "is_initializing" or not self._machine.initialising:
+            raise AttributeError(name)
+        return True
+
+
+def _attach(machine: Machine, observer: Callable[[int, int, int, int], None]) -> None:
+    assert machine.initialised or machine.initialising, "this would initialise CUDA"
+    if machine.backend != "native":
+        raise RuntimeError(f"{machine.backend} does not yet support attachOutOfMemoryObserver")
+    machine.observers.append(observer)
 
 
 def _history(machine: Machine) -> bool:

@@ -270,15 +270,16 @@ def test_statistics_in_an_unknown_form_turn_only_themselves_off(machine: Machine
 
 
 LACKING = {
-    "cuda.is_initialized": {"totals", "driver", "heap", "limit", "recording"},
+    "cuda.is_initialized": {"totals", "driver", "heap", "limit", "recording", "ooms"},
     "cuda.device_count": {"totals", "driver", "heap", "limit"},
-    "cuda.get_allocator_backend": {"totals", "heap", "limit"},
+    "cuda.get_allocator_backend": {"totals", "heap", "limit", "ooms"},
     "cuda.memory_stats_as_nested_dict": {"totals"},
     "cuda.mem_get_info": {"driver"},
     "cuda.get_device_properties": {"limit", "uuid"},
     "cuda.get_per_process_memory_fraction": {"limit"},
     "cuda.is_current_stream_capturing": {"steps"},
     "optim.optimizer.register_optimizer_step_post_hook": {"steps"},
+    "_C._cuda_attach_out_of_memory_observer": {"ooms"},
     "_C._cuda_hasPrimaryContext": {"driver"},
     "_C._cuda_isHistoryEnabled": {"recording"},
     "_C._cuda_memorySnapshot": {"heap", "limit"},
@@ -297,6 +298,7 @@ def _told(source: TorchSource) -> set[str]:
         "uuid": source.facts(0).uuid is not None,
         "steps": source.watch_steps(lambda optimizer: None),
         "recording": source.recording(),
+        "ooms": source.watch_ooms(lambda fault: None),
     }
     return {name for name, known in told.items() if known}
 

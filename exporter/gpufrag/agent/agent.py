@@ -149,7 +149,8 @@ class Agent:
         return max(0.001, min(self._sampler.read_in(), self._sampler.schedule.timer(wall) - wall))
 
     def _publish(self) -> None:
-        self._watch_ooms()
+        if self.latest is None or not self.latest.devices:
+            self._watch_ooms()  # the device may be in use only now
         sample = self._box.counted(self._sampler.sample(self._identify()))
         self._box.remember(sample)
         name = FileName.of(sample.identity)

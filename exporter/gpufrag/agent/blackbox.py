@@ -27,8 +27,8 @@ from .trouble import Trouble
 
 SAMPLES = 60
 """Of each device, so many of the last samples are in a report."""
-MOST_TEXT = 600
-"""Characters of the allocator's settings, and of each sentence."""
+MOST_TEXT = 1000
+"""Bytes of the allocator's settings, and of each sentence."""
 MOST_SENTENCES = 20
 UNEXPLAINED = "unknown"
 logger = logging.getLogger("gpufrag")

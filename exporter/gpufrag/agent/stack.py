@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import threading
 from pathlib import Path
@@ -11,8 +12,8 @@ from typing import NamedTuple
 from ..oom_report import Frame
 
 MOST_FRAMES = 40
-MOST_TEXT = 200
-"""Characters of a file's or a function's name."""
+MOST_TEXT = 400
+"""Bytes of a file's or a function's name, as they are written."""
 _OWN = f"{Path(__file__).parent}/"
 
 
@@ -32,9 +33,17 @@ def here() -> Stack:
 
 
 def clean(text: str, most: int = MOST_TEXT) -> str:
-    """Its end, where it is too long; only what UTF-8 can say."""
-    cut = text if len(text) <= most else f"…{text[1 - most :]}"
-    return cut.encode("utf-8", "replace").decode()
+    """As much of its end as takes `most` bytes in JSON, where a character can take twelve."""
+    if text.isascii() and text.isprintable() and len(text) <= most // 2:  # a quote takes two
+        return text
+    kept: list[str] = []
+    for character in reversed(text):
+        written = character.encode("utf-8", "replace").decode()
+        most -= len(json.dumps(written)) - 2
+        if most < 0:
+            break
+        kept.append(written)
+    return "".join(reversed(kept))
 
 
 def _frames(frame: FrameType | None) -> tuple[Frame, ...]:

@@ -1,0 +1,238 @@
+"""The black box: what a report holds, that it is bounded, and that nothing of it reaches the job."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from fake_source import HandClock, ScriptedSource
+from gpufrag.agent import blackbox
+from gpufrag.agent.blackbox import BlackBox
+from gpufrag.agent.sources import Capture, Fault
+from gpufrag.agent.trouble import Trouble
+from gpufrag.model.fragmentation import measure
+from gpufrag.model.reach import Driver
+from gpufrag.model.verdict import Cause
+from gpufrag.oom_report import MAX_BYTES, OomReport, encode
+from gpufrag.sample import DeviceSample, Identity, ProcessSample
+
+IDENTITY = Identity("host", 7, 1.0, rank=3)
+GIB = 1 << 30
+DEVICE = DeviceSample(0, "native")
+
+
+@dataclass
+class Bench:
+    """A black box over a scripted source, and what it kept and told."""
+
+    source: ScriptedSource = field(default_factory=ScriptedSource)
+    clock: HandClock = field(default_factory=HandClock)
+    trouble: Trouble = field(default_factory=Trouble)
+    kept: list[OomReport] = field(default_factory=list)
+    told: int = 0
+    keep: Callable[[OomReport], None] | None = None
+
+    def __post_init__(self) -> None:
+        self.box = BlackBox(self.capture, lambda: IDENTITY, self._keep, self._tell, self.trouble, self.clock.clocks)
+        self.box.watching = True
+
+    def capture(self) -> Capture | None:
+        return self.source.capture()
+
+    def fail(self, requested: int = 40 * GIB, device: int = 0) -> None:
+        self.box.explain(Fault(device, requested, self.source.free))
+
+    def sample(self, **changes: object) -> ProcessSample:
+        return ProcessSample(IDENTITY, self.clock.now, (DEVICE,), **changes)  # type: ignore[arg-type]
+
+    @property
+    def causes(self) -> dict[str, int]:
+        ooms = self.box.counted(self.sample()).devices[0].ooms
+        assert ooms is not None
+        return {cause: count for cause, count in ooms.causes.items() if count}
+
+    def _keep(self, report: OomReport) -> None:
+        (self.keep or self.kept.append)(report)
+
+    def _tell(self) -> None:
+        self.told += 1
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+def test_a_report_holds_the_request_the_heap_and_the_verdict(bench: Bench) -> None:
+    bench.fail(100 * GIB)
+    (report,) = bench.kept
+    source = bench.source
+    assert (report.number, report.requested, report.identity) == (1, 100 * GIB, IDENTITY)
+    assert report.measured == measure(source.heap, Driver(source.free, source.size, source.size // 2))
+    assert (report.cause, report.alloc_conf) == ("limit", "conf")
+    assert report.evidence
+    assert report.next_step
+    assert report.stack[0].function.endswith("fail")
+
+
+def test_it_is_told_of_before_the_next_scrape(bench: Bench) -> None:
+    bench.fail()
+    assert bench.told == 1
+
+
+def test_each_cause_is_there_from_the_beginning(bench: Bench) -> None:
+    ooms = bench.box.counted(bench.sample()).devices[0].ooms
+    assert ooms is not None
+    assert ooms.causes == dict.fromkeys((cause.value for cause in Cause), 0)
+    assert (ooms.last_time, ooms.last_requested) == (None, None)
+
+
+def test_the_counts_are_in_the_sample(bench: Bench) -> None:
+    bench.fail(100 * GIB)
+    bench.clock.tick(5)
+    bench.fail(90 * GIB)
+    ooms = bench.box.counted(bench.sample()).devices[0].ooms
+    assert bench.causes == {"limit": 2}
+    assert ooms is not None
+    assert (ooms.last_time, ooms.last_requested) == (bench.clock.now, 90 * GIB)
+
+
+def test_where_the_framework_tells_of_none_there_are_no_counts(bench: Bench) -> None:
+    bench.box.watching = False
+    assert bench.box.counted(bench.sample()).devices == (DEVICE,)
+
+
+def test_the_last_sixty_samples_are_in_it(bench: Bench) -> None:
+    for step in range(100):
+        bench.clock.tick(1)
+        bench.box.remember(bench.sample(steps=step))
+    bench.fail()
+    (report,) = bench.kept
+    assert [point.time for point in report.recent] == [bench.clock.now - 59 + i for i in range(60)]
+    assert report.steps == 99
+
+
+def test_one_line_tells_the_verdict_and_the_next_step(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    bench.fail(100 * GIB)
+    (record,) = caplog.records
+    text = record.getMessage()
+    assert record.levelno == logging.ERROR
+    assert text.startswith("gpufrag: out of memory on device 0: limit; 100 GiB were asked for; the largest request")
+    assert bench.kept[0].next_step in text
+    assert "\n" not in text
+
+
+def test_a_log_handler_of_the_job_that_raises_costs_nothing(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*words: object) -> None:
+        raise RuntimeError("a handler")
+
+    monkeypatch.setattr(blackbox.logger, "error", fail)
+    bench.fail()
+    assert len(bench.kept) == 1
+
+
+def test_a_full_disk_loses_the_report_and_not_the_count(bench: Bench) -> None:
+    def full(report: OomReport) -> None:
+        raise OSError(28, "No space left on device")
+
+    bench.keep = full
+    bench.fail(100 * GIB)
+    assert (bench.causes, bench.trouble.counts, bench.told) == ({"limit": 1}, {"oom": 1}, 1)
+
+
+def test_without_a_copy_of_the_heap_the_rest_is_told(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench.source, "capture", lambda: None)
+    bench.fail()
+    (report,) = bench.kept
+    assert (report.measured, report.requested) == (None, 40 * GIB)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("torch"), KeyError("a new key")])
+def test_a_heap_that_cannot_be_understood_leaves_the_rest(bench: Bench, error: Exception, monkeypatch) -> None:
+    def fail(*words: object) -> None:
+        raise error
+
+    monkeypatch.setattr(blackbox, "look", fail)
+    bench.fail()
+    assert bench.kept[0].measured is None
+    assert bench.trouble.counts == {"oom": 1}
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError(), MemoryError(), RecursionError()])
+def test_whatever_goes_wrong_is_counted_and_never_raised(bench: Bench, error: Exception) -> None:
+    def fail() -> None:
+        raise error
+
+    bench.source.during_capture = fail
+    bench.fail()
+    assert (bench.kept, bench.causes, bench.trouble.counts) == ([], {"unknown": 1}, {"oom": 1})
+    bench.source.during_capture = lambda: None
+    bench.fail()
+    assert len(bench.kept) == 1, "the next one is explained again"
+
+
+def test_a_second_error_inside_is_counted_and_not_explained(bench: Bench) -> None:
+    bench.source.during_capture = lambda: bench.fail(GIB)
+    bench.fail(100 * GIB)
+    assert len(bench.kept) == 1
+    assert bench.causes == {"unknown": 1, "limit": 1}
+
+
+def test_an_error_of_another_thread_meanwhile_does_not_wait(bench: Bench) -> None:
+    def another() -> None:
+        thread = threading.Thread(target=bench.fail)
+        thread.start()
+        thread.join(20)
+        assert not thread.is_alive()
+
+    bench.source.during_capture = another
+    bench.fail()
+    assert len(bench.kept) == 1
+    assert sum(bench.causes.values()) == 2
+
+
+def test_a_search_for_a_batch_size_is_not_slowed_down_by_reports(bench: Bench) -> None:
+    for _ in range(1000):
+        bench.fail()
+    assert (len(bench.kept), bench.source.captures) == (8, 8)
+    assert sum(bench.causes.values()) == 1000
+    bench.clock.tick(5)
+    bench.fail()
+    bench.fail()
+    assert len(bench.kept) == 9
+
+
+@example(conf="\U0001f600" * 5000, names=["\U0001f600" * 400] * 60, samples=80)
+@given(
+    conf=st.text(st.characters(), max_size=5000),
+    names=st.lists(st.text(st.characters(), max_size=400), max_size=60),
+    samples=st.integers(0, 80),
+)
+def test_a_report_can_always_be_written_and_is_bounded(conf: str, names: list[str], samples: int) -> None:
+    bench = Bench()
+    heap, reading = bench.source.heap, bench.source.read()
+    capture = Capture(lambda: heap, reading, {}, conf)
+    bench.source.capture = lambda: capture  # type: ignore[method-assign]
+    for _ in range(samples):
+        bench.box.remember(bench.sample())
+    called_by(names, bench.fail)
+    assert len(encode(bench.kept[0])) < MAX_BYTES // 2
+
+
+def called_by(names: list[str], function: Callable[[], None]) -> None:
+    """`function`, below functions of these names in a file of the last one."""
+    for name in names:
+        code = (lambda inner: inner()).__code__.replace(co_name=name, co_filename=names[-1] or "a")
+        function = _calling(code, function)
+    function()
+
+
+def _calling(code: object, function: Callable[[], None]) -> Callable[[], None]:
+    outer = type(_calling)(code, {})  # type: ignore[call-overload]
+    return lambda: outer(function)
