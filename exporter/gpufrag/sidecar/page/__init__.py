@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import html
 import time
 from collections.abc import Iterable, Mapping
-from functools import cache
 from pathlib import Path
 from string import Template
 from typing import NamedTuple
@@ -18,25 +15,17 @@ from ...oom_report import OomReport
 from ...sample import DeviceSample, Snapshot
 from ...units import format_bytes, format_duration
 from ...view import CollectorResult, Fleet
+from ...web.html import HEADERS, STYLE, filled, template
 from ..sample_files import REMEDIES, Skip
 
+__all__ = ["HEADERS", "RankRow", "rank_rows", "render"]
+
 _FOLDER = Path(__file__).parent
-_STYLE = (_FOLDER / "style.css").read_text()
-_STYLE_HASH = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
 _REMEDIES = {reason.value: remedy for reason, remedy in REMEDIES.items()}
 _TRIGGER = 4.0
 NONE = "–"
 OOMS = 20
 """So many of the latest out-of-memory errors are shown."""
-
-HEADERS: Mapping[str, str] = {
-    "content-type": "text/html; charset=utf-8",
-    "content-security-policy": f"default-src 'none'; style-src 'sha256-{_STYLE_HASH}'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-    "cache-control": "no-store",
-}
 
 
 class RankRow(NamedTuple):
@@ -60,7 +49,7 @@ def render(fleet: Fleet) -> bytes:
     """The whole page; whatever comes from outside is escaped."""
     now = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(fleet.time))
     page = _template("index").substitute(
-        style=_STYLE,
+        style=STYLE,
         version=html.escape(__version__),
         time=now,
         summary=html.escape(_summary(fleet)),
@@ -158,10 +147,8 @@ def _bytes(size: int | None) -> str:
 
 
 def _fill(name: str, rows: Iterable[Mapping[str, str]]) -> str:
-    template = _template(name)
-    return "".join(template.substitute({key: html.escape(value) for key, value in row.items()}) for row in rows)
+    return filled(_FOLDER / f"{name}.html", rows)
 
 
-@cache
 def _template(name: str) -> Template:
-    return Template((_FOLDER / f"{name}.html").read_text())
+    return template(_FOLDER / f"{name}.html")
