@@ -43,7 +43,7 @@ def new(need: str = "2.00 GiB", free: str = "8.00 MiB", processes: str = "", una
         ),
         (
             "HIP out of memory. Tried to allocate 2.00 GiB (GPU 1; 64.00 GiB total capacity; 19.50 GiB already "
-            "allocated; 44.00 GiB free; 20.00 GiB allowed; 20.00 GiB reserved in total by PyTorch) If reserved memory is >> ...",
+            "allocated; 44.00 GiB free; 20.00 GiB allowed; 20.00 GiB reserved in total by PyTorch)",
             Cause.LIMIT,
             2 * GIB,
             1,
@@ -97,11 +97,11 @@ def test_every_form(text: str, cause: Cause, requested: int | None, device: int 
 
 def test_all_figures_of_the_longest_form() -> None:
     text = (
-        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 3 has a total capacity of 80.00 GiB "
-        "of which 1.00 GiB is free. Process 77 has 1.50 GiB memory in use. Including non-PyTorch memory, this process "
-        "has 77.00 GiB memory in use. 78.00 GiB allowed; Of the allocated memory 74.00 GiB is allocated by PyTorch, "
-        "with 512.00 MiB allocated in private pools (e.g., CUDA Graphs), and 1.50 GiB is reserved by PyTorch but "
-        "unallocated."
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 3 has a total capacity of 80.00 "
+        "GiB of which 1.00 GiB is free. Process 77 has 1.50 GiB memory in use. Including non-PyTorch memory, this "
+        "process has 77.00 GiB memory in use. 78.00 GiB allowed; Of the allocated memory 74.00 GiB is allocated by "
+        "PyTorch, with 512.00 MiB allocated in private pools (e.g., CUDA Graphs), and 1.50 GiB is reserved by "
+        "PyTorch but unallocated."
     )
     facts = only(text).facts
     assert (facts.driver_free, facts.size, facts.limit) == (GIB, 80 * GIB, 78 * GIB)

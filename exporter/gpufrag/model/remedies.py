@@ -34,7 +34,9 @@ NEXT_STEPS = {
     ),
     ("neighbours", "mps"): "end other programs: the memory is the whole machine's",
     ("unknown", "mps"): "see torch.mps.driver_allocated_memory() just before the failing line",
-    ("unknown", "torch"): "run the job under `gpufrag run`: its report of the next fault has every figure",
+    ("unknown", "torch"): (
+        "run the job under `gpufrag run`, on the native allocator: its report of the next fault has every figure"
+    ),
     ("unknown", "tensorflow"): "find the allocator's dump in the full log (warnings on): it lists every chunk",
     ("unknown", "jax"): "find the allocator's dump in the full log (TF_CPP_MIN_LOG_LEVEL=0): it lists every chunk",
 }

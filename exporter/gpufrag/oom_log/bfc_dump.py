@@ -17,8 +17,9 @@ _HARMLESS = "not a failure"
 _CHUNK = re.compile(
     r"\b(InUse|Chunk|Free) {1,2}at (?:0x)?[0-9a-fA-F]{1,20} (?:next [0-9]{1,20} )?of size ([0-9]{1,20})"
 )
-_STATISTIC = re.compile(r"^\s*([A-Z][A-Za-z]{2,30}): {1,40}([0-9]{1,20})\s*$")
+_STATISTIC = re.compile(r"\b(Limit|InUse|MaxInUse|NumAllocs|MaxAllocSize): {1,40}([0-9]{1,20})\s*$")
 _LAST = "MaxAllocSize"
+"""Of those that matter; newer versions have more."""
 _PATIENCE = 500
 """Lines of others among those of a dump before it is taken to be cut off."""
 _GRID = 256
@@ -70,7 +71,7 @@ class BfcDump:
         return True
 
     def _take_statistic(self, text: str) -> bool:
-        found = _STATISTIC.match(text)
+        found = _STATISTIC.search(text)
         if found is not None:
             self._statistics[found[1]] = int(found[2])
         return found is not None

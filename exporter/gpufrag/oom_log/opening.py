@@ -65,8 +65,7 @@ def _unpacked(file: io.BufferedReader, name: str) -> Iterator[bytes]:
 
 def _lines(file: io.BufferedReader[Any]) -> Iterator[bytes]:
     if file.peek(2)[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):  # as PowerShell writes
-        text = io.TextIOWrapper(file, encoding="utf-16", errors="replace", newline="")
-        for line in iter(lambda: text.readline(LONGEST), ""):
-            yield line.encode()
+        with io.TextIOWrapper(file, encoding="utf-16", errors="replace", newline="") as text:
+            yield from (line.encode() for line in iter(lambda: text.readline(LONGEST), ""))
     else:
         yield from iter(lambda: file.readline(LONGEST), b"")

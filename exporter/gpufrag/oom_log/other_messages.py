@@ -66,7 +66,9 @@ FORMS = (
     Form(re.compile(f"Ran out of memory in memory space [a-z]+\\. +Used {SIZE} of {SIZE}"), _xla_program),
     Form(re.compile(rf"Failed to allocate request for {SIZE}(?: \({SIZE}\))?"), _xla),
     Form(
-        re.compile(f"[Oo]ut of memory (?:while )?(?:trying to allocate|allocating) {SIZE}(?! \\(allocated so far)"),
+        re.compile(
+            f"(?<!ran )[Oo]ut of memory (?:while )?(?:trying to allocate|allocating) {SIZE}(?! \\(allocated so far)"
+        ),
         _xla,
     ),
     Form(re.compile(r"OOM when allocating tensor with shape ?\[([0-9, ]{0,200})\] and type (\w{1,20})"), _tensor),

@@ -1,0 +1,131 @@
+"""The BFC allocator's dump and the errors that follow it; JAX's and TensorFlow's errors without one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bfc_text import JAX, dump
+from gpufrag.model.verdict import Cause, Verdict, judge
+from gpufrag.oom_log import Oom, read_log
+from helpers import TESTS
+
+MIB, GIB = 1 << 20, 1 << 30
+FIXTURES = TESTS / "oom_log" / "fixtures"
+TENSOR = (
+    "OOM when allocating tensor with shape[4096,4096] and type float on /job:localhost/task:0/device:GPU:0 by GPU_0_bfc"
+)
+
+
+def read(lines: Iterable[str]) -> list[Oom]:
+    return list(read_log([f"{line}\n".encode() for line in lines]))
+
+
+def verdict(line: str) -> Verdict:
+    (found,) = read([line])
+    return judge(found.facts)
+
+
+@pytest.mark.parametrize(("name", "allocator"), [("tensorflow-dump", "tensorflow"), ("jax-dump", "jax")])
+def test_a_dump_and_its_errors_are_one(name: str, allocator: str) -> None:
+    (found,) = read((FIXTURES / f"{name}.log").read_text().splitlines())
+    facts = found.facts
+    assert (found.line, found.device, facts.allocator, found.missing) == (1, 0, allocator, ())
+    assert (facts.free_total, facts.largest_free_block, facts.limit) == (120 * MIB, 40 * MIB, 320 * MIB)
+    assert judge(facts).cause is Cause.FRAGMENTATION
+
+
+sizes = st.integers(1, 1 << 12).map(lambda blocks: blocks * 256)
+
+
+@given(used=st.lists(sizes, min_size=1, max_size=9), free=st.lists(sizes, max_size=9), need=sizes)
+def test_totals_of_any_dump_are_exact(used: list[int], free: list[int], need: int) -> None:
+    total = sum(used) + sum(free)
+    (found,) = read(dump(need, used, free, limit=total))
+    facts = found.facts
+    assert (facts.free_cached, facts.largest_free_block) == (sum(free), max(free, default=0))
+    expected = Cause.CAPACITY if need > sum(free) else Cause.FRAGMENTATION if need > max(free) else Cause.UNKNOWN
+    assert judge(facts).cause in (expected, Cause.CAPACITY if need > total else expected)
+
+
+def test_a_pool_that_could_have_grown_leaves_it_open() -> None:
+    (found,) = read(dump(64 * MIB, [50 * MIB], [20 * MIB], limit=GIB))
+    told = judge(found.facts)
+    assert told.cause is Cause.UNKNOWN
+    assert "driver" in told.missing[0]
+
+
+def test_a_dump_with_lines_missing_is_not_believed() -> None:
+    lines = [
+        line for line in dump(64 * MIB, [50 * MIB, 9 * MIB], [40 * MIB, 40 * MIB], 140 * MIB) if " 9437184 " not in line
+    ]
+    (found,) = read(lines)
+    assert found.facts.largest_free_block is None
+    assert "mixed with another" in found.missing[0]
+    assert found.facts.limit == 140 * MIB
+
+
+def test_two_dumps_line_by_line_are_kept_apart_by_their_marks() -> None:
+    first, second = (dump(64 * MIB, [50 * MIB], [n * MIB], (50 + n) * MIB, device=n - 60) for n in (60, 61))
+    mixed = [line for a, b in zip(first, second) for line in (f"[rank0]: {a}", f"[rank1]: {b}")]
+    found = read(mixed)
+    assert [(oom.source, oom.facts.free_cached) for oom in found] == [("rank0", 60 * MIB), ("rank1", 61 * MIB)]
+    assert len(read(line.split(": ", 1)[1] for line in mixed)) == 2
+
+
+def test_a_dump_survives_lines_of_others() -> None:
+    lines = [text for line in dump(64 * MIB, [50 * MIB], [60 * MIB], 110 * MIB) for text in (line, "step 7 loss 0.1")]
+    assert [oom.facts.free_cached for oom in read(lines)] == [60 * MIB]
+
+
+def test_an_attempt_that_tensorflow_can_do_without_is_no_error() -> None:
+    text = "Allocator (GPU_0_bfc) ran out of memory trying to allocate 1.02GiB with freed_by_count=0."
+    assert read([f"{text} The caller indicates that this is not a failure, but may mean"]) == []
+    assert len(read([text])) == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "cause", "requested"),
+    [
+        ("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 2147483648 bytes.", Cause.UNKNOWN, 2 * GIB),
+        ("Resource exhausted: Out of memory allocating 2,147,483,648 bytes.", Cause.UNKNOWN, 2 * GIB),
+        ("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 2.00GiB.", Cause.UNKNOWN, 2 * GIB),
+        ("Failed to allocate request for 2.0GiB (2147483900B) on device ordinal 3", Cause.UNKNOWN, 2147483900),
+        (
+            "Attempting to allocate 2.00G. That was not possible. There are 1.50G free.; (0x0x0_HBM0)",
+            Cause.CAPACITY,
+            2 * GIB,
+        ),
+        (
+            "Attempting to reserve 1.00G at the bottom of memory. That was not possible. There are 1.50G free, 0B",
+            Cause.FRAGMENTATION,
+            GIB,
+        ),
+        (
+            "Ran out of memory in memory space hbm. Used 18.00G of 15.50G hbm. Exceeded hbm capacity",
+            Cause.CAPACITY,
+            18 * GIB,
+        ),
+        (TENSOR, Cause.UNKNOWN, 64 * MIB),
+        (TENSOR.replace("type float", "type half"), Cause.UNKNOWN, 32 * MIB),
+        (TENSOR.replace("type float", "type complex64"), Cause.UNKNOWN, 128 * MIB),
+        (TENSOR.replace("type float", "type resource"), Cause.UNKNOWN, None),
+        (TENSOR.replace("4096,4096", ""), Cause.UNKNOWN, 4),
+    ],
+)
+def test_errors_without_a_dump(line: str, cause: Cause, requested: int | None) -> None:
+    (found,) = read([line])
+    assert (found.facts.requested, verdict(line).cause) == (requested, cause)
+
+
+def test_the_next_step_is_the_framework_s_own() -> None:
+    assert "TF_CPP_MIN_LOG_LEVEL" in verdict("Failed to allocate request for 2.0GiB (2147483648B) on device").next_step
+    (found,) = read(dump(64 * MIB, [50 * MIB], [40 * MIB, 40 * MIB], 130 * MIB, JAX))
+    assert "XLA_PYTHON_CLIENT" in judge(found.facts).next_step
+
+
+def test_two_sizes_are_two_errors() -> None:
+    assert len(read([TENSOR, TENSOR.replace("4096,4096", "4096,2048"), TENSOR])) == 2
