@@ -1,0 +1,136 @@
+"""The kustomize component and the examples: what comes out is a job with a sidecar, and nothing of the job is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+from gpufrag import __version__
+from helpers import kept
+from manifests import KUBERNETES, NEWEST, OLDEST, Manifest, check, documents, is_core, kustomize, pods, read, restricted
+
+COMPONENT = KUBERNETES / "sidecar"
+EXAMPLES = sorted(path.parent.name for path in (KUBERNETES / "examples").glob("*/kustomization.yaml"))
+SOURCE: Manifest = read(COMPONENT / "pod.yaml")["spec"]
+
+# Where the pods of a kind are; a list is gone through with *, a mapping cannot be.
+REPLICATED = "replicatedJobs.*.template.spec.template"
+TEMPLATES = {
+    ("batch", "Job"): ["spec.template"],
+    ("apps", "Deployment"): ["spec.template"],
+    ("apps", "StatefulSet"): ["spec.template"],
+    ("jobset.x-k8s.io", "JobSet"): [f"spec.{REPLICATED}"],
+    ("trainer.kubeflow.org", "TrainingRuntime"): [f"spec.template.spec.{REPLICATED}"],
+    ("kubeflow.org", "PyTorchJob"): [f"spec.pytorchReplicaSpecs.{role}.template" for role in ("Master", "Worker")],
+    ("leaderworkerset.x-k8s.io", "LeaderWorkerSet"): ["spec.leaderWorkerTemplate.workerTemplate"],
+    ("batch.volcano.sh", "Job"): ["spec.tasks.*.template"],
+}
+MADE = "# Made from pod.yaml by the tests of deploy/ (GPUFRAG_UPDATE=1): which part of it goes where in each kind.\n"
+
+
+def parts() -> Iterator[str]:
+    """Of the source, by their paths within a pod; a list of named things is taken apart."""
+    yield from (f"initContainers.[name={row['name']}]" for row in SOURCE["initContainers"])
+    yield from (f"volumes.[name={row['name']}]" for row in SOURCE["volumes"])
+    (main,) = SOURCE["containers"]
+    yield from (f"containers.0.env.[name={row['name']}]" for row in main["env"])
+    yield from (f"containers.0.volumeMounts.[mountPath={row['mountPath']}]" for row in main["volumeMounts"])
+
+
+def replacement(part: str) -> Manifest:
+    targets = [
+        {
+            "select": {"group": group, "kind": kind},
+            "fieldPaths": [f"{template}.spec.{part}" for template in templates],
+            "options": {"create": True},
+        }
+        for (group, kind), templates in TEMPLATES.items()
+    ]
+    return {"source": {"kind": "Pod", "name": "gpufrag-sidecar", "fieldPath": f"spec.{part}"}, "targets": targets}
+
+
+def test_every_part_goes_into_every_kind():
+    made = yaml.safe_dump([replacement(part) for part in parts()], sort_keys=False, width=120)
+    kept(COMPONENT / "replacements.yaml", MADE + made)
+
+
+def test_the_image_is_of_this_version():
+    images = {container["image"] for container in SOURCE["initContainers"]}
+    assert images == {f"gpufrag:{__version__}"}
+
+
+def example(name: str) -> list[Manifest]:
+    folder = KUBERNETES / "examples" / name
+    return [row for resource in read(folder / "kustomization.yaml")["resources"] for row in all_of(folder / resource)]
+
+
+def all_of(path: Any) -> list[Manifest]:
+    return documents(path.read_text(encoding="utf-8"))
+
+
+def lost(before: Any, after: Any, where: str = "") -> list[str]:
+    """What is in `before` and not in `after`; in lists of named things the name counts, not the place."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        return [fault for key, value in before.items() for fault in lost(value, after.get(key), f"{where}/{key}")]
+    if isinstance(before, list) and isinstance(after, list) and all(isinstance(item, dict) for item in before):
+        known = {item.get("name", item.get("mountPath")): item for item in after}
+        pairs = [(item, known.get(item.get("name", item.get("mountPath")))) for item in before]
+        return [fault for item, other in pairs for fault in lost(item, other, f"{where}/{item.get('name')}")]
+    return [] if before == after else [where]
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_keeps_all_that_it_had(name):
+    built = {row["kind"]: row for row in kustomize(KUBERNETES / "examples" / name)}
+    assert [lost(row, built[row["kind"]]) for row in example(name)] == [[]] * len(built)
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_has_the_sidecar_in_every_pod(name):
+    found = list(pods(kustomize(KUBERNETES / "examples" / name)))
+    assert len(found) == (2 if name == "pytorchjob" else 1)
+    for pod in found:
+        agent, sidecar = pod["spec"]["initContainers"]
+        (main,) = pod["spec"]["containers"]
+        assert (agent["name"], sidecar["name"], sidecar["restartPolicy"]) == ("gpufrag-agent", "gpufrag-sidecar", "Always")
+        assert main["image"].startswith("registry.example/"), "the patch made a container of its own"
+        assert {row["name"] for row in main["env"]} >= {"PYTHONPATH", "GPUFRAG_DIR", "GPUFRAG_AGENT_PATH"}
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_is_allowed_where_pod_security_is_restricted(name):
+    assert [restricted(pod) for pod in pods(kustomize(KUBERNETES / "examples" / name)) if restricted(pod)] == []
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("version", [OLDEST, NEWEST])
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_fits_the_schemas(name, version):
+    built = kustomize(KUBERNETES / "examples" / name)
+    check([row for row in built if is_core(row)], version)
+    check(list(pods(built)), version)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_opts_in(name):
+    owner = example(name)[-1]
+    assert owner["metadata"]["annotations"] == {"gpufrag.dev/restart": "true"}
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_all_images_of_ours_are_replaced(name):
+    images = {c["image"] for pod in pods(kustomize(KUBERNETES / "examples" / name)) for c in pod["spec"]["initContainers"]}
+    assert images == {f"registry.example/gpufrag:{__version__}"}
+
+
+def test_the_sidecar_never_holds_up_the_job():
+    _, sidecar = SOURCE["initContainers"]
+    assert not sidecar.keys() & {"startupProbe", "readinessProbe"}
+    assert all(container["securityContext"]["readOnlyRootFilesystem"] for container in SOURCE["initContainers"])

