@@ -39,6 +39,17 @@ def test_the_worst_moment_of_each_rank_is_shown() -> None:
     assert second.ratio == 5.0
 
 
+def test_a_moment_that_is_long_past_does_not_count() -> None:
+    taken = """\
+# TYPE gpufrag_snapshot_timestamp_seconds gauge
+gpufrag_snapshot_timestamp_seconds{rank="10",device="0",at="boundary"} 1000
+gpufrag_snapshot_timestamp_seconds{rank="10",device="0",at="timer"} %s
+"""
+    _, recent = table.rows(METRICS + taken % (1000 - table.OLD_SECONDS))
+    _, old = table.rows(METRICS + taken % (999.9 - table.OLD_SECONDS))
+    assert (recent.ratio, old.ratio) == (5.0, 1.0)
+
+
 def test_a_fragmented_rank_is_marked_and_a_missing_figure_is_a_dash() -> None:
     lines = table.lines(table.rows(METRICS))
     assert lines[1].split() == ["0", "7", "-", "-", "-", "-", "-"]
@@ -78,10 +89,22 @@ def test_a_port_in_use_is_told_and_nothing_stays_behind() -> None:
         done = demo("--duration", "5", "--once", "--port", str(taken.getsockname()[1]))
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
-    assert done.stderr.splitlines()[-1].startswith("gpufrag: the demo's sidecar ended at once")
+    assert done.stderr.startswith("gpufrag: the sidecar ended with exit code 1: 127.0.0.1:")
+    assert "Address already in use" in done.stderr
+    assert done.stderr.count("\n") == 1
 
 
-def test_a_wrong_duration_is_a_usage_error() -> None:
-    done = demo("--duration", "soon")
-    assert done.returncode == 2
-    assert "is not a duration" in done.stderr
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--duration", "soon"], "is not a duration"),
+        (["--duration", "0"], "--duration is 1 s or more"),
+        (["--once"], "say with --duration when that is"),
+        (["--port", "-1"], "argument --port: '-1' is not a whole number from 0 to 65535"),
+        (["--port", "70000"], "argument --port: '70000' is not a whole number from 0 to 65535"),
+    ],
+)
+def test_a_wrong_call_is_one_line(flags: list[str], told: str) -> None:
+    done = demo(*flags)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert told in done.stderr

@@ -12,9 +12,11 @@ from collections.abc import Iterator, Sequence
 from types import FrameType
 
 from ..demo import fleet, table, traces
-from ..errors import Unavailable
+from ..demo.process import ENDINGS
+from ..errors import Unavailable, UsageError
 from ..units import argument, parse_duration, whole
 
+SHORTEST = 1.0
 PLAY_SECONDS = 8.0  # short enough for `--duration 20` to show the traces' end
 
 
@@ -27,15 +29,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    signal.signal(signal.SIGTERM, _end)
-    with fleet.running(_ranks(options.gpu, options.play), options.port) as url:
-        print(f"metrics: {url}/metrics   ranks: {url}/", flush=True)
-        _show(f"{url}/metrics", options.duration, options.once)
+    if options.duration is None and options.once:
+        raise UsageError("--once prints the table at the end: say with --duration when that is")
+    if options.duration is not None and options.duration < SHORTEST:
+        raise UsageError(f"--duration is {SHORTEST:.0f} s or more: the table is drawn once a second")
+    for number in ENDINGS:
+        signal.signal(number, _end)
+    with fleet.running(_ranks(options.gpu, options.play), options.port) as demo:
+        print(f"metrics: {demo.url}/metrics   ranks: {demo.url}/", flush=True)
+        _show(demo, options.duration, options.once)
     return 0
 
 
 def _end(signum: int, frame: FrameType | None) -> None:
-    raise SystemExit(128 + signum)  # unwinds, so that the ranks and the sidecar are ended too
+    """Unwinds, so that the ranks and the sidecar are ended too; a second signal must not cut that short."""
+    for number in ENDINGS:
+        signal.signal(number, signal.SIG_IGN)
+    raise SystemExit(128 + signum)
 
 
 def _ranks(gpu: bool, play: float) -> list[list[str]]:
@@ -44,17 +54,19 @@ def _ranks(gpu: bool, play: float) -> list[list[str]]:
     return [["-m", "gpufrag.demo.rank", name, str(play)] for name in traces.NAMES]
 
 
-def _show(url: str, duration: float | None, once: bool) -> None:
+def _show(demo: fleet.Fleet, duration: float | None, once: bool) -> None:
     lines: list[str] = []
     for _ in _seconds(duration):
+        demo.require_alive()
         drawn = len(lines)
-        lines = table.lines(table.rows(table.scrape(url)), colour=_colours())
+        lines = table.lines(table.rows(table.scrape(f"{demo.url}/metrics")), colour=_colours())
         if not once:
             _draw(lines, over=drawn if sys.stdout.isatty() else 0)
     if once:
         _draw(lines)
     if len(lines) < 2:
-        raise Unavailable("no rank was seen on /metrics; what the ranks printed above says why")
+        said = demo.last_words()
+        raise Unavailable(f"no rank was seen on /metrics: {said or 'give it more time with --duration'}")
 
 
 def _seconds(duration: float | None) -> Iterator[None]:

@@ -2,59 +2,62 @@
 
 from __future__ import annotations
 
-import os
 import socket
-import subprocess
-import sys
 import tempfile
 import time
-import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 
 from ..errors import Unavailable
+from .process import Process, uninterrupted
 
 START_SECONDS = 20.0  # a slow machine that imports everything for the first time
 
 
-@contextmanager
-def running(ranks: Sequence[Sequence[str]], port: int | None = None) -> Iterator[str]:
-    """Start a sidecar and one process a rank (its command); yields the sidecar's URL once it is ready.
+class Fleet:
+    """The running demo; `url` is its sidecar's."""
 
-    All of them are ended, and their folder removed, when the context ends. Raises Unavailable where the sidecar
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.processes: list[Process] = []
+
+    def require_alive(self) -> None:
+        """Raises Unavailable that names the first process that has ended, and why."""
+        for process in self.processes:
+            process.require_alive()
+
+    def last_words(self) -> str:
+        """What the processes said last, in a line; empty where they were silent."""
+        said = [(process.name, process.last_words()) for process in self.processes]
+        return "; ".join(f"{name} said: {words}" for name, words in said if words)
+
+
+@contextmanager
+def running(ranks: Sequence[Sequence[str]], port: int | None = None) -> Iterator[Fleet]:
+    """Start a sidecar and one process a rank (its command); yields once the sidecar is ready.
+
+    All of them are ended, and their folder removed, when the context ends. Raises Unavailable where one of them
     does not come up.
     """
     with ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="gpufrag-demo-"))
+        with uninterrupted():
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="gpufrag-demo-"))
         port = port or _free_port()
-        sidecar = _start(["-m", "gpufrag", "serve", "--port", str(port), "--log.level", "warning"], folder, {})
-        stack.callback(_end, sidecar)
+        fleet = Fleet(f"http://127.0.0.1:{port}")
+
+        def start(name: str, arguments: Sequence[str], identity: Mapping[str, str]) -> None:
+            with uninterrupted():
+                process = Process(name, arguments, {"GPUFRAG_DIR": folder, **identity})
+                stack.callback(process.end)
+            fleet.processes.append(process)
+
+        start("the sidecar", ["-m", "gpufrag", "serve", "--port", str(port), "--log.level", "warning"], {})
         for rank, command in enumerate(ranks):
             identity = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(len(ranks))}
-            stack.callback(_end, _start(command, folder, identity))
-        url = f"http://127.0.0.1:{port}"
-        _wait_until_ready(url, sidecar)
-        yield url
-
-
-def _start(arguments: Sequence[str], folder: str, extra: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    package = str(Path(__file__).parents[2])  # so that it runs from a source tree too
-    path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
-    environment = {**os.environ, "GPUFRAG_DIR": folder, "PYTHONPATH": path, **extra}
-    # in a session of its own: Ctrl-C at the terminal is for the demo, which then ends its processes in order
-    command = [sys.executable, *arguments]
-    return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    try:
-        process.wait(timeout=6)  # the sidecar drains for up to 5 s
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+            start(f"rank {rank}", command, identity)
+        _wait_until_ready(fleet)
+        yield fleet
 
 
 def _free_port() -> int:
@@ -64,14 +67,13 @@ def _free_port() -> int:
         return port
 
 
-def _wait_until_ready(url: str, sidecar: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + START_SECONDS
-    while time.monotonic() < deadline:
-        if sidecar.poll() is not None:
-            raise Unavailable("the demo's sidecar ended at once; what it printed above says why")
+def _wait_until_ready(fleet: Fleet, clock: Callable[[], float] = time.monotonic) -> None:
+    deadline = clock() + START_SECONDS
+    while clock() < deadline:
+        fleet.require_alive()
         try:
-            with urllib.request.urlopen(f"{url}/-/ready", timeout=1):
+            with urllib.request.urlopen(f"{fleet.url}/-/ready", timeout=1):
                 return
         except OSError:
             time.sleep(0.05)
-    raise Unavailable(f"the demo's sidecar at {url} was not ready within {START_SECONDS:.0f} s")
+    raise Unavailable(f"the sidecar at {fleet.url} was not ready within {START_SECONDS:.0f} s")

@@ -12,6 +12,7 @@ import time
 
 from .. import agent
 from ..agent import lifecycle
+from ..errors import GpufragError, Unavailable
 from ..model.allocator import Allocator
 from ..model.replay import Replay
 from .source import SimulatedSource
@@ -19,6 +20,7 @@ from .traces import load
 
 STEPS = 200
 """Into how many optimizer steps a trace is cut; the trace itself does not tell."""
+TRIES = 10
 
 
 def main(name: str, seconds: float) -> None:
@@ -33,9 +35,25 @@ def main(name: str, seconds: float) -> None:
             replay.run(until=len(trace.program.operations) * step // STEPS)
         source.step()
         time.sleep(seconds / STEPS)
-    lifecycle.sample_now()  # the end of a trace is what it is shown for: it must not fall between two snapshots
+    sample_the_end()
     threading.Event().wait()  # hold the heap until a signal ends the process
 
 
+def sample_the_end() -> None:
+    """The end of a trace is what it is shown for: it must not fall between two snapshots. Raises Unavailable."""
+    for left in reversed(range(TRIES)):
+        try:
+            lifecycle.sample_now()
+            return
+        except Unavailable:  # the machine is busy: nothing changes any more, so that a later look sees the same
+            if not left:
+                raise
+
+
 if __name__ == "__main__":
-    main(sys.argv[1], float(sys.argv[2]))
+    try:
+        main(sys.argv[1], float(sys.argv[2]))
+    except GpufragError as error:
+        raise SystemExit(f"gpufrag demo: {error}") from None
+    except KeyboardInterrupt:
+        pass

@@ -12,6 +12,8 @@ from ..errors import Unavailable
 from ..units import format_bytes
 
 TRIGGER = 4.0  # the ratio above which a job is called fragmented
+OLD_SECONDS = 5.0
+"""A snapshot that is so much older than its rank's latest is of another state: the demo's agents look each second."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ def scrape(url: str, timeout: float = 5.0) -> str:
 
 
 def rows(text: str) -> list[Row]:
-    """One row a rank, in the order of ranks; of snapshots at several moments, the one with the worst ratio."""
+    """One row a rank, in the order of ranks; of recent snapshots at several moments, the one with the worst ratio."""
     found: dict[str, dict[str, dict[str, float]]] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -53,6 +55,7 @@ def rows(text: str) -> list[Row]:
 
 _COLUMNS = {
     "gpufrag_steps_total": "steps",
+    "gpufrag_snapshot_timestamp_seconds": "taken",
     "gpufrag_allocator_reserved_bytes": "reserved",
     "gpufrag_allocator_free_total_bytes": "free_total",
     "gpufrag_allocator_largest_allocatable_bytes": "largest_allocatable",
@@ -62,9 +65,14 @@ _COLUMNS = {
 
 def _worst(rank: str, by_moment: Mapping[str, Mapping[str, float]]) -> Row:
     always = by_moment.get("", {})
-    moments = [figures for at, figures in by_moment.items() if at] or [{}]
+    moments = _recent([figures for at, figures in by_moment.items() if at]) or [{}]
     candidates = [_row(rank, {**always, **figures}) for figures in moments]
     return max(candidates, key=lambda row: row.ratio or 0.0)
+
+
+def _recent(moments: Sequence[Mapping[str, float]]) -> list[Mapping[str, float]]:
+    latest = max((figures.get("taken", 0.0) for figures in moments), default=0.0)
+    return [figures for figures in moments if latest - figures.get("taken", latest) <= OLD_SECONDS]
 
 
 def _row(rank: str, figures: Mapping[str, float]) -> Row:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from .. import start
-from ..errors import Unavailable
+from ..errors import GpufragError, Unavailable
 
 
 def main() -> None:
@@ -29,7 +29,7 @@ def main() -> None:
 if __name__ == "__main__":
     try:
         main()
-    except Unavailable as error:
+    except GpufragError as error:
         raise SystemExit(f"gpufrag demo: {error}") from None
     except KeyboardInterrupt:
         pass
