@@ -189,6 +189,12 @@ def test_where_nobody_can_be_told_the_code_tells(redirections: str) -> None:
     assert (ended.returncode, ended.stdout, ended.stderr) == (1, "", "")
 
 
+def test_a_closed_stderr_keeps_no_command_from_its_work() -> None:
+    trace = str(TESTS / "fixtures" / "whatif" / "kv-growth.json.gz")
+    ended = shell("2>&-", "whatif", trace, "--settings", "expandable_segments:True")
+    assert (ended.returncode, "expandable_segments:True" in ended.stdout) == (0, True)
+
+
 def test_a_fault_with_a_line_break_is_one_line(plug: Plug, capsys: pytest.CaptureFixture[str]) -> None:
     plug(raising(OSError(2, "gone", "a\nb")))
     assert cli.main(["try"]) == 1

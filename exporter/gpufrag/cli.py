@@ -69,6 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code. No exception of ours, and no traceback, leaves this function."""
     arguments = sys.argv[1:] if argv is None else list(argv)
     sys.stdout = sys.stdout or _Closed()
+    sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (as long as the process)
     try:
         return _dispatch(arguments)
     except GpufragError as error:
@@ -87,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _fail(text: str, code: int) -> int:
-    with contextlib.suppress(AttributeError, OSError):  # closed, or on a full disk: the code alone must tell it
+    with contextlib.suppress(OSError):  # a full disk: the code alone must tell it
         sys.stderr.write(f"gpufrag: {one_line(text)}\n")
     return code
 
