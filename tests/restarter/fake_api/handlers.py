@@ -8,12 +8,13 @@ from typing import Any
 from restarter.fake_api import schemas, selectors, served, status
 from restarter.fake_api.pods import POD, deleting, ready, set_condition
 from restarter.fake_api.requests import Answer, Place, Request
-from restarter.fake_api.served import of
+from restarter.fake_api.served import Served, of
 from restarter.fake_api.status import NoSuchPath
 from restarter.fake_api.store import Store, merge
 
 BUDGET = of("policy/v1", "PodDisruptionBudget")
 JOB = of("batch/v1", "Job")
+EVICTION = Served("policy", "v1", "evictions", "Eviction")
 MERGE, STRATEGIC = "application/merge-patch+json", "application/strategic-merge-patch+json"
 EVENT_NEEDS = ("eventTime", "reportingController", "reportingInstance", "action", "reason", "type")
 VERBS = {"GET": "get", "POST": "create", "PATCH": "patch", "DELETE": "delete"}
@@ -54,6 +55,13 @@ def group_of(name: str) -> Answer:
         "preferredVersion": versions[0],
     }
     return Answer(200, body)
+
+
+def check(kind: Served, body: Any) -> None:
+    """What is not stored is of its kind all the same."""
+    wrong = schemas.problems(kind, body) + [(".".join(path), "unknown") for path in schemas.unknown_fields(kind, body)]
+    if wrong:
+        raise status.invalid(kind, "", wrong)
 
 
 def _list(store: Store, request: Request, place: Place) -> dict[str, Any]:
@@ -120,7 +128,9 @@ def _delete(store: Store, request: Request, place: Place, name: str) -> Answer:
 
 def _evict(store: Store, request: Request, place: Place, name: str) -> Answer:
     pod = store.get(POD, place.namespace, name)
-    options = request.json().get("deleteOptions") or {}
+    body = request.json()
+    check(EVICTION, body)
+    options = body.get("deleteOptions") or {}
     wanted = (options.get("preconditions") or {}).get("uid", pod["metadata"]["uid"])
     if wanted != pod["metadata"]["uid"]:
         raise status.uid_differs(POD, name, wanted, pod["metadata"]["uid"])

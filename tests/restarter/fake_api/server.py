@@ -26,14 +26,14 @@ from restarter.fake_api import handlers, status
 from restarter.fake_api.faults import Fault, Faults
 from restarter.fake_api.rbac import User
 from restarter.fake_api.requests import Answer, Request, place, split
+from restarter.fake_api.served import Served
 from restarter.fake_api.status import ApiError, NoSuchPath
 from restarter.fake_api.world import World
 
 TOKEN = "good-token"
-REVIEWS = {
-    "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews": "access",
-    "/apis/authentication.k8s.io/v1/selfsubjectreviews": "subject",
-}
+ACCESS = Served("authorization.k8s.io", "v1", "selfsubjectaccessreviews", "SelfSubjectAccessReview")
+SUBJECT = Served("authentication.k8s.io", "v1", "selfsubjectreviews", "SelfSubjectReview")
+REVIEWS = {f"/apis/{one.group_version}/{one.plural}": one for one in (ACCESS, SUBJECT)}
 
 
 @dataclass(frozen=True)
@@ -116,8 +116,9 @@ class FakeApi:
             answer = handlers.handle(self.world.store, request, where)
             return Answer(answer.code, copy.deepcopy(answer.body), answer.headers)
 
-    def _review(self, what: str, body: dict[str, Any], user: User) -> dict[str, Any]:
-        if what == "subject":
+    def _review(self, what: Served, body: dict[str, Any], user: User) -> dict[str, Any]:
+        handlers.check(what, body)
+        if what == SUBJECT:
             return {**body, "status": {"userInfo": {"username": user.name}}}
         asked = body["spec"]["resourceAttributes"]
         resource = "/".join(filter(None, (asked["resource"], asked.get("subresource"))))
