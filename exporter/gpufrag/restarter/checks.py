@@ -10,6 +10,7 @@ import urllib.request
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ..errors import Unavailable
 from . import reasons
 from .alerts import Alert
 from .reasons import Skip
@@ -53,9 +54,12 @@ class Prometheus:
     """Its HTTP API. One query at a time, each with a bound on its time and on the answer's size."""
 
     def __init__(self, settings: PrometheusSettings) -> None:
-        """Raises OSError or ssl.SSLError for a `ca_file` that cannot be used."""
+        """Raises Unavailable for a `ca_file` that cannot be used."""
         self._settings = settings
-        self._context = ssl.create_default_context(cafile=settings.ca_file) if settings.ca_file else None
+        try:
+            self._context = ssl.create_default_context(cafile=settings.ca_file) if settings.ca_file else None
+        except OSError as error:  # SSLError is one
+            raise Unavailable(f"prometheus.ca_file: {error}; it is to hold certificates of authorities") from None
 
     def __call__(self, query: str) -> float | None:
         """The value of the only series of an instant query, or None where there is no series. Raises NoAnswer."""

@@ -19,14 +19,15 @@ from .errors import ClusterError
 from .metrics import EVENTS_LOST, Metrics
 
 KEPT = 1000
-REFUSED, STARTED, WOULD, RESTARTED, FAILED, RESUMED = (
-    "refused",
-    "started",
-    "would-restart",
-    "restarted",
-    "failed",
-    "resumed",
-)
+REFUSED = "refused"
+WOULD = "would-restart"
+STARTED = "started"
+RESTARTED = "restarted"
+FAILED = "failed"
+RESUMED = "resumed"
+"""What another left half way."""
+CLOSED = "closed"
+"""The circuit, by a person."""
 _EVENT_REASONS: Mapping[str, str] = {
     REFUSED: "RestartRefused",
     STARTED: "RestartStarted",

@@ -58,7 +58,7 @@ class Worker:
         self._clock, self._cluster = self.restarter.finisher.clock, self.restarter.finisher.cluster
         self._inbox = Inbox(self.config.queue)
         self._flights, self._ledger = Flights(), Ledger()
-        self._numbers, self._stopped = count(1), threading.Event()
+        self._numbers, self._alive, self._stopped = count(1), threading.Event(), threading.Event()
         finisher, settings = self.restarter.finisher, self.config
         sweep = Sweep(
             self._cluster, tuple(finisher.targets), settings.policy.namespaces, 2 * settings.checkpoint.timeout
@@ -81,8 +81,20 @@ class Worker:
         self.metrics.set(QUEUE, len(self._inbox))
         return True
 
+    @property
+    def alive(self) -> bool:
+        """Whether `run` is running. For any thread."""
+        return self._alive.is_set()
+
     def run(self) -> None:
         """Until `stop`. A job that is suspended then is resumed by the next start, of this receiver or another."""
+        self._alive.set()
+        try:
+            self._run()
+        finally:
+            self._alive.clear()
+
+    def _run(self) -> None:
         while not self._stopped.is_set():
             self._inbox.wait(self._turn_safely())
 

@@ -82,8 +82,7 @@ class WebServer(Server):
         self._listener = listen.bind(address)
         self.address = listen.Address(address.host, self._listener.getsockname()[1])
         super().__init__(_uvicorn_config(self._outermost, settings))
-        self.authenticates = self._files.web.authenticates or service.token is not None
-        if not address.loopback and not self.authenticates:
+        if not address.loopback and not self._files.web.authenticates and service.token is None:
             event(
                 log,
                 logging.WARNING,

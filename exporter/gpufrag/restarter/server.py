@@ -1,0 +1,160 @@
+"""The restarter as a process: the worker in its thread, alerts on one port, metrics and probes on another."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TextIO
+
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from ..errors import UsageError
+from ..logs import event
+from ..metrics.exposition import write
+from ..web import files, listen
+from ..web.bearer import TokenFile
+from ..web.routes import only
+from ..web.runner import Service, WebServer
+from .announce import Announcer
+from .checkpoint import Checkpointer, NoCheckpointer
+from .checks import checker
+from .circuit import ConfigMapStore
+from .clock import Clock
+from .cluster import Cluster
+from .decisions import Recorder
+from .finish import Finisher
+from .fuse import Fuse
+from .ledger import Said
+from .metrics import DRY_RUN, Metrics
+from .restart import Restarter
+from .settings import RestarterConfig
+from .targets import TARGETS
+from .webhook import Webhook
+from .worker import Worker
+
+PROBES = frozenset({"/-/healthy", "/-/ready"})
+SAID_AGAIN_S = 300.0
+"""The same refusal of the same job is not told more often."""
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """The parts, put together."""
+
+    worker: Worker
+    webhook: Webhook
+    metrics: Metrics
+
+
+def assemble(
+    config: RestarterConfig,
+    cluster: Cluster,
+    namespace: str,
+    checkpointer: Checkpointer | None = None,
+    clock: Clock | None = None,
+    audit: TextIO | None = None,
+) -> Assembly:
+    """`namespace`: of the ConfigMap that remembers the circuit. Raises Unavailable for a file that is named."""
+    clock, metrics = clock or Clock(), Metrics()
+    metrics.set(DRY_RUN, config.policy.dry_run)
+    recorder = Recorder(cluster, metrics, audit)
+    store = ConfigMapStore(cluster, config.circuit.namespace or namespace, config.circuit.config_map)
+    fuse = Fuse(store, config.policy, clock, metrics)
+    finisher = Finisher(cluster, TARGETS, config.restart, clock)
+    restarter = Restarter(finisher, checkpointer or NoCheckpointer(), config.checkpoint, metrics)
+    announcer = Announcer(recorder, metrics, clock, Said(SAID_AGAIN_S))
+    name = f"{socket.gethostname()}-{secrets.token_hex(4)}"
+    worker = Worker(config, restarter, fuse, announcer, metrics, checker(config.prometheus), name)
+    return Assembly(worker, Webhook(worker.offer, recorder, fuse, metrics, clock.wall), metrics)
+
+
+def run(config: RestarterConfig, assembly: Assembly) -> None:
+    """Until a signal. Raises UsageError for alerts that anybody could send, else as `web.runner.run`."""
+    service = replace(assembly.webhook.service(), token=_token(config), started=_started)
+    server, metrics_server = WebServer(service, config.web), WebServer(probes(assembly), config.metrics_web)
+    with _working(assembly.worker), _in_thread(metrics_server):
+        asyncio.run(server.serve())
+
+
+def check(config: RestarterConfig) -> None:
+    """What can be known of a config without a cluster. Raises GpufragError, each of which says what to mend."""
+    _token(config)
+    for web in (config.web, config.metrics_web):
+        listen.parse(web.listen_address)
+        files.read(web.config_file)
+    checker(config.prometheus)
+
+
+def _token(config: RestarterConfig) -> TokenFile | None:
+    address = listen.parse(config.web.listen_address)
+    token = TokenFile(config.auth.bearer_file) if config.auth.bearer_file else None
+    if token is not None:
+        token.check()
+    elif not address.loopback and not files.read(config.web.config_file).web.authenticates:
+        raise UsageError(f"{address}: anybody who can connect could restart jobs; set auth.bearer_file")
+    return token
+
+
+def probes(assembly: Assembly) -> Service:
+    """/metrics, /-/healthy and /-/ready."""
+
+    async def metrics(request: Request) -> Response:
+        content_type, body = write(assembly.metrics, request.headers.get("accept", ""))
+        return Response(body, headers={"content-type": content_type, "vary": "accept", "cache-control": "no-store"})
+
+    async def healthy(request: Request) -> Response:
+        alive = assembly.worker.alive
+        return PlainTextResponse("ok\n" if alive else "the worker has ended\n", 200 if alive else 500)
+
+    async def ready(request: Request) -> Response:
+        is_ready = assembly.worker.ready
+        text = "ready\n" if is_ready else "waiting for the first search for jobs left half way\n"
+        return PlainTextResponse(text, 200 if is_ready else 503)
+
+    routes = [Route("/metrics", metrics), Route("/-/healthy", healthy), Route("/-/ready", ready)]
+    return Service(only(routes), open_paths=PROBES)
+
+
+def _started(address: listen.Address) -> None:
+    event(log, logging.INFO, "listening", address=address)
+
+
+@contextmanager
+def _working(worker: Worker) -> Iterator[None]:
+    """A call to the cluster may hang until its time-out: an exit does not wait for it."""
+    thread = threading.Thread(target=worker.run, name="gpufrag-restarts", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        worker.stop()
+        thread.join(1.0)
+
+
+@contextmanager
+def _in_thread(server: WebServer) -> Iterator[None]:
+    """Signals reach the other server only; this one ends with it."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=_serve, args=(loop, server), name="gpufrag-metrics", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        loop.call_soon_threadsafe(server.end)
+        thread.join(5.0)
+
+
+def _serve(loop: asyncio.AbstractEventLoop, server: WebServer) -> None:
+    try:
+        loop.run_until_complete(server.serve())
+    finally:
+        loop.close()
