@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gpufrag import folder
 from gpufrag.errors import Unavailable
-from gpufrag.folder import FileName
+from gpufrag.folder import FileName, ReportName
 from gpufrag.sample import Identity
 
 hosts = st.text(min_size=0, max_size=100)
@@ -30,6 +30,14 @@ def test_a_name_stays_in_its_folder_and_fits_a_socket(host: str, pid: int) -> No
     assert "/" not in name
     assert not name.startswith(".")
     assert len(f"/proc/self/fd/999/{name}") <= 107
+
+
+@given(hosts, st.integers(1, 2**22), st.integers(1, 10**9 - 1))
+def test_a_reports_name_can_be_read_back_and_is_no_samples(host: str, pid: int, number: int) -> None:
+    name = ReportName(FileName.of(Identity(host, pid, 5.5)), number)
+    assert ReportName.parse(name.file) == name
+    assert FileName.parse(name.file) is None
+    assert ReportName.parse(name.process.sample) is None
 
 
 ALIEN = ("", "notes.json", "a-1.json", "a-x-2.json", "a-1-2.txt", ".a-1-2.json", "a-1-2.json.tmp", "a/b-1-2.json")

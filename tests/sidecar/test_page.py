@@ -9,6 +9,8 @@ from dataclasses import replace
 from html.parser import HTMLParser
 
 from fake_agents import process_sample
+from gpufrag.oom_report import Frame, OomReport
+from gpufrag.sample import Identity
 from gpufrag.sidecar import page
 from gpufrag.view import CollectorResult, Fleet, RankView
 
@@ -127,3 +129,35 @@ def test_the_policy_allows_its_own_style_and_nothing_else() -> None:
     policy = page.HEADERS["content-security-policy"]
     assert policy.startswith(f"default-src 'none'; style-src 'sha256-{digest}';")
     assert "unsafe" not in policy
+
+
+def _oom(**changes: object) -> OomReport:
+    report = OomReport(
+        Identity("host", 7, 1.0, rank=3), 2, NOW - 90, 0, 3 << 30, "fragmentation", ("no piece was large enough",),
+        next_step="restart", stack=(Frame("/job/train.py", 40, "forward"),),
+    )  # fmt: skip
+    return replace(report, **changes)  # type: ignore[arg-type]
+
+
+def test_an_error_has_a_row_with_its_verdict_and_the_first_piece_of_evidence() -> None:
+    (row,) = page.oom_rows(Fleet(NOW, ooms=(_oom(),)))
+    assert row == {
+        "id": "7-2", "age": "1 min 30 s", "rank": "3", "device": "0", "cause": "fragmentation",
+        "requested": "3.00 GiB", "evidence": "no piece was large enough", "place": "/job/train.py:40",
+        "next_step": "restart",
+    }  # fmt: skip
+    assert "no piece was large enough" in outline(Fleet(NOW, ooms=(_oom(),))).text
+
+
+def test_only_the_latest_errors_are_shown() -> None:
+    assert len(page.oom_rows(Fleet(NOW, ooms=(_oom(),) * 100))) == page.OOMS
+
+
+def test_without_errors_it_says_so() -> None:
+    assert "None that is still kept." in outline(Fleet(NOW)).text
+
+
+def test_nothing_from_a_report_becomes_markup() -> None:
+    evil = "<script>alert('x')</script>\"$style"
+    report = _oom(cause=evil, evidence=(evil,), next_step=evil, stack=(Frame(evil, 1, evil),))
+    assert "script" not in outline(Fleet(NOW, ooms=(report,))).tags

@@ -26,8 +26,9 @@ from .trouble import Trouble
 
 ANSWER_WITHIN = 5.0
 """Seconds in which a caller of the control socket has its sample, or is told that there is none."""
-TOLD_WITHIN = 0.02
-"""Seconds for which an out-of-memory error waits until its count is published: the process may end of it."""
+TOLD_WITHIN = 0.2
+"""Seconds, at most, for which an error waits until its count is published: the process may end of it. It takes two
+milliseconds, unless the agent's thread is measuring a large heap just then."""
 LAST_WORDS = 2.0
 """Seconds for which the end of the process waits for the last sample."""
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
-from ..errors import BadInput
+from ..errors import BadInput, Unavailable
 from ..model.verdict import judge
 from ..oom_report import OomReport, Point, headline
 from ..sample import DeviceSample, Identity, ProcessSample
@@ -75,28 +75,35 @@ class BlackBox:
 
     def explain(self, fault: Fault) -> None:
         """Raises nothing but what a signal's handler of the job raises meanwhile."""
-        mine = self._busy.acquire(blocking=False)  # else in the midst of another one, in this thread or another
-        cause = UNEXPLAINED
+        if not self._busy.acquire(blocking=False):  # in the midst of another one, in this thread or another
+            self._count(fault, UNEXPLAINED)
+            return
         try:
-            if mine and self._allowance.take():
-                cause = self._explained(fault)
-        except Exception as error:  # the job's own error is about to be raised, and nothing may take its place
-            self._trouble.note("oom", error, "this error is counted without a report")
+            explained = self._allowance.take()
+            self._count(fault, self._cause(fault) if explained else UNEXPLAINED)
         finally:
-            self._counts.add(fault.device, cause, self._clocks.wall(), fault.requested)
-            if mine:
-                self._busy.release()
-        if mine:
+            self._busy.release()
+        if explained:
             self._tell()
 
+    def _count(self, fault: Fault, cause: str) -> None:
+        self._counts.add(fault.device, cause, self._clocks.wall(), fault.requested)
+
+    def _cause(self, fault: Fault) -> str:
+        """Once it is written down and told."""
+        try:
+            return self._explained(fault)
+        except Exception as error:  # the job's own error is about to be raised, and nothing may take its place
+            self._trouble.note("oom", error, "this error is counted without a report")
+            return UNEXPLAINED
+
     def _explained(self, fault: Fault) -> str:
-        """The cause, once it is written down and told."""
         report = self._report(fault)
         with suppress(Exception):  # the program's own log handlers run below
             logger.error("gpufrag: %s", headline(report))
         try:
             self._keep(report)
-        except (OSError, BadInput) as error:
+        except (OSError, Unavailable) as error:
             self._trouble.note("oom", error, "its report is lost, its count is not")
         return report.cause
 

@@ -1,0 +1,107 @@
+"""What an out-of-memory error leaves behind: a report and a count that outlive the process, written before its end."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from fake_source import ScriptedSource
+from gpufrag.agent import oom_files
+from gpufrag.agent.agent import Agent
+from gpufrag.agent.settings import AgentSettings
+from gpufrag.folder import FileName, ReportName
+from gpufrag.oom_report import OomReport
+from gpufrag.oom_report import decode as decode_report
+from gpufrag.sample import Identity, Ooms, decode
+
+GIB = 1 << 30
+
+
+@pytest.fixture
+def running(source: ScriptedSource, tmp_path: Path) -> Iterator[Agent]:
+    agent = Agent(source, AgentSettings(interval=1000.0, publish_every=500.0, folder=tmp_path))
+    agent.start()
+    yield agent
+    agent.stop()
+
+
+def _reports(folder: Path) -> list[OomReport]:
+    names = filter(None, map(ReportName.parse, os.listdir(folder)))
+    return [decode_report((folder / name.file).read_bytes()) for name in sorted(names)]
+
+
+def _ooms(folder: Path) -> Ooms | None:
+    (file,) = (file for file in folder.glob("*.json") if FileName.parse(file.name))
+    (device,) = decode(file.read_bytes()).devices
+    return device.ooms
+
+
+def test_the_count_is_published_at_once(running, source, tmp_path: Path, eventually: Callable) -> None:
+    eventually(lambda: running.latest)
+    source.fail(100 * GIB)
+    eventually(lambda: _ooms(tmp_path).causes["limit"] == 1)
+    assert [report.requested for report in _reports(tmp_path)] == [100 * GIB]
+
+
+def test_the_copy_for_a_report_is_no_snapshot_of_the_schedule(running, source, tmp_path: Path, eventually) -> None:
+    eventually(lambda: running.latest)
+    source.fail(GIB)
+    assert source.captures == 1
+    assert running.latest.devices[0].snapshots == ()
+
+
+DIES = """
+import os, signal
+from fake_source import ScriptedSource
+from gpufrag import agent
+source = ScriptedSource()
+agent.start(source)
+while agent.latest() is None: pass
+source.fail(100 << 30)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_both_outlive_a_process_that_is_killed_at_once(scripts, folder: Path) -> None:
+    with scripts.start(DIES) as process:
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == -9
+    assert err.count("\n") == 1
+    assert err.startswith("gpufrag: out of memory on device 0: limit; 100 GiB were asked for")
+    assert [report.cause for report in _reports(folder)] == ["limit"]
+    assert _ooms(folder).causes["limit"] == 1
+
+
+FIRST = """
+import os, sys
+from fake_torch import Machine, OutOfMemoryError, torch_of
+from gpufrag import agent
+machine = Machine(initialised=False, contexts=set(), version="2.11.0")
+sys.modules["torch"] = torch_of(machine)
+agent.start(interval=1000)
+machine.initialise()
+try:
+    machine.fail(120 << 30)
+except OutOfMemoryError:
+    os._exit(3)
+"""
+
+
+def test_the_very_first_request_of_a_program_may_be_the_one(scripts, folder: Path) -> None:
+    with scripts.start(FIRST) as process:
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 3, err
+    (report,) = _reports(folder)
+    assert (report.requested, report.cause) == (120 << 30, "neighbours")
+    assert report.measured is not None
+
+
+def test_the_last_reports_of_a_process_are_kept(tmp_path: Path) -> None:
+    who = Identity("host", 5, 1.0)
+    for number in range(1, 21):
+        oom_files.keep(tmp_path, OomReport(who, number, 1.0, 0, GIB, "capacity"))
+    assert [report.number for report in _reports(tmp_path)] == list(range(13, 21))
+    assert all(file.stat().st_mode & 0o777 == 0o644 for file in tmp_path.iterdir())

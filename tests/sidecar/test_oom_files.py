@@ -1,0 +1,120 @@
+"""Reports in the agents' folder: they outlive their process, stay for a time, and are trusted as little as samples."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fake_agents import FakeAgent
+from gpufrag.agent.publisher import publish
+from gpufrag.config import FolderSettings
+from gpufrag.folder import FileName, ReportName
+from gpufrag.oom_report import OomReport, encode
+from gpufrag.sample import Identity
+from gpufrag.sidecar.oom_files import read_all
+from gpufrag.sidecar.processes import ProcessReader
+
+WHO = Identity("host", 7, 1000.0, rank=1)
+REPORT = OomReport(WHO, 1, 2000.0, 0, 3 << 30, "fragmentation")
+DAY = 86400
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = time.time()
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def reader(tmp_path: Path, clock: Clock) -> ProcessReader:
+    return ProcessReader(tmp_path, FolderSettings(max_reports=5), clock)
+
+
+def left(folder: Path, number: int = 1, age: float = 0.0, content: bytes | None = None) -> Path:
+    """A report that its process has left so many seconds ago."""
+    report = replace(REPORT, number=number, time=REPORT.time + number)
+    file = folder / ReportName(FileName.of(WHO), number).file
+    publish(file, encode(report) if content is None else content)
+    os.utime(file, (time.time() - age,) * 2)
+    return file
+
+
+def numbers(reader: ProcessReader) -> list[int]:
+    return [report.number for report in reader.read().ooms]
+
+
+def test_the_latest_is_the_first_and_none_is_a_sample(tmp_path: Path, reader: ProcessReader) -> None:
+    for number in (1, 3, 2):
+        left(tmp_path, number)
+    reading = reader.read()
+    assert [report.number for report in reading.ooms] == [3, 2, 1]
+    assert reading.ranks == ()
+    assert set(reading.skipped.values()) == {0}
+
+
+def test_they_outlive_the_last_words_of_their_process(tmp_path: Path, reader: ProcessReader, clock: Clock) -> None:
+    left(tmp_path)
+    agent = FakeAgent(tmp_path).start()
+    reader.read()
+    agent.die()
+    clock.now += 3600
+    reading = reader.read()
+    assert (reading.ranks, len(reading.ooms)) == ((), 1)
+
+
+def test_after_a_day_they_are_removed(tmp_path: Path, reader: ProcessReader) -> None:
+    young, old = left(tmp_path, 1, age=DAY - 60), left(tmp_path, 2, age=DAY + 60)
+    assert numbers(reader) == [1]
+    assert (young.exists(), old.exists()) == (True, False)
+
+
+def test_of_too_many_the_oldest_are_removed(tmp_path: Path, reader: ProcessReader) -> None:
+    for number in range(1, 10):
+        left(tmp_path, number, age=100 - number)
+    assert numbers(reader) == numbers(reader) == [9, 8, 7, 6, 5]
+    assert len(list(tmp_path.iterdir())) == 5
+
+
+def test_what_no_agent_has_written_stays_and_fails_nobody(tmp_path: Path, reader: ProcessReader) -> None:
+    results = left(tmp_path, 1, age=2 * DAY, content=b'{"my": "results"}')
+    copy = tmp_path / ReportName(FileName.of(WHO), 9).file
+    copy.write_bytes(encode(REPORT))
+    link = tmp_path / ReportName(FileName.of(WHO), 8).file
+    link.symlink_to("/etc/passwd")
+    left(tmp_path, 2)
+    assert numbers(reader) == [2]
+    assert all(path.exists() for path in (results, copy, link))
+
+
+def test_an_unchanged_one_is_read_once(tmp_path: Path, reader: ProcessReader, monkeypatch: pytest.MonkeyPatch) -> None:
+    left(tmp_path)
+    assert numbers(reader) == [1]
+    monkeypatch.setattr("gpufrag.sidecar.sample_files.os.open", lambda *_: pytest.fail("it was read again"))
+    assert numbers(reader) == [1]
+
+
+def test_a_half_written_one_is_swept_once_it_is_old(tmp_path: Path, reader: ProcessReader, clock: Clock) -> None:
+    draft = tmp_path / f".{ReportName(FileName.of(WHO), 1).file}.tmp"
+    draft.write_bytes(b"{")
+    reader.read()
+    assert draft.exists()
+    clock.now += 700
+    reader.read()
+    assert not draft.exists()
+
+
+def test_a_folder_is_read_at_once_by_who_only_looks(tmp_path: Path) -> None:
+    for number in range(1, 5):
+        left(tmp_path, number, age=100 - number)
+    assert [report.number for report in read_all(tmp_path, 2)] == [4, 3]
