@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from gpufrag.agent.clocks import Clocks
+from gpufrag.agent.peak import Level
 from gpufrag.agent.sources import Capture, DeviceFacts, DeviceReading, Fault
 from gpufrag.model.heap import Heap
 from gpufrag.sample import Counters, DriverReading, PoolTotals, Totals
@@ -24,7 +25,7 @@ class HandClock:
 
     @property
     def clocks(self) -> Clocks:
-        return Clocks(wall=lambda: self.now, monotonic=lambda: self.now, cpu=lambda: self.cpu)
+        return Clocks(wall=lambda: self.now, monotonic=lambda: self.now, cpu=lambda: self.cpu, sleep=self.tick)
 
 
 @dataclass
@@ -37,6 +38,7 @@ class ScriptedSource:
     held: float = 0.0
     waited: float = 0.0
     read_held: float = 0.0
+    retries: int = 0
     history: bool = False
     graph: bool = False
     present: bool = True
@@ -91,6 +93,25 @@ class ScriptedSource:
     def _reading(self) -> DeviceReading:
         reserved = sum(segment.size for segment in self.heap.segments)
         totals = Totals(
-            1.0, PoolTotals(1, 1, 1, reserved, 0), PoolTotals(0, 0, 0, 0, 0), 1, 1, Counters(ooms=self.ooms)
+            1.0, PoolTotals(1, 1, 1, reserved, 0), PoolTotals(0, 0, 0, 0, 0), 1, 1, Counters(self.retries, self.ooms)
         )
         return DeviceReading(0, totals, DriverReading(1.0, self.free, self.size), self.read_held)
+
+
+@dataclass
+class FollowedSource(ScriptedSource):
+    """One whose memory can be followed: after each boundary, each reading shows the next level of `curve`."""
+
+    curve: Sequence[int] = (100, 300, 600, 900, 1000, 800, 400, 100)
+    place: int = 0
+    made: int = 0
+
+    def step(self, optimizer: object = "optimizer") -> None:
+        self.place = 0
+        super().step(optimizer)
+
+    def level(self, device: int) -> Level | None:
+        active = self.curve[min(self.place, len(self.curve) - 1)]
+        self.place += 1
+        self.made += 1
+        return Level(active, self.made, 0)

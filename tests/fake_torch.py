@@ -137,6 +137,7 @@ def _stats(machine: Machine, device: int) -> dict[str, Any]:
     assert 0 <= device < machine.count
     recorded = golden_case_named(machine.heaps[device]).raw["stats"] if device in machine.heaps else {}
     stats: dict[str, Any] = {family: _family(recorded, family) for family in POOL_FAMILIES}
+    stats["allocation"] = {"all": {"allocated": recorded.get("allocation.all.allocated", 0)}}
     stats |= dict.fromkeys(("num_alloc_retries", "num_ooms"), 0)
     if machine.release >= (2, 3):
         stats |= {"num_sync_all_streams": 0, "num_device_alloc": 160, "num_device_free": 0}

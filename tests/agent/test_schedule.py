@@ -98,6 +98,34 @@ def test_a_clock_that_is_set_back_does_not_stop_the_snapshots() -> None:
     assert schedule.at_timer(110.0)
 
 
+def test_what_is_left_to_chance_comes_at_a_random_phase_whatever_steps() -> None:
+    schedule = Schedule(DEFAULTS, now=1000.0, chance=lambda: 0.4)
+    schedule.leave_to_chance(1002.0)
+    assert not schedule.at_step(1003.0)
+    assert not schedule.at_timer(1005.9)
+    assert schedule.at_timer(1006.0)
+    schedule.taken(1006.0, 0.0, recording=False)
+    assert schedule.at_step(1010.0)
+
+
+@given(st.floats(0.0, 0.2), st.floats(0.0, 30.0))
+def test_a_hastened_snapshot_comes_at_once_or_when_the_last_one_is_paid_for(cost: float, after: float) -> None:
+    schedule = Schedule(DEFAULTS, now=1000.0, chance=lambda: 0.5)
+    schedule.taken(1000.0, cost, recording=False)
+    schedule.hasten(now := 1000.0 + after)
+    paid = 1000.0 + cost / DEFAULTS.budget
+    assert schedule.at_step(max(now, paid, 1000.0) + 1e-6)
+    if paid > now:
+        assert not schedule.at_step(paid - 1e-3) or paid - 1e-3 >= next_multiple(schedule.window, 1000.0)
+
+
+def test_while_history_is_recorded_nothing_is_hastened() -> None:
+    schedule = Schedule(DEFAULTS, now=1000.0, chance=lambda: 0.5)
+    schedule.taken(1000.0, 0.001, recording=True)
+    schedule.hasten(1010.0)
+    assert not schedule.at_step(1099.0)
+
+
 def test_random_phases_differ_and_leave_the_programs_own_generator_alone() -> None:
     import random
 

@@ -4,7 +4,8 @@ A step's place is counted in allocations since the step began. That count does n
 on the speed of the device, as time does: the same operation of the same model comes at the same count.
 
 A copy of the heap comes a moment after the reading that called for it, and the highest spike of a step may be over by
-then. So what a reading is worth is not the level that it shows but the one that was found directly after it.
+then. So what a reading is worth is not the level that it shows but the one that was found directly after it. Which
+rule is best is found by rehearsal: by what each would have brought in the steps that are remembered.
 """
 
 from __future__ import annotations
@@ -12,26 +13,28 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from statistics import fmean, median
+from dataclasses import dataclass, replace
+from functools import cache
+from statistics import fmean, median, median_low
 from typing import NamedTuple
 
 PHASE, LEVEL, FALL, TIMER = "phase", "level", "fall", "timer"
-METHODS = (PHASE, LEVEL, FALL, TIMER)
 """How the peak is told: by its place in the step, by the height that steps reach, by the first fall, or not at all."""
 
 REMEMBERED = 8
 """Steps. Each is some hundred points; the oldest goes when a step is added."""
 FLAT = 0.02
 """Of its peak: a step that rises by less has none worth looking for."""
-CANDIDATES = 8
+CANDIDATES = 6
 """Places that are tried of each remembered step."""
-HIGH = 0.85
-"""Of a step's peak: from here on it is looked at closely."""
+HIGH = 0.75
+"""Of the rise to a step's peak: from here on it is looked at closely."""
 CREDIBLE = 0.5
 """Of the lowest rise found at the peak's place: a step that has risen by less there is of another kind (evaluation)."""
-FALLS = (0.02, 0.05, 0.1)
-LEVELS = (0.99, 0.96, 0.93, 0.9, 0.8)
+FALLS = (0.02, 0.05, 0.1, 0.2)
+LEVELS = (0.98, 0.95, 0.9, 0.85, 0.75)
+BETTER = 0.01
+"""Of coverage: a rule is kept until another one is so much better."""
 
 
 class Level(NamedTuple):
@@ -67,23 +70,23 @@ class Curve:
     def rises(self) -> bool:
         return self.peak - min(point.active for point in self.points) > FLAT * self.peak
 
-    def at(self, allocations: int) -> Point | None:
-        """The first reading there or later."""
-        index = bisect_left(self.points, allocations, key=_allocations)
-        return self.points[index] if index < len(self.points) else None
-
 
 @dataclass(frozen=True)
 class Rule:
-    """When to copy the heap.
+    """When to copy the heap: as soon as `level` bytes are active, at the latest at the place or the fall.
 
-    PHASE: at `threshold` allocations, if active bytes rose by `floor` until then, else as FALL. LEVEL: at `threshold`
-    active bytes. FALL: once a share `threshold` of a rise of more than `floor` bytes is given back.
+    The place: at `place` allocations, if active bytes have risen by `floor` until then. Where there is none, or the
+    rise was less: once a share `fall` of a rise of more than `floor` bytes is given back.
     """
 
-    method: str
-    threshold: float
+    fall: float
     floor: float = 0.0
+    level: float | None = None
+    place: int | None = None
+
+    @property
+    def method(self) -> str:
+        return PHASE if self.place is not None else FALL if self.level is None else LEVEL
 
 
 class Watch:
@@ -92,22 +95,59 @@ class Watch:
     def __init__(self, rule: Rule, base: int) -> None:
         self._rule, self._base = rule, base
         self._high = base
-        self._passed = False
+        self._passed = rule.place is None
 
     def due(self, allocations: int, active: int) -> bool:
-        self._high = max(self._high, active)
-        if self._rule.method == LEVEL:
-            return active >= self._rule.threshold
-        if self._rule.method == PHASE and not self._passed:
-            self._passed = allocations >= self._rule.threshold
-            return self._passed and active - self._base >= self._rule.floor
-        share = self._rule.threshold if self._rule.method == FALL else FALLS[0]
+        rule, self._high = self._rule, max(self._high, active)
+        if rule.level is not None and active >= rule.level:
+            return True
+        if not self._passed:
+            self._passed = rule.place is not None and allocations >= rule.place
+            return self._passed and active - self._base >= rule.floor
         rise = self._high - self._base
-        return rise > self._rule.floor and self._high - active > share * rise
+        return rise > rule.floor and self._high - active > rule.fall * rise
 
 
-@dataclass(frozen=True)
-class Zone:
+class Rehearsal:
+    """What rules would have brought in one step. Answers as `Watch` would, but quickly for many rules."""
+
+    def __init__(self, curve: Curve) -> None:
+        self.curve = curve
+        self._places = [point.allocations for point in curve.points]
+        self._first_at_level = cache(self._scan_level)
+        self._first_fall = cache(self._scan_fall)
+
+    def coverage(self, rule: Rule) -> float:
+        """Active bytes in the copy over the step's peak; a rule that finds no moment gets the beginning."""
+        found = self._last_resort(rule)
+        if rule.level is not None:
+            found = min(found, self._first_at_level(rule.level))
+        points = self.curve.points
+        return (points[found] if found < len(points) else points[0]).soon / self.curve.peak
+
+    def rise_at(self, place: int) -> int | None:
+        index = bisect_left(self._places, place)
+        return self.curve.points[index].active - self.curve.base if index < len(self._places) else None
+
+    def _last_resort(self, rule: Rule) -> int:
+        if rule.place is None:
+            return self._first_fall(rule.fall, rule.floor, 0)
+        index = bisect_left(self._places, rule.place)
+        if index == len(self._places) or self.curve.points[index].active - self.curve.base >= rule.floor:
+            return index
+        return self._first_fall(rule.fall, rule.floor, index + 1)
+
+    def _scan_level(self, level: float) -> int:
+        points = self.curve.points
+        return next((index for index, point in enumerate(points) if point.active >= level), len(points))
+
+    def _scan_fall(self, fall: float, floor: float, begin: int) -> int:
+        watch = Watch(Rule(fall, floor), self.curve.base)
+        due = (index for index, point in enumerate(self.curve.points) if watch.due(0, point.active) and index >= begin)
+        return next(due, len(self.curve.points))
+
+
+class Zone(NamedTuple):
     """Where in a step its highest levels lie, in allocations, and for how many seconds they last."""
 
     begin: int
@@ -119,78 +159,79 @@ class Experience:
     """What earlier steps tell about the next one."""
 
     def __init__(self) -> None:
-        self._curves: deque[Curve] = deque(maxlen=REMEMBERED)
-        self.rule: Rule | None = Rule(FALL, FALLS[1])
+        self._steps: deque[Rehearsal] = deque(maxlen=REMEMBERED)
+        self.rule: Rule | None = Rule(FALLS[1])
+        """None where steps have no peak."""
         self.zone: Zone | None = None
 
     @property
-    def method(self) -> str:
-        return TIMER if self.rule is None else self.rule.method
+    def known(self) -> int:
+        """Steps that are remembered."""
+        return len(self._steps)
 
     def learn(self, curve: Curve) -> None:
-        """Add a step that was followed to its end. `rule` is None afterwards where steps have no peak."""
-        self._curves.append(curve)
-        rising = [known for known in self._curves if known.rises]
-        self.rule = best_rule(rising) if 2 * len(rising) >= len(self._curves) and rising else None
-        self.zone = _zone(rising) if rising else None
+        """Add a step that was followed to its end."""
+        self._steps.append(Rehearsal(curve))
+        rising = [step for step in self._steps if step.curve.rises]
+        known = 2 * len(rising) >= len(self._steps)
+        self.rule = best_rule(rising, self.rule) if known else None
+        self.zone = _zone(rising, self.rule.place) if self.rule is not None else None
 
 
-def best_rule(curves: Sequence[Curve]) -> Rule:
+def best_rule(steps: Sequence[Rehearsal], present: Rule | None = None) -> Rule:
     """The rule by which copies of these steps would have come nearest to their peaks, on average."""
-    return max(_candidates(curves), key=lambda rule: fmean(coverage(rule, curve) for curve in curves))
+
+    def worth(rule: Rule) -> float:
+        return fmean(step.coverage(rule) for step in steps)
+
+    best = max(_candidates(steps), key=worth)
+    return best if present is None or worth(best) > worth(present) + BETTER else present
 
 
-def coverage(rule: Rule, curve: Curve) -> float:
-    """Active bytes in a copy taken by `rule`, over the step's peak; a rule that finds nothing gets its beginning."""
-    found = curve.at(int(rule.threshold)) if rule.method == PHASE else None
-    if found is None or found.active - curve.base < rule.floor:
-        watch = Watch(rule, curve.base)
-        found = next((point for point in curve.points if watch.due(point.allocations, point.active)), curve.points[0])
-    return found.soon / curve.peak
+def _candidates(steps: Sequence[Rehearsal]) -> Iterator[Rule]:
+    """The likeliest to hold in other steps come first: of two that are equally good, `max` keeps the first."""
+    floor = CREDIBLE * min(step.curve.peak - step.curve.base for step in steps)
+    highest = max(step.curve.peak for step in steps)
+    levels = [share * highest for share in LEVELS]
+    # one step does not tell whether the next one is like it
+    placed = [_at_place(steps, place) for place in sorted(set(_places(steps)))] if len(steps) > 1 else []
+    yield from placed
+    for level in (None, *levels):
+        yield from (Rule(fall, floor, level) for fall in FALLS)
+    for level in levels:
+        yield from (replace(rule, level=level) for rule in placed)
 
 
-def _candidates(curves: Sequence[Curve]) -> Iterator[Rule]:
-    """From the most specific on: of two that are equally good, `max` keeps the first."""
-    lowest, highest = min(curve.peak - curve.base for curve in curves), max(curve.peak for curve in curves)
-    if len(curves) > 1:
-        for place in sorted(set(_places(curves))):
-            yield Rule(PHASE, place, CREDIBLE * min(_rises(curves, place)))
-        for share in LEVELS:
-            yield Rule(LEVEL, share * highest)
-    for share in FALLS:
-        yield Rule(FALL, share, CREDIBLE * lowest)
+def _at_place(steps: Iterable[Rehearsal], place: int) -> Rule:
+    rises = [rise for step in steps if (rise := step.rise_at(place)) is not None]
+    return Rule(FALLS[0], CREDIBLE * min(rises), place=place)
 
 
-def _places(curves: Iterable[Curve]) -> Iterator[int]:
-    for curve in curves:
-        for point in sorted(curve.points, key=_worth)[-CANDIDATES:]:
-            yield point.allocations
+def _places(steps: Iterable[Rehearsal]) -> Iterator[int]:
+    """Those of each step where a copy would have found most."""
+    for step in steps:
+        found: dict[int, int] = {}
+        for point in step.curve.points:
+            found.setdefault(point.allocations, point.soon)
+        yield from sorted(found, key=lambda place: found[place])[-CANDIDATES:]
 
 
-def _rises(curves: Iterable[Curve], place: int) -> list[int]:
-    return [point.active - curve.base for curve in curves if (point := curve.at(place))]
-
-
-def _zone(curves: Sequence[Curve]) -> Zone:
-    spans = [_span(curve) for curve in curves]
+def _zone(steps: Sequence[Rehearsal], place: int | None) -> Zone:
+    spans = [_span(step.curve, place) for step in steps]
     return Zone(
-        min(first.allocations for first, _ in spans),
-        max(last.allocations for _, last in spans),
+        median_low([first.allocations for first, _ in spans]),
+        median_low([last.allocations for _, last in spans]),
         median(last.time - first.time for first, last in spans),
     )
 
 
-def _span(curve: Curve) -> tuple[Point, Point]:
-    height = HIGH * (curve.peak - curve.base) + curve.base
-    high = [index for index, point in enumerate(curve.points) if point.active >= height]
-    if not high:  # a spike that no reading met
-        return curve.points[0], curve.points[-1]
-    return curve.points[max(0, high[0] - 1)], curve.points[min(len(curve.points) - 1, high[-1] + 1)]
-
-
-def _allocations(point: Point) -> int:
-    return point.allocations
-
-
-def _worth(point: Point) -> int:
-    return point.soon
+def _span(curve: Curve, place: int | None) -> tuple[Point, Point]:
+    """From before to after the high part of a step; if the peak has a place, the high part around that."""
+    points, height = curve.points, curve.base + HIGH * (curve.peak - curve.base)
+    top = max(range(len(points)), key=lambda index: points[index].active)
+    first = last = top if place is None else min(len(points) - 1, bisect_left([p.allocations for p in points], place))
+    while first > 0 and (first == last or points[first].active >= height):
+        first -= 1
+    while last < len(points) - 1 and (last == first + 1 or points[last].active >= height):
+        last += 1
+    return points[first], points[last]

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import NamedTuple
 
 from .clocks import Clocks
-from .following import Following, Plan
+from .following import LONG_READING, Following, Plan
 from .peak import TIMER, Experience, Level
 from .settings import AgentSettings
 from .sources import TellsLevel
 
-SHARE = 0.3
+SHARE = 0.2
 """Of what a window may cost: for following one step. The rest is for the copy, its measuring, and what is learned."""
+STUDIES = 3
+"""Steps that are studied before the first copy; later one before each."""
 TRIES = 3
-"""Steps that are followed for one snapshot before it is left to chance."""
+"""Steps in which a copy is tried. Without success the snapshot is left to chance."""
 NAP = 0.002
 """Seconds. Longer pauses than this can be ended by whoever wants something of the agent's thread."""
 
@@ -28,7 +30,7 @@ class Step(NamedTuple):
 class Peaks:
     """`boundary` and `begin` are called in the program's thread after a step, all else in the agent's.
 
-    `copy` copies the heap at once. `spent` is told what each reading cost, in seconds.
+    `copy` copies the heap at once. `spent` is told of every cost, by cause (stats, wait, measure), in seconds.
     """
 
     def __init__(
@@ -37,17 +39,16 @@ class Peaks:
         settings: AgentSettings,
         clocks: Clocks,
         copy: Callable[[], None],
-        spent: Callable[[float], None],
+        spent: Callable[[str, float], None],
     ) -> None:
         self._source, self._clocks, self._copy, self._spent = source, clocks, copy, spent
         self._allowance = SHARE * settings.interval * settings.budget
         self._experience: dict[int, Experience] = {}
         self._step: Step | None = None
-        self._copied: Step | None = None
-        self._finished: deque[Step] = deque()
+        self._ended: deque[Step] = deque()
         self._boundary_at: float | None = None
         self._length = 0.0
-        self._tries = 0
+        self._followed = 0
         self.method = TIMER
         """How the last peak was found; TIMER where it was not, or none was looked for yet."""
 
@@ -65,56 +66,52 @@ class Peaks:
         step, self._step = self._step, None
         if step is not None:
             step.following.ended = True
-            self._finished.append(step)
+            self._ended.append(step)
 
     def begin(self, device: int) -> bool:
         """Follow the step that begins now. False where that leads to nothing: then chance is better."""
         experience = self._experience.setdefault(device, Experience())
-        hopeless = self._tries >= (TRIES if experience.rule else 1)
+        study = self._followed < (1 if experience.known >= STUDIES else STUDIES)
         level, took = self._read(device)
+        hopeless = self._followed >= STUDIES + TRIES or (experience.rule is None and not study)
         if hopeless or level is None or self._length == 0.0:
-            self._tries, self.method = 0, TIMER
+            self._followed, self.method = 0, TIMER
             return False
-        self._tries += 1
+        self._followed += 1
         plan = Plan(self._length, self._allowance, took)
-        self._step = Step(device, Following(experience, level, self._clocks.monotonic(), plan))
+        self._step = Step(device, Following(experience, level, self._clocks.monotonic(), plan, study=study))
         return True
 
     def follow(self, interrupted: Callable[[], bool], rest: Callable[[float], object]) -> None:
         """Until the step is over, or `interrupted`: then it may be called again. `rest` is a sleep that may be cut."""
+        self._learn()
         while (step := self._step) is not None and not interrupted():
             level, took = self._read(step.device)
             if level is not None and step.following.see(level, self._clocks.monotonic(), took):
-                self._take(step)
+                self._copy()
+                self._followed, self.method = 0, step.following.method
             if level is None or step.following.over(self._clocks.monotonic()):
-                self._drop(step)
+                self._leave(step)
             elif pause := step.following.pause():
                 (rest if pause > NAP else self._clocks.sleep)(pause)
 
-    def found(self, active: Mapping[int, int]) -> None:
-        """What was active in the copy that was asked for last, by device, in bytes."""
-        step, self._copied = self._copied, None
-        if step is not None and step.device in active:
-            step.following.found(active[step.device])
-
-    def learn(self) -> None:
-        """From the steps that have ended."""
-        while self._finished:
-            device, following = self._finished.popleft()
-            if (curve := following.curve()) is not None:
-                self._experience[device].learn(curve)
-
-    def _take(self, step: Step) -> None:
-        self.method, self._tries, self._copied = self._experience[step.device].method, 0, step
-        self._copy()
-
-    def _drop(self, step: Step) -> None:
+    def _leave(self, step: Step) -> None:
         if self._step is step:  # else the program has come to a boundary just now
             self._step = None
+        self._learn()
+
+    def _learn(self) -> None:
+        """From the steps that have ended."""
+        began = self._clocks.cpu()
+        while self._ended:
+            device, following = self._ended.popleft()
+            if (curve := following.curve()) is not None:
+                self._experience[device].learn(curve)
+                self._spent("measure", self._clocks.cpu() - began)
 
     def _read(self, device: int) -> tuple[Level | None, float]:
         began = self._clocks.monotonic()
         level = self._source.level(device)
         took = self._clocks.monotonic() - began
-        self._spent(took)
+        self._spent("wait" if took > LONG_READING else "stats", took)
         return level, took

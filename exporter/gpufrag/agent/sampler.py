@@ -60,7 +60,7 @@ class Sampler:
         self._unpaid = 0.0
         self._read_at = self._clocks.monotonic()
         self._peaks = (
-            Peaks(source, settings, self._clocks, self._take_peak, self._spend)
+            Peaks(source, settings, self._clocks, self._take_peak, self._owe)
             if isinstance(source, TellsLevel)
             else None
         )
@@ -135,10 +135,6 @@ class Sampler:
         """Measure what was taken since the last call, and plan the next snapshot by what this one cost in all."""
         while self._taken:
             self._digest(self._taken.popleft())
-        if self._peaks is not None:
-            began = self._clocks.cpu()
-            self._peaks.learn()
-            self._share(self._clocks.cpu() - began)
 
     def _digest(self, taken: Taken) -> None:
         began = self._clocks.cpu()
@@ -150,14 +146,9 @@ class Sampler:
             unpaid, self._unpaid = self._unpaid, 0.0
             self.schedule.taken(self._clocks.wall(), taken.duration + spent + unpaid, self._source.recording())
 
-    def _spend(self, seconds: float) -> None:
-        """One reading of a step that is followed; paid for with the next snapshot."""
-        self._stalls["wait" if seconds > LONG_READ else "stats"] += seconds
-        self._unpaid += seconds
-
-    def _share(self, seconds: float) -> None:
-        """Time that the program had to share the interpreter for; paid for with the next snapshot."""
-        self._stalls["measure"] += seconds
+    def _owe(self, cause: str, seconds: float) -> None:
+        """What following a step cost is paid for with the next snapshot."""
+        self._stalls[cause] += seconds
         self._unpaid += seconds
 
     def read(self) -> None:
@@ -197,17 +188,13 @@ class Sampler:
     def _measure(self, taken: Taken) -> None:
         heap = taken.capture.heap()
         self._alloc_conf = taken.capture.alloc_conf
-        active: dict[int, int] = {}
         for reading in taken.capture.readings:
             own = heap.on_device(reading.device)
             device = self._known(reading.device)
             device.limit = taken.capture.limits.get(reading.device)
             measured = measure(own, driver_at(own, reading, device.limit))
             device.snapshots[taken.at] = Snapshot(taken.time, taken.at, taken.duration, measured)
-            active[reading.device] = measured.active
             device.recurrence = observe(device.recurrence, own, taken.time)
-        if self._peaks is not None and taken.at == "peak":
-            self._peaks.found(active)
 
     def _known(self, device: int) -> Device:
         if device not in self._devices:
