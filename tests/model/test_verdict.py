@@ -95,6 +95,18 @@ def test_a_close_call_on_rounded_figures_is_told() -> None:
     assert len(judge(replace(close, requested=GIB)).missing) < len(judge(close).missing)
 
 
+def test_a_device_that_is_nearly_full_is_told_as_such() -> None:
+    full = replace(DEVICE, free_cached=3 * GIB, reserved=63 * GIB, size=65 * GIB, limit=65 * GIB, driver_free=0)
+    assert "nearly full" in judge(full).evidence[-1]
+    assert judge(full).next_step.startswith("ask for less as well; ")
+    assert "nearly full" not in " ".join(judge(DEVICE).evidence)
+
+
+def test_the_driver_s_own_failure_has_its_own_advice() -> None:
+    found = judge(Facts(None, allocator="driver"))
+    assert (found.cause, "leave the driver room" in found.next_step) == (Cause.UNKNOWN, True)
+
+
 def test_expandable_segments_are_not_advised_twice() -> None:
     assert "expandable_segments:True" in judge(DEVICE).next_step
     assert "already" in judge(replace(DEVICE, expandable=True)).next_step

@@ -127,5 +127,37 @@ def test_the_next_step_is_the_framework_s_own() -> None:
     assert "XLA_PYTHON_CLIENT" in judge(found.facts).next_step
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        TENSOR.replace("GPU:0 by GPU_0_bfc", "CPU:0 by allocator cpu"),
+        "Allocator (cuda_host_bfc) ran out of memory trying to allocate 3.72GiB.  Current allocation summary follows.",
+        "failed to allocate 7.81G (8387559424 bytes) from device: CUDA_ERROR_OUT_OF_MEMORY: out of memory",
+    ],
+)
+def test_memory_of_the_host_and_steps_of_a_growing_pool_are_no_errors(line: str) -> None:
+    assert read([line]) == []
+
+
+def test_cudamallocasync_under_xla() -> None:
+    lines = [
+        "E1103 gpu_cudamallocasync_allocator.cc:361] gpu_async_3 cuMemAllocAsync failed to allocate 2147483648 bytes: "
+        "RESOURCE_EXHAUSTED: : CUDA_ERROR_OUT_OF_MEMORY: out of memory",
+        " Reported by CUDA: Free memory/Total memory: 1073741824/85899345920",
+        "E1103 gpu_cudamallocasync_allocator.cc:366] Stats: Limit:                               0",
+        "InUse:                     64424509440",
+    ]
+    (found,) = read(lines)
+    facts = found.facts
+    assert (found.device, facts.requested, facts.driver_free, facts.size) == (3, 2 * GIB, GIB, 80 * GIB)
+    assert facts.allocated == 60 * GIB
+    assert judge(facts).evidence[0].startswith("19.0 GiB of the device is neither free nor live")
+
+
+def test_a_shape_without_its_type_belongs_to_the_dump_before_it() -> None:
+    bare = "Resource exhausted: OOM when allocating tensor with shape[1000,1000]"
+    assert len(read([*dump(64 * MIB, [50 * MIB], [60 * MIB], 110 * MIB), bare])) == 1
+
+
 def test_two_sizes_are_two_errors() -> None:
     assert len(read([TENSOR, TENSOR.replace("4096,4096", "4096,2048"), TENSOR])) == 2

@@ -87,6 +87,7 @@ def new(need: str = "2.00 GiB", free: str = "8.00 MiB", processes: str = "", una
         ),
         ("CUDA out of memory. Tried to allocate more than 1EB memory.", Cause.CAPACITY, 1 << 60, None),
         ("RuntimeError: CUDA error: out of memory", Cause.UNKNOWN, None, None),
+        ("RuntimeError: CUDA failed with error out of memory", Cause.UNKNOWN, None, None),
         ("ncclInternalError: Cuda failure 2 'out of memory'", Cause.UNKNOWN, None, None),
     ],
 )
@@ -161,6 +162,7 @@ def test_the_table_of_cudamallocasync() -> None:
     assert (facts.requested, facts.limit, facts.size) == (686 * MIB + MIB // 2, 54 * GIB + GIB // 2, 79 * GIB)
     assert only(text.format("17179869184.00")).facts.limit == 79 * GIB
     assert only(text.replace("\n", "\\n").format("54.50")).facts == facts
+    assert only(text.replace("\n", " ").format("54.50")).facts == facts
 
 
 @pytest.mark.parametrize(

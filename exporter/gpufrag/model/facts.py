@@ -39,7 +39,7 @@ class Facts:
     expandable: bool | None = None
     """Whether torch's expandable segments were on."""
     allocator: str = "torch"
-    """Whose it is: torch (on CUDA, HIP or XPU), mps, tensorflow or jax."""
+    """Whose it is: torch (on CUDA, HIP or XPU), mps, tensorflow, jax, or the driver itself."""
 
     @property
     def held(self) -> int | None:
@@ -80,6 +80,13 @@ class Facts:
         if self.size is None or self.driver_free is None or self.reserved is None:
             return None
         return max(0, self.size - self.driver_free - self.reserved)
+
+    @property
+    def unexplained(self) -> int | None:
+        """Neither free nor live, where the allocator does not say what it holds."""
+        if self.reserved is not None or self.size is None or self.driver_free is None or self.held is None:
+            return None
+        return max(0, self.size - self.driver_free - self.held)
 
     @property
     def foreign(self) -> int:

@@ -65,6 +65,10 @@ def _refused_by_limit(facts: Facts, need: int) -> bool:
     return facts.refused_by_limit
 
 
+def _driver_failed(facts: Facts, need: int) -> bool:
+    return facts.allocator == "driver"
+
+
 def _no_request(facts: Facts, need: int) -> bool:
     return facts.requested is None
 
@@ -104,6 +108,10 @@ def _undecided(facts: Facts, need: int) -> bool:
     return most is None or need <= most
 
 
+def _unexplained(facts: Facts, need: int) -> bool:
+    return facts.unexplained is not None and _undecided(facts, need)
+
+
 def _stopped_by_limit(facts: Facts, need: int) -> bool:
     """Also where other processes are in the way as well: the allocator looks at its limit first."""
     below = facts.room_below(facts.limit)
@@ -136,16 +144,18 @@ RULES = (
     Rule(Cause.LIMIT, _refused_by_limit, "the allocator refused {need} because it would exceed this process's limit"),
     Rule(
         Cause.UNKNOWN,
-        _no_request,
+        _driver_failed,
         "memory ran out for the driver or a library, outside the allocator, and the error does not say how much",
         "the size of the request",
         "see with nvidia-smi who holds the device, and lower the process's memory fraction to leave the driver room",
     ),
+    Rule(Cause.UNKNOWN, _no_request, "the error does not say how much was asked for", "the size of the request"),
     Rule(Cause.CAPACITY, _larger_than_device, "{need} is more than the whole device has"),
     Rule(
         Cause.UNKNOWN,
         _served_now,
-        "{need} would be served now: it was asked for on another stream, in a private pool, or memory came free since",
+        "by these figures {need} would be served: it was asked for on another stream, in a private pool, or memory "
+        "came free since",
         "the stream and the pool of the request",
     ),
     Rule(
@@ -155,6 +165,12 @@ RULES = (
         "the process's limit, which was not told; without one, memory came free right after the failure",
     ),
     Rule(Cause.FRAGMENTATION, _fits_together, "{total} was free in all, enough for {need}, but not in one piece"),
+    Rule(
+        Cause.UNKNOWN,
+        _unexplained,
+        "{unexplained} of the device is neither free nor live: the allocator's cache, its context, or others hold it",
+        "how much of that is the allocator's own cache",
+    ),
     Rule(
         Cause.UNKNOWN,
         _undecided,
@@ -176,6 +192,7 @@ def _told(facts: Facts, need: int) -> dict[str, str]:
         "driver": facts.driver_free,
         "limit": facts.limit,
         "foreign": facts.foreign,
+        "unexplained": facts.unexplained,
     }
     return {name: "an unknown amount" if size is None else format_bytes(size) for name, size in sizes.items()}
 

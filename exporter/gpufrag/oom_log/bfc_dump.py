@@ -8,7 +8,7 @@ from dataclasses import replace
 from ..model.facts import Facts
 from .lines import Line
 from .oom import Oom
-from .other_messages import device_in
+from .other_messages import device_in, is_of_host
 from .sizes import SIZE, Size, read_size
 
 _BEGIN = re.compile(rf"ran out of memory trying to allocate {SIZE}(?: ?\(rounded to ([0-9]{{1,20}})\))?")
@@ -46,7 +46,7 @@ class BfcDump:
 
     @staticmethod
     def begins(text: str) -> bool:
-        return _BEGIN.search(text) is not None and _HARMLESS not in text
+        return _BEGIN.search(text) is not None and _HARMLESS not in text and not is_of_host(text)
 
     def take(self, text: str) -> bool:
         """Whether the line is of this dump; `done` is set when no more will come."""

@@ -59,5 +59,5 @@ def _same_device(first: Oom, again: Oom) -> bool:
 def _same_size(first: Oom, again: Oom) -> bool:
     one, two = first.facts.requested, again.facts.requested
     if one is None or two is None:
-        return one == two
+        return two is None
     return abs(one - two) <= max(_GRID, first.facts.precision, again.facts.precision)

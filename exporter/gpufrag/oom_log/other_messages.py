@@ -13,7 +13,18 @@ from .oom import Oom
 from .sizes import SIZE, read_size
 
 Found = re.Match[str]
-_WIDTHS = {"float": 4, "int32": 4, "uint32": 4, "half": 2, "bfloat16": 2, "int16": 2, "int8": 1, "uint8": 1, "bool": 1}
+_WIDTHS = {
+    name: width
+    for width, names in {
+        16: "complex128",
+        8: "double int64 uint64 complex64",
+        4: "float int32 uint32",
+        2: "half bfloat16 int16 uint16",
+        1: "int8 uint8 bool",
+    }.items()
+    for name in names.split()
+}
+"""Bytes of TensorFlow's types."""
 
 
 def _refused(found: Found) -> Facts:
@@ -26,7 +37,7 @@ def _beyond(found: Found) -> Facts:
 
 
 def _driver(found: Found) -> Facts:
-    return Facts(None)
+    return Facts(None, allocator="driver")
 
 
 def _xla(found: Found) -> Facts:
@@ -50,7 +61,7 @@ def _xla_program(found: Found) -> Facts:
 def _tensor(found: Found) -> Facts:
     """TensorFlow tells the shape: the size is the product of its sides and the type's bytes."""
     sides = [int(side) for side in found[1].split(",") if side.strip()]
-    width = _WIDTHS.get(found[2], 8 if found[2] in ("double", "int64", "uint64", "complex64") else None)
+    width = _WIDTHS.get(found[2])
     return Facts(None if width is None else min(prod(sides) * width, 1 << 60), allocator="tensorflow")
 
 
@@ -63,7 +74,7 @@ FORMS = (
     Form(re.compile(f"preemptively rejected because it would exceed .{{0,80}}Requested size: {SIZE}"), _refused),
     Form(re.compile("Tried to allocate more than 1EB memory"), _beyond),
     Form(re.compile(f"Attempting to (?:allocate|reserve) {SIZE}.{{0,80}}There (?:are|is) {SIZE} free"), _xla_free),
-    Form(re.compile(f"Ran out of memory in memory space [a-z]+\\. +Used {SIZE} of {SIZE}"), _xla_program),
+    Form(re.compile(f"Ran out of memory in memory space hbm\\. +Used {SIZE} of {SIZE}"), _xla_program),
     Form(re.compile(rf"Failed to allocate request for {SIZE}(?: \({SIZE}\))?"), _xla),
     Form(
         re.compile(
@@ -71,10 +82,10 @@ FORMS = (
         ),
         _xla,
     ),
-    Form(re.compile(r"OOM when allocating tensor with shape ?\[([0-9, ]{0,200})\] and type (\w{1,20})"), _tensor),
+    Form(re.compile(r"OOM when allocating tensor with shape ?\[([0-9, ]{0,200})\](?: and type (\w{1,20}))?"), _tensor),
     Form(
         re.compile(
-            "CUDA (?:driver )?error: out of memory|HIP error: out of memory|hipErrorOutOfMemory"
+            "CUDA (?:driver |failed with )?error:? out of memory|HIP error: out of memory|hipErrorOutOfMemory"
             "|(?<!from device: )CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation"
             "|uda failure (?:[0-9]{1,3} )?'out of memory'"
             "|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED"
@@ -86,7 +97,12 @@ FORMS = (
 _DEVICE = re.compile(r"device ordinal ([0-9]{1,4})|GPU:([0-9]{1,4})|GPU_([0-9]{1,4})_bfc")
 
 
+_HOST = re.compile(r"Allocator \(\w{0,20}host\w{0,20}\)|by allocator (?:cpu|\w{0,20}host)")
+
+
 def read_message(line: Line) -> Oom | None:
+    if is_of_host(line.text):
+        return None
     for form in FORMS:
         found = form.pattern.search(line.text)
         if found is not None:
@@ -97,3 +113,8 @@ def read_message(line: Line) -> Oom | None:
 def device_in(text: str) -> int | None:
     found = _DEVICE.search(text)
     return None if found is None else int(next(filter(None, found.groups())))
+
+
+def is_of_host(text: str) -> bool:
+    """TensorFlow has allocators of the host's memory, whose errors read the same."""
+    return _HOST.search(text) is not None
