@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Generator
 from dataclasses import dataclass, field
 
-from .alerts import Alert
+from .alerts import FIRING, Alert
 from .cluster import Ref
 from .finish import Result
+from .inbox import Item
 from .owners import Resolved
 from .reasons import Skip
 
+NO_ALERT = Alert(FIRING)
+"""Of restarts that others have begun."""
 Steps = Generator[float, None, "Result | Skip"]
 
 
@@ -18,12 +21,16 @@ Steps = Generator[float, None, "Result | Skip"]
 class Flight:
     """One restart."""
 
+    item: Item | None
     job: Resolved | None
-    """None: it was begun by another."""
+    """None, both of them: it was begun by another."""
     ref: Ref
-    alert: Alert
     steps: Steps
     due_s: float = 0.0
+
+    @property
+    def alert(self) -> Alert:
+        return self.item.alert if self.item else NO_ALERT
 
 
 @dataclass

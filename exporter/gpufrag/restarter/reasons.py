@@ -105,6 +105,9 @@ AWAY = Reason("api-away", "the API server did not answer in time", "Alertmanager
 CONFLICT = Reason("conflict", "somebody else kept changing the job at the same moment", "nothing to do")
 FAULT = Reason("fault", "a fault in gpufrag itself", "report what the log says")
 
+PASSING = frozenset({IN_FLIGHT, NO_MEMORY, AWAY, CONFLICT})
+"""Worth another look soon: Alertmanager would send the alert again only after hours."""
+
 _OF_TARGETS = (
     Reason("pod-gone", "the pod is gone", "nothing to do: the alert is about what was there before"),
     Reason("pod-replaced", "another pod has taken the name of the one that the alert is about", "nothing to do"),

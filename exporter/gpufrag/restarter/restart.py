@@ -13,6 +13,7 @@ from itertools import islice
 from . import decisions, reasons
 from .alerts import Alert
 from .checkpoint import Checkpoint, Checkpointer, CheckpointFailed
+from .circuit import STORE_ERRORS
 from .clock import delays
 from .cluster import Owner
 from .decisions import about
@@ -52,7 +53,7 @@ class Order:
     check: Callable[[Alert], Skip | None]
     """Whether the alert is still true."""
     claimed: Callable[[Resolved], None]
-    """Told when the job is ours; raises NotBegun to let go of it."""
+    """Told when the job is ours; raises STORE_ERRORS. May be told again."""
     tell: Told
 
 
@@ -123,7 +124,7 @@ class Restarter:
 
     def _begin(self, order: Order, job: Resolved) -> Generator[float, None, None]:
         try:
-            order.claimed(job)
+            yield from self._count(order, job)
             saved = yield from self._save(job)
             lost = self.finisher.targets[job.owner.group_kind].lost
             text = f"Restarting {job.owner.ref}: {why(order.alert)} {saved.text} What it costs: {lost}."
@@ -135,6 +136,12 @@ class Restarter:
             raise
         except NotFound as error:
             raise NotBegun(reasons.failed(error)) from None
+
+    def _count(self, order: Order, job: Resolved) -> Generator[float, None, None]:
+        try:
+            yield from self.finisher.patiently(lambda: order.claimed(job))
+        except STORE_ERRORS as error:
+            raise NotBegun(Skip(reasons.NO_MEMORY, str(error))) from None
 
     def _save(self, job: Resolved) -> Generator[float, None, Checkpoint]:
         began = self.finisher.clock.steady()

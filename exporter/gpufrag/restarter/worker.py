@@ -14,7 +14,7 @@ from itertools import count
 
 from ..logs import event
 from . import decisions, reasons
-from .alerts import FIRING, Alert
+from .alerts import Alert
 from .announce import Announcer
 from .circuit import STORE_ERRORS
 from .cluster import Owner
@@ -36,8 +36,6 @@ from .steps import Patch
 from .sweep import Sweep
 
 IDLE_S = 60.0
-NO_ALERT = Alert(FIRING)
-"""Of restarts that others have begun."""
 log = logging.getLogger(__name__)
 
 
@@ -152,7 +150,7 @@ class Worker:
         decision = self._decide(item, job, under_way=len(self._flights))
         if isinstance(decision, Restart):
             self._start(item, job)
-        elif decision.reason in (reasons.IN_FLIGHT, reasons.NO_MEMORY):
+        elif decision.reason in reasons.PASSING:
             self._later(item, decision, job)
         else:
             self.announcer.refused(item.alert, decision, job)
@@ -179,7 +177,7 @@ class Worker:
     def _later(self, item: Item, skip: Skip, job: Resolved | None = None) -> None:
         """Look again, unless it has waited too long: Alertmanager would send it again only after hours."""
         now = self._clock.steady()
-        if skip.reason in (reasons.DENIED, reasons.INVALID) or now - item.came_s > self.config.policy.max_wait:
+        if skip.reason not in reasons.PASSING or now - item.came_s > self.config.policy.max_wait:
             self.announcer.refused(item.alert, skip, job)
         else:
             self._inbox.put_back(replace(item, due_s=now + self.config.restart.retry))
@@ -193,7 +191,7 @@ class Worker:
         if self.config.policy.dry_run:
             self._rehearse(order)
             return
-        flight = Flight(job, job.owner.ref, item.alert, self.restarter.restart(order))
+        flight = Flight(item, job, job.owner.ref, self.restarter.restart(order))
         self._flights.add(flight)
         self._advance(flight)
 
@@ -207,11 +205,8 @@ class Worker:
 
     def _claimed(self, job: Resolved) -> None:
         """What all jobs together must know of a restart."""
+        self.fuse.begun()
         self._ledger.begin(job.owner.uid, self._clock.steady())
-        try:
-            self.fuse.begun()
-        except STORE_ERRORS as error:
-            raise NotBegun(Skip(reasons.NO_MEMORY, str(error))) from None
         if Memory.read(job.owner.annotations).useless:
             self.fuse.failed(f"{job.owner.ref} needs another")
 
@@ -225,12 +220,18 @@ class Worker:
             return
         self._flights.drop(flight)
         if isinstance(end, Skip):
-            self.announcer.refused(flight.alert, end, flight.job)
-            self._remember(end, flight.job)
+            self._not_begun(flight, end)
             return
         self.announcer.ended(end, flight.alert, flight.ref)
         if end.outcome == decisions.FAILED:
             self.fuse.failed(f"{flight.ref}: {end.label}")
+
+    def _not_begun(self, flight: Flight, skip: Skip) -> None:
+        if flight.item is not None and skip.reason in reasons.PASSING:
+            self._later(flight.item, skip, flight.job)
+        else:
+            self.announcer.refused(flight.alert, skip, flight.job)
+            self._remember(skip, flight.job)
 
     def _remember(self, skip: Skip, job: Resolved | None) -> None:
         """What a refusal means for later ones."""
@@ -255,6 +256,6 @@ class Worker:
         self.fuse.refresh()
 
     def _take_up(self, owner: Owner) -> None:
-        flight = Flight(None, owner.ref, NO_ALERT, self.restarter.finisher.finish(owner.ref))
+        flight = Flight(None, None, owner.ref, self.restarter.finisher.finish(owner.ref))
         self._flights.add(flight)
         self._advance(flight)
