@@ -62,9 +62,7 @@ def helm(*arguments: object) -> list[object]:
 def template(*settings: str, version: str = NEWEST, chart: Path = CHART) -> str:
     """The chart's YAML with these --set settings."""
     chosen = [word for setting in settings for word in ("--set", setting)]
-    return output(
-        helm("template", "gpufrag", chart, "--namespace", "gpufrag", "--kube-version", version, *chosen)
-    )
+    return output(helm("template", "gpufrag", chart, "--namespace", "gpufrag", "--kube-version", version, *chosen))
 
 
 def kustomize(folder: Path) -> list[Manifest]:
@@ -79,13 +77,15 @@ def check(manifests: Sequence[Manifest], version: str) -> None:
             validate.validate(manifest, version, strict=True)
         except validate.ValidationError as error:
             where = "/".join(map(str, error.path))
-            raise AssertionError(f"{manifest['kind']} {manifest['metadata']['name']}: {where}: {error.message}") from None
+            raise AssertionError(
+                f"{manifest['kind']} {manifest['metadata']['name']}: {where}: {error.message}"
+            ) from None
 
 
 def is_core(manifest: Manifest) -> bool:
     """Whether Kubernetes itself knows the kind."""
     group = str(manifest["apiVersion"]).rpartition("/")[0]
-    return "." not in group or group.endswith(".k8s.io") and not group.endswith("x-k8s.io")
+    return "." not in group or (group.endswith(".k8s.io") and not group.endswith("x-k8s.io"))
 
 
 def pods(value: Any) -> Iterator[Manifest]:

@@ -1,0 +1,229 @@
+"""The chart under the values that people give it: what it makes fits the schemas, allows what it must and no more."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+
+from gpufrag import config as sidecar_config
+from gpufrag.restarter import permissions, settings
+from gpufrag.restarter.targets import TARGETS
+from helpers import kept
+from manifests import (
+    CHART,
+    KUBERNETES,
+    NEWEST,
+    OLDEST,
+    Manifest,
+    as_json,
+    check,
+    documents,
+    helm,
+    is_core,
+    node_modules,
+    output,
+    pods,
+    refusal,
+    restricted,
+    template,
+    tool,
+)
+
+pytestmark = pytest.mark.real
+
+EVERY_TARGET = f"targets={{{','.join(map(str, TARGETS))}}}"
+EVERYTHING = (
+    EVERY_TARGET,
+    "allowedNamespaces={ml,research}",
+    "dryRun=false",
+    "web.existingSecret=web",
+    "podMonitor.enabled=true",
+    "podMonitor.labels.release=stack",
+    "prometheusRule.enabled=true",
+    "prometheusRule.labels.release=stack",
+    "priorityClassName=high",
+    "imagePullSecrets[0].name=pull",
+    "podLabels.team=ml",
+    "podAnnotations.team=ml",
+    "config.prometheus.url=http://prometheus:9090",
+)
+MATRIX = {
+    "as it is": (),
+    "one namespace": ("allowedNamespaces={ml}",),
+    "everything": EVERYTHING,
+    "no restarter": ("enabled=false", "podMonitor.enabled=true", "podMonitor.namespaces={ml}"),
+    "nothing": ("enabled=false", "rules.configMap=false", "dashboards.enabled=false"),
+    "no network policy": ("networkPolicy.enabled=false",),
+}
+
+
+def made(*settings: str, version: str = NEWEST) -> list[Manifest]:
+    return documents(template(*settings, version=version))
+
+
+def of_kind(kind: str, *settings: str) -> list[Manifest]:
+    return [row for row in made(*settings) if row["kind"] == kind]
+
+
+@pytest.mark.parametrize("name", MATRIX)
+def test_lint_finds_nothing(name):
+    chosen = [word for setting in MATRIX[name] for word in ("--set", setting)]
+    output(helm("lint", "--strict", "--quiet", CHART, *chosen))
+
+
+@pytest.mark.parametrize("version", [OLDEST, NEWEST])
+@pytest.mark.parametrize("name", MATRIX)
+def test_what_it_makes_fits_the_schemas(name, version):
+    check([row for row in made(*MATRIX[name], version=version) if is_core(row)], version)
+
+
+def test_the_injection_fits_the_schemas():
+    rows = made("injection.enabled=true", "injection.namespaceLabels.team=ml")
+    kinds = {row["kind"] for row in rows}
+    assert kinds >= {"MutatingAdmissionPolicy", "MutatingAdmissionPolicyBinding"}
+    check([row for row in rows if is_core(row)], NEWEST)
+
+
+def test_an_old_cluster_is_told_that_it_cannot_inject():
+    said = refusal(helm("template", "x", CHART, "--kube-version", "1.35", "--set", "injection.enabled=true"))
+    assert "needs Kubernetes 1.36" in said
+
+
+def operator_faults(manifests: list[Manifest]) -> str:
+    modules = node_modules("@kubernetes-models/prometheus-operator")
+    script = CHART.parents[2] / "tests" / "deploy" / "operator_resources.mjs"
+    return output([tool("node", "Debian: nodejs"), script, modules], as_json(manifests))
+
+
+def test_the_operator_resources_fit_their_schemas():
+    rows = [row for row in made(*EVERYTHING) if row["apiVersion"].startswith("monitoring.coreos.com/")]
+    assert sorted(row["kind"] for row in rows) == ["PodMonitor", "PodMonitor", "PrometheusRule"]
+    assert operator_faults(rows) == ""
+
+
+def test_a_broken_operator_resource_is_found():
+    (rule,) = of_kind("PrometheusRule", "prometheusRule.enabled=true")
+    del rule["spec"]["groups"][0]["rules"][0]["expr"]
+    assert "expr" in operator_faults([rule])
+
+
+def test_custom_resources_are_off_unless_wanted():
+    assert [row["kind"] for row in made() if not is_core(row)] == []
+
+
+def test_pods_are_restricted():
+    assert [restricted(pod) for pod in pods(made(*EVERYTHING))] == [[]]
+
+
+def rights(role: Manifest) -> dict[tuple[str, str], set[str]]:
+    """Verbs by group and resource."""
+    return {(rule["apiGroups"][0], rule["resources"][0]): set(rule["verbs"]) for rule in role["rules"]}
+
+
+@pytest.mark.parametrize("targets", [[kind] for kind in TARGETS] + [list(TARGETS)], ids=lambda kinds: str(kinds[0]))
+def test_a_role_allows_what_its_targets_need(targets):
+    chosen = f"targets={{{','.join(map(str, targets))}}}"
+    (role,) = [row for row in of_kind("Role", chosen, "allowedNamespaces={ml}") if row["metadata"]["namespace"] == "ml"]
+    assert rights(role) == rights({"rules": permissions.role_rules(targets)})
+
+
+def test_each_namespace_has_its_role_and_the_cluster_none():
+    rows = made("allowedNamespaces={ml,research}")
+    found = [(row["metadata"]["namespace"], row["metadata"]["name"]) for row in rows if row["kind"] == "RoleBinding"]
+    role = "gpufrag-restarter"
+    assert sorted(found) == [("gpufrag", f"{role}-circuit"), ("ml", role), ("research", role)]
+    assert not {row["kind"] for row in rows} & {"ClusterRole", "ClusterRoleBinding", "Secret"}
+
+
+def restarter_config(tmp_path: Any, *chosen: str) -> settings.RestarterConfig:
+    """As the restarter itself reads it."""
+    (found,) = [row for row in of_kind("ConfigMap", *chosen) if "restarter.yaml" in row.get("data", {})]
+    path = tmp_path / "restarter.yaml"
+    path.write_text(found["data"]["restarter.yaml"], encoding="utf-8")
+    return settings.load(path)
+
+
+def test_the_restarter_reads_its_config(tmp_path):
+    config = restarter_config(tmp_path)
+    assert (config.policy.dry_run, config.policy.namespaces) == (True, ())
+    assert str(config.auth.bearer_file) == "/etc/gpufrag/auth/token"
+    assert (config.web.listen_address, config.metrics_web.listen_address) == (":9837", ":9838")
+
+
+def test_the_restarter_reads_what_the_values_add(tmp_path):
+    config = restarter_config(tmp_path, *EVERYTHING, "config.policy.cool_down=10m", "config.log.level=debug")
+    assert (config.policy.dry_run, config.policy.namespaces) == (False, ("ml", "research"))
+    assert (config.policy.cool_down, config.prometheus.url) == (600, "http://prometheus:9090")
+    assert config.log == sidecar_config.LogSettings("debug")
+
+
+@pytest.mark.parametrize("mounted", ["auth", "restarter", "web"])
+def test_files_that_the_config_names_are_mounted(mounted):
+    (pod,) = pods(made(*EVERYTHING))
+    (container,) = pod["spec"]["containers"]
+    assert f"/etc/gpufrag/{mounted}" in {row["mountPath"] for row in container["volumeMounts"]}
+
+
+def test_the_circuit_has_the_config_map_that_it_writes_to(tmp_path):
+    name = restarter_config(tmp_path).circuit.config_map
+    assert name in [row["metadata"]["name"] for row in of_kind("ConfigMap")]
+    (role,) = of_kind("Role")
+    assert role["rules"] == [
+        {"apiGroups": [""], "resources": ["configmaps"], "resourceNames": [name], "verbs": ["get", "patch"]}
+    ]
+
+
+@pytest.mark.parametrize(
+    "setting",
+    ["dryrun=true", "targets={Pod}", "allowedNamespaces={ML}", "config.policy.dry_run=false", "auth.existingSecret="],
+)
+def test_a_value_that_cannot_be_is_refused(setting):
+    assert "values don't meet" in refusal(helm("template", "x", CHART, "--set", setting))
+
+
+def test_rules_of_ones_own_take_the_place_of_ours(tmp_path):
+    own = tmp_path / "rules.yaml"
+    own.write_text("groups: [{name: mine, rules: []}]\n", encoding="utf-8")
+    text = output(
+        helm("template", "x", CHART, "--set", "prometheusRule.enabled=true", "--set-file", f"rules.content={own}")
+    )
+    (rule,) = [row for row in documents(text) if row["kind"] == "PrometheusRule"]
+    assert rule["spec"] == {"groups": [{"name": "mine", "rules": []}]}
+
+
+def test_grafana_finds_the_dashboards():
+    boards = [row for row in of_kind("ConfigMap") if "grafana_dashboard" in row["metadata"]["labels"]]
+    assert sorted(key for row in boards for key in row["data"]) == sorted(
+        path.name for path in (CHART / "files" / "dashboards").glob("*.json")
+    )
+    assert {row["metadata"]["labels"]["grafana_dashboard"] for row in boards} == {"1"}
+
+
+def test_a_packed_chart_has_what_it_links_to(tmp_path):
+    output(helm("package", CHART, "--destination", tmp_path))
+    (archive,) = tmp_path.glob("*.tgz")
+    assert template("prometheusRule.enabled=true", chart=archive) == template("prometheusRule.enabled=true")
+
+
+PLAIN = "# Made from deploy/helm/gpufrag by the tests of deploy/ (GPUFRAG_UPDATE=1): change the chart, or use it.\n"
+PLAIN_SETTINGS = ("allowedNamespaces={training}", "rules.configMap=false", "dashboards.enabled=false")
+
+
+def unmanaged(text: str) -> str:
+    """Without what only helm has a use for."""
+    rows = documents(text)
+    for row in rows:
+        for label in ("app.kubernetes.io/managed-by", "helm.sh/chart"):
+            row["metadata"]["labels"].pop(label, None)
+    return "---\n".join(yaml.safe_dump(row, sort_keys=False, width=120) for row in rows)
+
+
+def test_the_plain_manifests_are_those_of_the_chart():
+    kept(KUBERNETES / "restarter" / "restarter.yaml", PLAIN + unmanaged(template(*PLAIN_SETTINGS)))
+
+
+def test_the_plain_pod_monitor_is_that_of_the_chart():
+    text = template("enabled=false", "rules.configMap=false", "dashboards.enabled=false", "podMonitor.enabled=true")
+    kept(KUBERNETES / "monitoring" / "podmonitor.yaml", PLAIN + unmanaged(text))
