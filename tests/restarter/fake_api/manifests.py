@@ -7,10 +7,11 @@ from typing import Any
 from restarter.fake_api.pods import TEMPLATE
 
 NAME = "train"
+NAMESPACE = "ml"
 
 
 def meta(name: str = NAME, **annotations: str) -> dict[str, Any]:
-    return {"name": name, "namespace": "ml", "annotations": {"gpufrag.dev/restart": "true", **annotations}}
+    return {"name": name, "namespace": NAMESPACE, "annotations": {"gpufrag.dev/restart": "true", **annotations}}
 
 
 def job(name: str = NAME, **spec: Any) -> dict[str, Any]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from restarter.fake_api.served import of
+from restarter.fake_api.served import ALL, of
 from restarter.fake_api.store import Store, controllers_of
 
 POD = of("v1", "Pod")
+SERVED = {(one.group_version, one.kind) for one in ALL}
 TEMPLATE = {"spec": {"restartPolicy": "Never", "containers": [{"name": "main", "image": "local/training:1"}]}}
 
 
@@ -96,8 +97,8 @@ def _let_stop(store: Store, pod: dict[str, Any], grace_ticks: int) -> None:
 
 
 def collect_garbage(store: Store, grace_ticks: int) -> None:
-    """What belonged to an owner that is gone goes too."""
+    """What belonged to an owner that is gone goes too; owners of kinds that are not served are always there."""
     alive = {raw["metadata"]["uid"] for raw in store.objects.values()}
     for raw in list(store.objects.values()):
-        if any(uid not in alive for uid in controllers_of(raw)) and not deleting(raw):
+        if any(uid not in alive for uid in controllers_of(raw, SERVED)) and not deleting(raw):
             store.delete(raw, grace_ticks if raw["kind"] == "Pod" else 0)

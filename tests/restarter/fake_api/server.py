@@ -53,11 +53,15 @@ class FakeApi:
 
     def __init__(self, port: int, certificate: Path | None) -> None:
         self.port, self.certificate = port, certificate
+        self.crashes: list[Exception] = []
+        self.reset()
+        self.users: dict[str, User] = {TOKEN: User("system:serviceaccount:gpufrag:restarter")}
+
+    def reset(self) -> None:
+        """An empty cluster in which nothing goes wrong."""
         self.world = World()
         self.faults = Faults()
-        self.users: dict[str, User] = {TOKEN: User("system:serviceaccount:gpufrag:restarter")}
         self.log: list[Logged] = []
-        self.crashes: list[Exception] = []
 
     @property
     def url(self) -> str:

@@ -109,11 +109,9 @@ def _child_set(
 def _workflow(store: Store, one: dict[str, Any]) -> None:
     """A pod for each template; a new try has a name of its own."""
     name = one["metadata"]["name"]
-    pods = pods_of(store, one)
-    tries = len([pod for pod in pods if deleting(pod)]) + (one.get("status") or {}).get("tries", 0)
-    names = [pod["metadata"]["name"] for pod in live(pods)] or [f"{name}-{store.ticks}"]
+    names = [pod["metadata"]["name"] for pod in live(pods_of(store, one))] or [f"{name}-{store.ticks}"]
     keep_pods(store, one, names, {"workflows.argoproj.io/workflow": name}, TEMPLATE)
-    set_status(store, one, {"phase": "Running", "tries": tries})
+    set_status(store, one, {"phase": "Running"})
 
 
 def _report(store: Store, one: dict[str, Any], replicas: int, updated: int, ready_: int) -> None:

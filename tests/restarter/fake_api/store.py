@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import datetime
 import threading
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import Any
 
 from restarter.fake_api import schemas, status
@@ -23,6 +23,7 @@ class Store:
         self.lock = threading.RLock()
         self.objects: dict[Key, dict[str, Any]] = {}
         self.ticks = 0
+        self.pods_made = 0
         self._version = 1000
         self._uids = 0
 
@@ -52,7 +53,10 @@ class Store:
         meta |= {"namespace": namespace, "uid": f"{self._uids:08x}-0000-4000-8000-00000000cafe", "generation": 1}
         meta["creationTimestamp"] = self.now()
         self._check(served, raw)
-        return raw if dry_run else self._store(served, raw)
+        if dry_run:
+            return raw
+        self.pods_made += served.kind == "Pod"
+        return self._store(served, raw)
 
     def patch(
         self, served: Served, namespace: str, name: str, change: dict[str, Any], dry_run: bool = False, part: str = ""
@@ -132,5 +136,7 @@ def merge(target: Any, change: Any) -> Any:
     return result
 
 
-def controllers_of(raw: dict[str, Any]) -> Iterable[str]:
-    return [one["uid"] for one in raw["metadata"].get("ownerReferences") or () if one.get("controller")]
+def controllers_of(raw: dict[str, Any], kinds: Collection[tuple[str, str]] | None = None) -> list[str]:
+    """The uids; of these kinds only, where they are given."""
+    references = [one for one in raw["metadata"].get("ownerReferences") or () if one.get("controller")]
+    return [one["uid"] for one in references if kinds is None or (one["apiVersion"], one["kind"]) in kinds]
