@@ -184,22 +184,28 @@ def best_rule(steps: Sequence[Rehearsal], present: Rule | None = None) -> Rule:
     def worth(rule: Rule) -> float:
         return fmean(step.coverage(rule) for step in steps)
 
-    best = max(_candidates(steps), key=worth)
+    placed = _placed(steps)
+    best = max([*placed, *_unplaced(steps)], key=worth)
+    if best.place is not None:  # of several humps it may be better to wait for the last, unless one before is high
+        patient = (replace(rule, level=level) for rule in (best, placed[-1]) for level in _levels(steps))
+        best = max([best, *patient], key=worth)
     return best if present is None or worth(best) > worth(present) + BETTER else present
 
 
-def _candidates(steps: Sequence[Rehearsal]) -> Iterator[Rule]:
-    """The likeliest to hold in other steps come first: of two that are equally good, `max` keeps the first."""
+def _placed(steps: Sequence[Rehearsal]) -> list[Rule]:
+    """In the order of their places. One step does not tell whether the next one is like it."""
+    return [_at_place(steps, place) for place in sorted(set(_places(steps)))] if len(steps) > 1 else []
+
+
+def _unplaced(steps: Sequence[Rehearsal]) -> Iterator[Rule]:
     floor = CREDIBLE * min(step.curve.peak - step.curve.base for step in steps)
-    highest = max(step.curve.peak for step in steps)
-    levels = [share * highest for share in LEVELS]
-    # one step does not tell whether the next one is like it
-    placed = [_at_place(steps, place) for place in sorted(set(_places(steps)))] if len(steps) > 1 else []
-    yield from placed
-    for level in (None, *levels):
+    for level in (None, *_levels(steps)):
         yield from (Rule(fall, floor, level) for fall in FALLS)
-    for level in levels:
-        yield from (replace(rule, level=level) for rule in placed)
+
+
+def _levels(steps: Iterable[Rehearsal]) -> list[float]:
+    highest = max(step.curve.peak for step in steps)
+    return [share * highest for share in LEVELS]
 
 
 def _at_place(steps: Iterable[Rehearsal], place: int) -> Rule:
