@@ -13,7 +13,5 @@ def bootstrap(payload: Path, report: Path) -> str:
     An error that left it there would break into the program at an arbitrary place.
     """
     file, names = str(payload), {"__name__": NAME, "__file__": str(payload), "REPORT": str(report)}
-    run = (
-        f"(lambda code: (exec(compile(code.read(), {file!r}, 'exec'), {names!r}), code.close()))(open({file!r}, 'rb'))"
-    )
-    return f"try:\n {run}\nexcept BaseException:\n pass\n"
+    run = f"exec(compile((code.read(), code.close())[0], {file!r}, 'exec'), {names!r})"
+    return f"try:\n (lambda code: {run})(open({file!r}, 'rb'))\nexcept BaseException:\n pass\n"

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import BadInput, Unavailable, UsageError
-from .elf import MACHINES, Exports, exports
+from .elf import Exports, exports
 from .permission import Caller, obstacle, status_of
 
 OLDEST, REMOTE_EXEC = (3, 10), (3, 14)
 """The first Python that the agent runs in, and the first one that takes scripts from outside by itself."""
+MACHINE = "x86_64"
+"""The one whose registers in_gdb knows."""
 PAYLOAD = Path(__file__).resolve().parent / "payload.py"
 INTERPRETER = ("Py_AddPendingCall", "PyRun_SimpleString")
 _VERSION = re.compile(r"(?:libpython|/python)(\d)\.(\d+)|\.cpython-(\d)(\d+)-")
@@ -129,8 +131,7 @@ def _exporting(pid: int, maps: list[tuple[int, str]], name: str, proc: Path) -> 
                 found = exports(proc / str(pid) / "root" / path.lstrip("/"))
             except (OSError, BadInput):  # replaced since the process began
                 continue
-            if found.machine in MACHINES.values():
-                yield found, start
+            yield found, start
 
 
 def _has(found: Exports, names: tuple[str, ...]) -> bool:

@@ -1,0 +1,156 @@
+"""Real gdb, real processes, in every state that a job can be in: an agent where there can be one, and never harm."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+from traceable import traceable
+
+pytestmark = [pytest.mark.real, pytest.mark.skipif(bool(traceable()), reason=f"no attaching here: {traceable()}")]
+
+ASKED = "print('gpufrag.agent' in sys.modules)\n"
+LOOP = "print('ready', flush=True)\nimport select\nwhile not select.select([0], [], [], 0)[0]: {}\n"
+GPU = "import torch\ntorch.machine.initialise()\n"
+"""Ends when its stdin does."""
+
+
+def test_a_process_that_uses_no_gpu_is_told_to_wait_for_one(begin, attach) -> None:
+    victim = begin(LOOP.format("time.sleep(0.02)") + ASKED)
+    assert attach(victim.pid) == (
+        0,
+        f"process {victim.pid} uses no GPU yet (no torch, or no CUDA so far): its agent begins when it does\n",
+    )
+    assert victim.end() == "True\n"
+
+
+def test_one_that_uses_a_gpu_has_an_agent_at_once_and_only_one(begin, attach, tmp_path) -> None:
+    victim = begin(GPU + LOOP.format("time.sleep(0.02)"))
+    code, said = attach(victim.pid)
+    (socket,) = (tmp_path / "shared").glob("*.sock")
+    assert code == 0
+    assert said.startswith(f"process {victim.pid} has an agent now, at ")
+    assert said.endswith(f"{socket.name}\n")
+    code, said = attach(victim.pid)
+    assert code == 1
+    assert "already has an agent" in said
+    assert victim.end() == ""
+
+
+def test_one_that_comes_to_a_gpu_later_has_its_agent_then(begin, attach, tmp_path) -> None:
+    use = GPU + "agent = sys.modules['gpufrag.agent']\nwhile agent.latest() is None: time.sleep(0.01)\n"
+    victim = begin(LOOP.format("time.sleep(0.02)") + use)
+    assert attach(victim.pid)[0] == 0
+    assert victim.end() == ""
+    assert len(list((tmp_path / "shared").glob("*.json"))) == 1
+
+
+WAITS = {
+    "sleep": "time.sleep(0.05)",
+    "select": "select.select([], [], [], 0.05)",
+    "poll": "select.poll().poll(50)",
+    "epoll": "select.epoll().poll(0.05)",
+    "lock": "lock.acquire(timeout=0.05)",
+    "pipe": "os.read(pipe, 1)",
+    "socket": "first.recv(1)",
+    "child": "os.waitpid(os.spawnlp(os.P_NOWAIT, 'sleep', 'sleep', '0.05'), 0)",
+}
+FED = """
+import select, socket, threading
+(pipe, writing), (first, second), lock = os.pipe(), socket.socketpair(), threading.Lock()
+lock.acquire()
+def feed():
+    while True: time.sleep(0.05); second.send(b"x"); os.write(writing, b"x")
+threading.Thread(target=feed, daemon=True).start()
+"""
+
+
+@pytest.mark.parametrize("kind", WAITS)
+def test_a_system_call_that_is_underway_goes_on(begin, attach, kind: str) -> None:
+    """A stopped thread's call must be begun anew as the kernel would do it, or the program sees an error."""
+    victim = begin(FED + LOOP.format(WAITS[kind]) + ASKED)
+    assert attach(victim.pid)[0] == 0
+    assert victim.end() == "True\n"
+
+
+SUM = """
+total = 0.0
+for n in range(1, 6_000_000):
+    total += 1.0 / n ** 1.5
+    if n == 1000: print("ready", flush=True)
+print(total)
+"""
+
+
+def test_a_computation_that_never_waits_comes_to_the_same_result(begin, attach) -> None:
+    victim = begin(SUM)
+    for _ in range(2):
+        assert attach(victim.pid)[0] == 0
+    assert float(victim.end()) == sum_alone()
+
+
+def sum_alone() -> float:
+    total = 0.0
+    for n in range(1, 6_000_000):
+        total += 1.0 / n**1.5
+    return total
+
+
+def test_c_code_that_holds_the_gil_is_waited_for_and_not_broken_into(begin, attach) -> None:
+    program = "import ctypes\nprint('ready', flush=True)\nctypes.PyDLL(None).usleep(4_000_000)\nNone\n"
+    victim = begin(program + ASKED)
+    code, said = attach(victim.pid, wait=0.1)
+    assert code == 1
+    assert "has not come to a safe point within 0.1 s" in said
+    assert "the request stays" in said
+    assert victim.end() == "True\n"
+
+
+def test_a_long_sleep_is_waited_for(begin, attach) -> None:
+    victim = begin("print('ready', flush=True)\nimport select\nselect.select([0], [], [])\nNone\n" + ASKED)
+    code, said = attach(victim.pid, wait=0.1)
+    assert (code, "its main thread sleeps" in said) == (1, True)
+    assert victim.end() == "True\n"
+
+
+def test_a_process_that_is_about_to_end_ends_as_it_would(begin, attach) -> None:
+    program = "import atexit\n@atexit.register\ndef last():\n"
+    victim = begin(program + "".join(f"    {line}\n" for line in LOOP.format("time.sleep(0.02)").splitlines()))
+    code, _ = attach(victim.pid)
+    assert code == 0
+    assert victim.end() == ""
+
+
+def test_one_that_ends_meanwhile_is_one_line(begin, attach) -> None:
+    victim = begin("print('ready', flush=True)\ntime.sleep(0.15)")
+    code, said = attach(victim.pid, wait=0.5)
+    assert said.startswith((f"gpufrag: process {victim.pid}", f"gpufrag: no process {victim.pid}", "process"))
+    assert code in (0, 1)
+    assert victim.end() == ""
+
+
+def test_a_payload_that_fails_leaves_the_program_alone(begin, attach) -> None:
+    broken = "sys.modules['gpufrag'] = None\n"
+    victim = begin(broken + LOOP.format("time.sleep(0.02)"))
+    code, said = attach(victim.pid)
+    assert code == 1
+    assert "could not begin in it, and it goes on without (ModuleNotFoundError" in said
+    assert victim.end() == ""
+
+
+def test_one_that_is_importing_torch_is_asked_again_later(begin, attach) -> None:
+    spec = "__spec__=types.SimpleNamespace(_initializing=True)"
+    importing = f"import types\nsys.modules['torch'] = types.SimpleNamespace({spec})\n"
+    victim = begin(importing + LOOP.format("time.sleep(0.02)"))
+    code, said = attach(victim.pid)
+    assert (code, "just importing torch" in said) == (1, True)
+    assert victim.end() == ""
+
+
+def test_the_programs_own_names_are_not_touched(begin, attach) -> None:
+    victim = begin("before = None\n" + LOOP.format("time.sleep(0.02)") + "print(sorted(vars()))")
+    assert attach(victim.pid)[0] == 0
+    names = victim.end()
+    assert "before" in names
+    assert {"code", "run", "json", "ask_for_agent"} & set(ast.literal_eval(names)) == set()

@@ -1,0 +1,38 @@
+"""The functions that a file exports, against what the running process itself says of them."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+import pytest
+
+from gpufrag.attach.elf import exports
+from gpufrag.attach.target import functions
+from gpufrag.errors import BadInput
+
+
+def _address(library: ctypes.CDLL, name: str) -> int:
+    return ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
+
+
+def test_the_addresses_are_the_processs_own() -> None:
+    found = functions("self")  # type: ignore[arg-type]  # /proc has it under this name too
+    assert found.add_pending_call == _address(ctypes.pythonapi, "Py_AddPendingCall")
+    assert found.run_string == _address(ctypes.pythonapi, "PyRun_SimpleString")
+    assert found.mmap == _address(ctypes.CDLL(None), "mmap")
+
+
+@pytest.mark.parametrize("data", [b"", b"#!/bin/sh\n", b"\x7fELF\x01\x01" + bytes(90), b"\x7fELF\x02\x02" + bytes(90)])
+def test_what_is_no_program_is_told(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "file").write_bytes(data)
+    with pytest.raises(BadInput, match="not a 64-bit little-endian ELF file"):
+        exports(tmp_path / "file")
+
+
+@pytest.mark.parametrize("length", [6, 40, 64, 200, 5000])
+def test_what_is_torn_is_told_or_exports_less(tmp_path: Path, length: int) -> None:
+    whole = Path("/proc/self/exe").read_bytes()
+    (tmp_path / "torn").write_bytes(whole[:length])
+    with pytest.raises(BadInput, match="a broken ELF file"):
+        exports(tmp_path / "torn")

@@ -1,0 +1,97 @@
+"""`gpufrag attach PID`: it asks before it touches anything, and says in one line what came of it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpufrag.attach.target import Target
+from gpufrag.cli import main
+from gpufrag.commands import attach
+
+
+@pytest.fixture(autouse=True)
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What would have been run in the process; it answers as `answers` says."""
+    found: list[str] = []
+    target = Target(4711, os.geteuid(), os.getegid(), (3, 11), {})
+    monkeypatch.setattr(attach, "examine", lambda pid, caller: target._replace(pid=pid))
+    monkeypatch.setattr(attach, "way", lambda target: lambda code, file: found.append(code))
+    return found
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    return monkeypatch
+
+
+def _answers(monkeypatch: pytest.MonkeyPatch, answer: Mapping[str, Any] | None) -> None:
+    monkeypatch.setattr(attach, "report", lambda file: answer)
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "said"),
+    [
+        ({"state": "waiting"}, 0, "its agent begins when it does"),
+        ({"state": "already"}, 0, "already has an agent"),
+        ({"state": "disabled"}, 1, "GPUFRAG_DISABLE=1"),
+        ({"state": "importing"}, 1, "ask again in a few seconds"),
+        ({"state": "failed", "error": "OSError: no space"}, 1, "goes on without (OSError: no space)"),
+        ({"state": "begun"}, 0, "has not published yet"),
+        ({"state": "something newer"}, 1, "has not come to a safe point"),
+        (None, 1, "has not come to a safe point within 0 s"),
+    ],
+)
+def test_each_answer_is_one_line(
+    answer: dict[str, str] | None, code: int, said: str, asked: list[str], monkeypatch, capsys
+) -> None:
+    _answers(monkeypatch, answer)
+    assert main(["attach", "4711", "--yes", "--wait", "0"]) == code
+    out, err = capsys.readouterr()
+    assert len(asked) == 1
+    assert (out + err).count("\n") == 1
+    assert said in out + err
+
+
+@pytest.mark.parametrize("reply", ["no", "", "n"])
+def test_the_risk_is_told_and_a_no_is_a_no(reply: str, asked: list[str], terminal, capsys) -> None:
+    terminal.setattr("builtins.input", lambda prompt: reply)
+    assert main(["attach", "4711"]) == 1
+    err = capsys.readouterr().err
+    assert "a debugger in a running job is a risk" in err
+    assert err.endswith("nothing was done\n")
+    assert asked == []
+
+
+def test_a_yes_is_a_yes(asked: list[str], terminal) -> None:
+    terminal.setattr("builtins.input", lambda prompt: "yes")
+    _answers(terminal, {"state": "waiting"})
+    assert main(["attach", "4711"]) == 0
+    assert len(asked) == 1
+
+
+def test_a_script_must_say_that_it_knows_the_risk(asked: list[str], monkeypatch, capsys) -> None:
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: False, raising=False)
+    assert main(["attach", "4711"]) == 2
+    assert "say --yes" in capsys.readouterr().err
+    assert asked == []
+
+
+@pytest.mark.parametrize("words", [["soon"], [], ["1", "2"], ["7", "--wait", "soon"]])
+def test_a_wrong_call_is_told(words: list[str], capsys) -> None:
+    assert main(["attach", *words]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_what_is_handed_over_names_the_payloads_file(asked: list[str], terminal, tmp_path: Path) -> None:
+    _answers(terminal, {"state": "waiting"})
+    main(["attach", "4711", "--yes"])
+    assert str(attach.PAYLOAD) in asked[0]
+    subprocess.run([sys.executable, "-c", f"compile({asked[0]!r}, 'line', 'exec')"], check=True)

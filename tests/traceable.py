@@ -1,0 +1,15 @@
+"""Whether gdb may be used on this machine: in a container without CAP_SYS_PTRACE it may not."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+from gpufrag.attach.permission import Caller, obstacle
+
+
+def traceable() -> str | None:
+    """Why no process can be attached to here; None where one can."""
+    if shutil.which("gdb") is None:
+        return "gdb is not installed"
+    return obstacle(os.getpid(), Caller.current())
