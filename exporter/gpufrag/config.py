@@ -78,8 +78,8 @@ class NvmlSettings:
 class MetricsSettings:
     """What /metrics holds."""
 
-    histograms: bool = True
-    """The sizes of free blocks, by pool: 32 series of a rank for each sampled moment; a large fleet may do without."""
+    detail: bool = True
+    """What no alert or rule reads too, histograms of free blocks above all: most of a rank's series."""
 
 
 @dataclass(frozen=True)

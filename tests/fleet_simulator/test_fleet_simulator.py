@@ -67,7 +67,7 @@ def test_namespaces_and_faults_are_spread():
 
 @pytest.fixture(scope="module")
 def running(films):
-    with running_server.running(Service(server.app(JOBS, films, PERIOD, histograms=False))) as found:
+    with running_server.running(Service(server.app(JOBS, films, PERIOD, detail=False))) as found:
         yield found
 
 
@@ -83,17 +83,20 @@ def test_no_such_job(running):
     assert running.get("/jobs/nobody/metrics").status_code == 404
 
 
-def test_without_histograms_there_are_none(running):
+def test_without_detail_there_are_no_histograms(running):
     assert "_bucket" not in running.get("/jobs/job-00/metrics").text
 
 
 def test_a_large_fleet_keeps_sixty_series_a_rank(films):
-    """A rank with two moments, and its device, after the relabelling of large.yml."""
+    """Those of a rank with two moments, and of its device, that large.yml keeps: the same as without detail."""
     (scrape,) = yaml.safe_load((TESTS.parent / "deploy/prometheus/large.yml").read_text())["scrape_configs"]
     drop = re.compile("|".join(row["regex"] for row in scrape["metric_relabel_configs"]))
     text = metrics.render(seen(films, HEALTHY, 600))[1].decode()
     names = [re.split("[{ ]", line)[0] for line in text.splitlines() if "rank=" in line or "uuid=" in line]
-    assert len([name for name in names if not drop.fullmatch(name)]) <= 60 * HEALTHY.ranks
+    kept = [name for name in names if not drop.fullmatch(name)]
+    assert len(kept) <= 60 * HEALTHY.ranks
+    details = {row.name for row in metrics.TABLE if row.detail}
+    assert [name for name in kept if re.sub("_(bucket|gcount|gsum)$", "", name) in details] == []
 
 
 @pytest.mark.parametrize("flags", [["--jobs", "0"], ["--ranks", "-1"], ["--play", "0s"], ["--play", "soon"]])

@@ -8,6 +8,8 @@ from prometheus_client import CollectorRegistry
 
 from gpufrag.metrics import TABLE, FleetCollector, families, render
 from gpufrag.metrics.row import COUNTER, HISTOGRAM, INFO
+from gpufrag.mixin.config import Config
+from gpufrag.mixin.rules import rule_file
 from gpufrag.view import Fleet, RankView
 
 
@@ -41,16 +43,28 @@ def test_series_carry_only_declared_labels(fleet):
         assert {label for label, _ in labels} <= declared[row]
 
 
-def test_a_rank_has_about_70_series_without_histograms(a_device, a_process):
-    one = Fleet(0.0, (RankView(a_process(a_device("train-cap4", moments=("boundary", "timer")), rank=0, steps=1)),))
-    own = [name for name, *labels in _series(one, histograms=False) if "rank" in dict(labels)]
-    print(f"{len(own)} series a rank that samples at two moments")
-    assert 60 <= len(own) <= 85
+def _own(fleet, **how):
+    return [name for name, *labels in _series(fleet, **how) if "rank" in dict(labels)]
 
 
-def test_histograms_can_be_switched_off(fleet):
-    assert not [name for name, *_ in _series(fleet, histograms=False) if "block_size" in name]
-    assert b"block_size" not in render(fleet, histograms=False)[1]
+def test_a_rank_has_at_most_60_series_without_detail(a_device, a_process):
+    """With two moments and a counted error of each cause that it knows from its life so far."""
+    one = Fleet(0.0, (RankView(a_process(a_device("train-cap4", moments=("boundary", "peak")), rank=0, steps=1)),))
+    print(f"{len(_own(one, detail=False))} of {len(_own(one))} series a rank without detail")
+    assert 50 <= len(_own(one, detail=False)) <= 60
+
+
+def test_no_rule_reads_a_detail():
+    read = rule_file(Config())
+    assert [row.name for row in TABLE if row.detail and row.name in read] == []
+
+
+def test_details_can_be_switched_off(fleet):
+    details = {row.name for row in TABLE if row.detail}
+    assert not [
+        name for name, *_ in _series(fleet, detail=False) if re.sub("_(bucket|gcount|gsum)$", "", name) in details
+    ]
+    assert b"block_size" not in render(fleet, detail=False)[1]
 
 
 def test_a_histogram_counts_every_free_block_once(fleet, golden):

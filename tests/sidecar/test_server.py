@@ -56,8 +56,8 @@ def test_a_scrape_has_every_rank(served: Running, agents: list[FakeAgent]) -> No
     assert values(answer.text, "gpufrag_steps_total") == {"0": 120, "1": 120}
 
 
-def test_histograms_can_be_left_out(tmp_path: Path, agents: list[FakeAgent]) -> None:
-    with running(sidecar(tmp_path, metrics=MetricsSettings(histograms=False)).service()) as one:
+def test_details_can_be_left_out(tmp_path: Path, agents: list[FakeAgent]) -> None:
+    with running(sidecar(tmp_path, metrics=MetricsSettings(detail=False)).service()) as one:
         without = one.get("/metrics").text
     assert "_bucket" not in without
     assert values(without, "gpufrag_up") == {"0": 1, "1": 1}

@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--nvml", action=argparse.BooleanOptionalAction, default=None, help="ask the driver too; default yes"
     )
     parser.add_argument(
-        "--histograms", action=argparse.BooleanOptionalAction, default=None, help="free-block sizes too; default yes"
+        "--detail", action=argparse.BooleanOptionalAction, default=None, help="what no alert reads too; default yes"
     )
     parser.add_argument(
         "--write-target", metavar="DIR", type=Path, help="keep a file for Prometheus' file_sd_configs there"
@@ -104,7 +104,7 @@ def configured(options: argparse.Namespace) -> ServeConfig:
             config_file=web.config_file if options.web_config is None else options.web_config,
         ),
         nvml=nvml if options.nvml is None else replace(nvml, enabled=options.nvml),
-        metrics=metrics if options.histograms is None else replace(metrics, histograms=options.histograms),
+        metrics=metrics if options.detail is None else replace(metrics, detail=options.detail),
         log=log if options.log_level is None else replace(log, level=options.log_level),
     )
 

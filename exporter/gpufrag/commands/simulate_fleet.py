@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--port", type=argument(whole(0, 65535)), default=9836, help="on the loopback address; 0 takes any free one"
     )
-    parser.add_argument("--no-histograms", dest="histograms", action="store_false", help="leave the histograms out")
+    parser.add_argument("--no-detail", dest="detail", action="store_false", help="only what alerts and rules read")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -38,7 +38,7 @@ def run(options: argparse.Namespace) -> int:
     films = {name: film(name) for name in (fleet.HEALTHY, fleet.FRAGMENTING)}
     period = fleet.Period(options.play, options.restart)
     service = runner.Service(
-        server.app(jobs, films, period, histograms=options.histograms),
+        server.app(jobs, films, period, detail=options.detail),
         started=lambda address: print(f"targets for http_sd_configs: http://{address}/targets", flush=True),
     )
     connections = 2 * options.jobs + 16  # Prometheus keeps one for each target

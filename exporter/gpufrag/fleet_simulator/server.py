@@ -23,7 +23,7 @@ def app(
     films: Mapping[str, Film],
     period: Period,
     *,
-    histograms: bool = True,
+    detail: bool = True,
     clock: Callable[[], float] = time.time,
 ) -> Starlette:
     """The jobs begin when it is made."""
@@ -35,7 +35,7 @@ def app(
             return PlainTextResponse("no such job; /targets lists them\n", 404)
         accept = request.headers.get("accept", "")
         content_type, body = await worker.run(
-            lambda: metrics.render(see(job, films, period, begun, clock()), accept, histograms=histograms)
+            lambda: metrics.render(see(job, films, period, begun, clock()), accept, detail=detail)
         )
         return Response(body, headers={"content-type": content_type})
 

@@ -48,6 +48,7 @@ ALLOCATOR: tuple[Metric[Any], ...] = (
         "gpufrag_allocator_inactive_split_bytes", GAUGE, TOTALS_POOL, lambda pool: pool.inactive_split,
         "Free bytes beside used ones in the same segment, as torch counts them: it cannot give them back to the "
         "driver. Always 0 with expandable segments; read stranded there.",
+        detail=True,
     ),
     Metric(
         "gpufrag_allocator_free_cached_bytes", GAUGE, SNAPSHOT_POOL, lambda pool: pool.free_cached,
@@ -60,6 +61,7 @@ ALLOCATOR: tuple[Metric[Any], ...] = (
     Metric(
         "gpufrag_allocator_largest_active_block_bytes", GAUGE, SNAPSHOT_POOL, lambda pool: pool.largest_active_block,
         "The largest block in use: of what size the job's requests can be.",
+        detail=True,
     ),
     Metric(
         "gpufrag_allocator_reclaimable_bytes", GAUGE, SNAPSHOT_POOL, lambda pool: pool.reclaimable,
@@ -75,15 +77,17 @@ ALLOCATOR: tuple[Metric[Any], ...] = (
         "gpufrag_allocator_segments", GAUGE, SNAPSHOT_POOL, lambda pool: pool.segments,
         "Segments that the allocator holds, each one allocation of the driver (with expandable segments: one mapped "
         "range).",
+        detail=True,
     ),
     Metric(
         "gpufrag_allocator_blocks", GAUGE, SNAPSHOT_POOL, _blocks,
         "Blocks by state: allocated (in use), awaiting_free (freed, but a stream still uses it), free.",
-        adds=("state",),
+        adds=("state",), detail=True,
     ),
     Metric(
         "gpufrag_allocator_free_block_size_bytes", HISTOGRAM, SNAPSHOT_POOL, _sizes,
         "How the free blocks are spread over sizes: much memory in small blocks is what fragmentation looks like.",
+        detail=True,
     ),
     Metric(
         "gpufrag_allocator_free_total_bytes", GAUGE, SNAPSHOT, lambda snapshot: snapshot.measured.free_total,
@@ -105,12 +109,14 @@ ALLOCATOR: tuple[Metric[Any], ...] = (
         "gpufrag_allocator_captive_bytes", GAUGE, SNAPSHOT, lambda snapshot: snapshot.measured.captive,
         "Free bytes in private pools (CUDA graphs, MemPool): only their own pool can use them; in neither free_cached "
         "nor free_total.",
+        detail=True,
     ),
     Metric(
         "gpufrag_allocator_private_pool_reserved_bytes", GAUGE, SNAPSHOT,
         lambda snapshot: snapshot.measured.private_pool_reserved,
         "Bytes of all segments of private pools (CUDA graphs, MemPool), used or not; torch counts them in reserved "
         "too.",
+        detail=True,
     ),
     Metric(
         "gpufrag_allocator_limit_bytes", GAUGE, DEVICE, _limit,
@@ -151,6 +157,7 @@ ALLOCATOR: tuple[Metric[Any], ...] = (
     Metric(
         "gpufrag_allocator_stream_syncs_total", COUNTER, TOTALS, lambda totals: totals.counters.stream_syncs,
         "Times the allocator had to wait for streams before it could flush its cache.",
+        detail=True,
     ),
     Metric(
         "gpufrag_snapshot_timestamp_seconds", GAUGE, SNAPSHOT, lambda snapshot: snapshot.time,

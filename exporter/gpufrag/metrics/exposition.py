@@ -23,20 +23,20 @@ _OPENMETRICS_VERSIONS = ("", "0.0.1", "1.0.0")
 class FleetCollector(Collector):
     """All metrics as a collector of prometheus_client, for a registry of one's own. Reads the fleet at each scrape."""
 
-    def __init__(self, read: Callable[[], Fleet], *, histograms: bool = True) -> None:
+    def __init__(self, read: Callable[[], Fleet], *, detail: bool = True) -> None:
         self._read = read
-        self._histograms = histograms
+        self._detail = detail
 
     def collect(self) -> Iterable[Family]:
-        return families(self._read(), histograms=self._histograms)
+        return families(self._read(), detail=self._detail)
 
     def describe(self) -> Iterable[Family]:
         return empty_families()
 
 
-def render(fleet: Fleet, accept: str = "", *, histograms: bool = True) -> tuple[str, bytes]:
+def render(fleet: Fleet, accept: str = "", *, detail: bool = True) -> tuple[str, bytes]:
     """(content type, body) for the Accept header `accept`: OpenMetrics where it is preferred, else text 0.0.4."""
-    return write(FleetCollector(lambda: fleet, histograms=histograms), accept)
+    return write(FleetCollector(lambda: fleet, detail=detail), accept)
 
 
 def write(collector: Collector, accept: str = "") -> tuple[str, bytes]:

@@ -34,12 +34,15 @@ _BUCKETS = (*map(floatToGoString, SIZE_BOUNDS), "+Inf")
 _CEILING = 1 << 63
 
 
-def families(fleet: Fleet, *, histograms: bool = True) -> Iterator[Family]:
-    """The families that have a series, in the order of TABLE. A figure that no memory or clock can have is absent."""
+def families(fleet: Fleet, *, detail: bool = True) -> Iterator[Family]:
+    """The families that have a series, in the order of TABLE; without `detail`, only of rows that are none.
+
+    A figure that no memory or clock can have is absent.
+    """
     everyone = scene_of(fleet)
     living = everyone.living()
     for row in TABLE:
-        if histograms or row.kind != HISTOGRAM:
+        if detail or not row.detail:
             scene = everyone if row.shown_of_the_dead else living
             family = _family(row)
             family.samples.extend(_samples(row, scene.places(row.source)))

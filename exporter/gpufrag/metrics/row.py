@@ -43,6 +43,8 @@ class Metric(Generic[T]):
     adds: tuple[str, ...] = ()
     outlives: bool = False
     """Whether it is shown of a process that has ended, for as long as its last words are kept."""
+    detail: bool = False
+    """Whether it is for those who dig, and no alert or rule reads it: a large fleet may do without."""
 
     @property
     def labels(self) -> tuple[str, ...]:

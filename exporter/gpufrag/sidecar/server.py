@@ -42,7 +42,7 @@ class Sidecar:
         self._worker = Worker("gpufrag-scrape")
         self._folder = folder(config)
         self._source = _source(config, self._folder)
-        self._histograms = config.metrics.histograms
+        self._detail = config.metrics.detail
 
     def service(self) -> Service:
         """What the runner is to run."""
@@ -82,7 +82,7 @@ class Sidecar:
         return PlainTextResponse(f"ready, but ranks denied: {denied}; {DENIED}\n" if denied else "ready\n")
 
     def _scrape(self, accept: str, zipped: bool) -> tuple[str, bytes]:
-        content_type, body = _render(self._source.read(), accept, self._histograms)
+        content_type, body = _render(self._source.read(), accept, self._detail)
         return content_type, gzip.compress(body, GZIP_LEVEL, mtime=0) if zipped else body
 
     async def _keep_reading(self) -> None:
@@ -104,7 +104,7 @@ class Sidecar:
         old, self._source = self._source, _source(config, folder)
         self._source.waiting_for = old.waiting_for
         old.close()
-        self._folder, self._histograms = folder, config.metrics.histograms
+        self._folder, self._detail = folder, config.metrics.detail
         logging.getLogger().setLevel(config.log.level.upper())
 
 
@@ -112,15 +112,15 @@ def _source(config: ServeConfig, folder: Path) -> FleetSource:
     return FleetSource(folder, config.folder, nvml_collector(config.nvml))
 
 
-def _render(fleet: Fleet, accept: str, histograms: bool) -> tuple[str, bytes]:
+def _render(fleet: Fleet, accept: str, detail: bool) -> tuple[str, bytes]:
     try:
-        return metrics.render(fleet, accept, histograms=histograms)
+        return metrics.render(fleet, accept, detail=detail)
     except Exception as error:  # one rank's odd figure must not hide the others, nor that something is wrong
         log.exception("the metrics could not be rendered")
         failed = CollectorResult(False, None, f"a fault in gpufrag itself ({type(error).__name__}: {error})")
         ranks = tuple(rank for rank in fleet.ranks if _renders(Fleet(fleet.time, (rank,))))
         collectors = {**fleet.collectors, "render": failed}
-        return metrics.render(Fleet(fleet.time, ranks, (), collectors, fleet.skipped), accept, histograms=histograms)
+        return metrics.render(Fleet(fleet.time, ranks, (), collectors, fleet.skipped), accept, detail=detail)
 
 
 def _renders(fleet: Fleet) -> bool:
