@@ -29,6 +29,7 @@ def allow(it: Scene, rules: Any) -> None:
 def everything(it: Scene) -> None:
     """All that the restarter does to a job of this kind."""
     resolve(it.cluster, manifests.NAMESPACE, it.resolved.pod.name)
+    assert it.target.pods(it.cluster, it.resolved.owner)  # each is asked for a checkpoint
     it.restart()
     it.cluster.create_event(Event(it.resolved.owner.ref, "Restarted", "", at_s=0.0))
     assert [one.annotations[PHASE] for one in it.cluster.list_marked(it.target.kind, manifests.NAMESPACE)]

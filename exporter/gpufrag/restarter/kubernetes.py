@@ -6,6 +6,7 @@ server calls it outdated. Requests are spelled out here, so that what is sent ca
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 import time
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import yaml
 from lightkube.config.client_adapter import ConnectionParams
 from lightkube.config.kubeconfig import KubeConfig, SingleConfig
 from lightkube.core.exceptions import ConfigError
@@ -33,6 +35,8 @@ PAGE = 500
 """Objects of one list request."""
 MAX_ANSWER = 64 << 20
 """Bytes; a page of pods is some 10 MiB at most."""
+_NO_KUBECONFIG = (ConfigError, OSError, AttributeError, LookupError, TypeError, ValueError, yaml.YAMLError)
+"""What the library raises for a file that is not there, or is something else."""
 NOTHING: Mapping[str, str] = {}
 NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 
@@ -46,11 +50,12 @@ def connect(kubeconfig: Path | None = None, context: str | None = None, timeout_
         found = KubeConfig.from_file(kubeconfig) if kubeconfig else KubeConfig.from_env()
         config = found.get(context)
         if config is None or config.user is None:
-            raise UsageError(f"{kubeconfig or 'the kubeconfig'}: its context names no user: add one")
+            raise ConfigError("its context names no user")
         return KubernetesCluster(config, timeout_s)
-    except (ConfigError, OSError, KeyError, TypeError, ValueError) as error:
-        where = kubeconfig or "no cluster"
-        raise UsageError(f"{where}: {error}; name a good file by --kubeconfig, or run in a pod") from error
+    except _NO_KUBECONFIG as error:
+        told = " ".join(f"{error}".split()) if isinstance(error, (ConfigError, OSError)) else "it is no kubeconfig"
+        where = kubeconfig or os.environ.get("KUBECONFIG") or "no cluster"
+        raise UsageError(f"{where}: {told}; name a good file by --kubeconfig, or run in a pod") from error
 
 
 class KubernetesCluster:
