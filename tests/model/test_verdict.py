@@ -82,6 +82,13 @@ def test_free_memory_that_was_refused_points_to_a_limit_nobody_told() -> None:
     assert "limit" in found.missing[0]
 
 
+def test_a_limit_is_not_guessed_on_a_full_device() -> None:
+    """The driver's last megabytes cannot always be had."""
+    facts = Facts(32 * MIB, driver_free=41 * MIB, size=4 * GIB, reserved=2 * GIB, allocated=2 * GIB)
+    assert judge(facts).cause is Cause.UNKNOWN
+    assert judge(replace(facts, driver_free=410 * MIB)).cause is Cause.LIMIT
+
+
 def test_sums_alone_prove_fragmentation_and_say_what_they_lack() -> None:
     found = judge(DEVICE)
     assert found.evidence[0] == "11.0 GiB was free in all, enough for 2.00 GiB, but not in one piece"

@@ -12,6 +12,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from ..units import format_bytes
+from .evidence import figures, told
 from .facts import Facts
 from .reach import Driver
 from .remedies import next_step
@@ -50,7 +51,7 @@ def judge(facts: Facts) -> Verdict:
     need = facts.requested or 0
     rule = next(rule for rule in RULES if rule.holds(facts, need))
     advice = rule.advice or next_step(rule.cause.value, facts.allocator, facts.expandable)
-    evidence = (rule.reason.format_map(_told(facts, need)), *_figures(facts))
+    evidence = (rule.reason.format_map(told(facts)), *figures(facts))
     if rule.cause is Cause.FRAGMENTATION and _nearly_full(facts):
         evidence = (*evidence, f"less than {NEARLY_FULL:.0%} of the memory is free: it is nearly full as well")
         advice = f"ask for less as well; {advice}"
@@ -78,13 +79,17 @@ def _larger_than_device(facts: Facts, need: int) -> bool:
 
 
 def _served_now(facts: Facts, need: int) -> bool:
-    if facts.largest_allocatable is not None:
-        return need <= facts.largest_allocatable
-    return facts.limit is not None and _driver_has_it(facts, need) and _limit_allows_it(facts, need)
+    return facts.largest_allocatable is not None and need <= facts.largest_allocatable
 
 
 def _unseen_limit(facts: Facts, need: int) -> bool:
-    return facts.largest_allocatable is None and facts.limit is None and _driver_has_it(facts, need)
+    """A limit leaves much of the device free; where little is, the driver's figure is too coarse to prove one."""
+    little = facts.driver_free is not None and facts.size is not None and facts.driver_free < NEARLY_FULL * facts.size
+    return facts.largest_allocatable is None and facts.limit is None and not little and _driver_has_it(facts, need)
+
+
+def _driver_could(facts: Facts, need: int) -> bool:
+    return facts.largest_allocatable is None and _driver_has_it(facts, need) and _limit_allows_it(facts, need)
 
 
 def _driver_has_it(facts: Facts, need: int) -> bool:
@@ -154,8 +159,7 @@ RULES = (
     Rule(
         Cause.UNKNOWN,
         _served_now,
-        "by these figures {need} would be served: it was asked for on another stream, in a private pool, or memory "
-        "came free since",
+        "{need} would be served now: it was asked for on another stream, in a private pool, or memory came free since",
         "the stream and the pool of the request",
     ),
     Rule(
@@ -163,6 +167,12 @@ RULES = (
         _unseen_limit,
         "the driver had {driver} free for a request of {need}, and needs no contiguous memory: a limit refused it",
         "the process's limit, which was not told; without one, memory came free right after the failure",
+    ),
+    Rule(
+        Cause.UNKNOWN,
+        _driver_could,
+        "the driver had {driver} free for a request of {need}: it came free right after, or cannot be had in full",
+        "what the driver had at the very moment of the failure",
     ),
     Rule(Cause.FRAGMENTATION, _fits_together, "{total} was free in all, enough for {need}, but not in one piece"),
     Rule(
@@ -182,41 +192,6 @@ RULES = (
     Rule(Cause.CAPACITY, _always, "{need} would not fit if all {total} of free memory lay in one piece"),
 )
 """In order: what was said outright, what cannot be, what fits, what stands in the way."""
-
-
-def _told(facts: Facts, need: int) -> dict[str, str]:
-    total = facts.cached if facts.ceiling() is None else facts.ceiling()
-    sizes = {
-        "need": need,
-        "total": total,
-        "driver": facts.driver_free,
-        "limit": facts.limit,
-        "foreign": facts.foreign,
-        "unexplained": facts.unexplained,
-    }
-    return {name: "an unknown amount" if size is None else format_bytes(size) for name, size in sizes.items()}
-
-
-FIGURES = (
-    ("largest_allocatable", "the largest request that would have succeeded is {}"),
-    ("largest_free_block", "the largest free block is {}"),
-    ("free_cached", "the allocator's cache holds {} free"),
-    ("captive", "{} lies free in private pools (CUDA graphs, MemPool), which alone can use it"),
-    ("driver_free", "the driver has {} free"),
-    ("size", "the device has {}"),
-    ("limit", "this process may hold {}"),
-    ("reserved", "the allocator holds {}"),
-    ("allocated", "live tensors take {}"),
-    ("others", "other processes hold {}"),
-)
-"""The further evidence, as far as it is known."""
-
-
-def _figures(facts: Facts) -> Iterator[str]:
-    for name, text in FIGURES:
-        size = getattr(facts, name)
-        if size is not None and (size or name not in ("captive", "others")):
-            yield text.format(format_bytes(size))
 
 
 def _missing(rule: Rule, facts: Facts, need: int) -> Iterator[str]:

@@ -13,6 +13,7 @@ from .sizes import SIZE, Size, read_size
 
 _NEED = re.compile(f"Tried to allocate {SIZE}(?=[. (]|$)")
 _ENDS = ("by PyTorch)", " cached)", "PyTorch but unallocated", "on private pool", "on shared pool")
+_ANOTHER = ("Tried to allocate", "ut of memory", "Traceback (most", '  File "')
 _MOST_LINES = 4
 """That a terminal may have wrapped a message to."""
 _LONGEST = 8000
@@ -55,8 +56,8 @@ class TorchMessage:
         return _NEED.search(text) is not None and ("out of memory" in text or "GPU " in text)
 
     def take(self, text: str) -> bool:
-        if "Tried to allocate" in text or "Traceback (most" in text or '  File "' in text:
-            self.done = True
+        self.done = any(sign in text for sign in _ANOTHER)
+        if self.done:
             return False
         self._lines += 1
         self._text += " " + text
