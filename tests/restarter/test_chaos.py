@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from gpufrag.restarter.checkpoint import Checkpoint, Waiting
 from gpufrag.restarter.errors import Away, ClusterError, Conflict, Denied, TooMany
 from gpufrag.restarter.owners import Resolved
-from memory_cluster import Killed, fail_at
-from worker_rig import Rig
+from restarter.memory_cluster import Killed, fail_at
+from restarter.worker_rig import Rig
 
 CLAIM_LASTS_S = 1300.0
 BEFORE = [Away("503"), Away("503", 7.0), Conflict("409"), TooMany("429", 3.0), Denied("401")]

@@ -10,8 +10,8 @@ from gpufrag.restarter import metrics
 from gpufrag.restarter.checkpoint import Checkpoint, CheckpointFailed, Waiting
 from gpufrag.restarter.owners import Resolved
 from gpufrag.restarter.settings import CheckpointSettings, RestarterConfig
-from memory_cluster import Job, MemoryCluster
-from worker_rig import LIVE, START_S, Rig, alert
+from restarter.memory_cluster import Job, MemoryCluster
+from restarter.worker_rig import LIVE, START_S, Rig, alert
 
 
 def test_a_job_is_restarted_once() -> None:

@@ -12,7 +12,7 @@ from gpufrag.restarter.alerts import Alert
 from gpufrag.restarter.checkpoint import Checkpointer
 from gpufrag.restarter.clock import Clock
 from gpufrag.restarter.settings import PolicySettings, RestarterConfig
-from memory_cluster import NAMESPACE, Killed, MemoryCluster
+from restarter.memory_cluster import NAMESPACE, Killed, MemoryCluster
 
 START_S = 1_800_000_000.0
 LIVE = PolicySettings(dry_run=False, namespaces=(NAMESPACE,))

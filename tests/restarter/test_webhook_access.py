@@ -1,0 +1,120 @@
+"""Who is let in at the port that Alertmanager calls: tokens, users, certificates; and nobody else."""
+
+from __future__ import annotations
+
+import contextlib
+import ssl
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import bcrypt
+import httpx
+import pytest
+
+from gpufrag.errors import BadInput, Unavailable
+from gpufrag.web.bearer import TokenFile
+from restarter.webhook_bodies import body
+from restarter.worker_rig import Rig
+from running_server import PATIENCE, Running, running
+
+TOKEN = "an-honest-token-of-some-length"
+
+
+@pytest.fixture
+def rig() -> Rig:
+    return Rig()
+
+
+@pytest.fixture
+def serve(rig: Rig) -> Iterator[Callable[..., Running]]:
+    """Serves the rig's webhook; keyword arguments are `token` and WebSettings."""
+    with contextlib.ExitStack() as stack:
+
+        def start(token: Path | None = None, **settings: Any) -> Running:
+            service = replace(rig.webhook.service(), token=TokenFile(token) if token else None)
+            return stack.enter_context(running(service, **settings))
+
+        yield start
+
+
+def post(server: Running, content: bytes, path: str = "/v1/alerts", **arguments: Any) -> httpx.Response:
+    return httpx.post(server.url(path), content=content, trust_env=False, timeout=PATIENCE, **arguments)
+
+
+def bearer(token: str) -> dict[str, dict[str, str]]:
+    return {"headers": {"authorization": f"Bearer {token}"}}
+
+
+@pytest.fixture
+def token(tmp_path: Path) -> Path:
+    path = tmp_path / "token"
+    path.write_text(f"{TOKEN}\n")
+    return path
+
+
+@pytest.mark.parametrize("path", ["/", "/v1/alerts", "/v1/decisions", "/v1/circuit/close", "/none"])
+def test_strangers_are_not_let_in_anywhere(serve: Any, token: Path, path: str) -> None:
+    server = serve(token)
+    for arguments in (
+        {},
+        bearer("wrong-token-of-the-same-length"),
+        {"auth": ("user", TOKEN)},
+        {"headers": {"authorization": "Bearer"}},
+    ):
+        assert post(server, body(), path, **arguments).status_code == 401
+        assert server.get(path, **arguments).status_code == 401
+
+
+def test_a_token_lets_in(serve: Any, token: Path) -> None:
+    assert post(serve(token), body(), **bearer(TOKEN)).status_code == 202
+
+
+def test_a_token_is_replaced_without_a_restart(serve: Any, token: Path) -> None:
+    server = serve(token)
+    new = "another-token-of-some-length"
+    token.write_text(f"{TOKEN}\n{new}\n")
+    assert {post(server, body(), **bearer(one)).status_code for one in (TOKEN, new)} == {202}
+    token.write_text(new)
+    assert post(server, body(), **bearer(TOKEN)).status_code == 401
+    token.unlink()
+    assert post(server, body(), **bearer(new)).status_code == 401
+
+
+def test_users_of_the_web_config_are_let_in_beside_the_token(serve: Any, token: Path, tmp_path: Path) -> None:
+    hashed = bcrypt.hashpw(b"secret", bcrypt.gensalt(4)).decode()
+    web = tmp_path / "web.yml"
+    web.write_text(f"basic_auth_users: {{am: '{hashed}'}}")
+    server = serve(token, config_file=web)
+    assert post(server, body(), auth=("am", "secret")).status_code == 202
+    assert post(server, body(), auth=("am", "wrong")).status_code == 401
+    assert post(server, body(), **bearer(TOKEN)).status_code == 202
+
+
+def test_tls_and_a_client_s_certificate(serve: Any, tmp_path: Path, certificate: Any, make_certificate: Any) -> None:
+    client = make_certificate("alertmanager")
+    keys = f"cert_file: {certificate.cert}, key_file: {certificate.key}, client_ca_file: {client.cert}"
+    web = tmp_path / "web.yml"
+    web.write_text(f"tls_server_config: {{{keys}, client_auth_type: RequireAndVerifyClientCert}}")
+    server = serve(config_file=web)
+    context = ssl.create_default_context(cafile=str(certificate.cert))
+    with pytest.raises(httpx.TransportError):
+        httpx.post(server.url("/v1/alerts", "https"), content=body(), verify=context, trust_env=False, timeout=PATIENCE)
+    context.load_cert_chain(client.cert, client.key)
+    answer = httpx.post(server.url("/v1/alerts", "https"), content=body(), verify=context, trust_env=False)
+    assert answer.status_code == 202
+
+
+@pytest.mark.parametrize("text", ["", "\n\n", "short", f"{TOKEN}\nshort\n"])
+def test_a_file_without_a_good_token_is_said_so(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "token"
+    path.write_text(text)
+    with pytest.raises(BadInput, match="a token of at least 16 characters"):
+        TokenFile(path).check()
+    assert not TokenFile(path).admits(b"Bearer short")
+
+
+def test_a_token_file_that_is_missing_is_said_so(tmp_path: Path) -> None:
+    with pytest.raises(Unavailable, match="token: No such file"):
+        TokenFile(tmp_path / "token").check()
