@@ -1,4 +1,4 @@
-"""What deploy/ holds, as the programs see it that people will hand it to: helm, kustomize, the schemas of Kubernetes."""
+"""What deploy/ holds, as those see it whom people will hand it to: helm, kustomize, the schemas of Kubernetes."""
 
 from __future__ import annotations
 
@@ -99,6 +99,17 @@ def pods(value: Any) -> Iterator[Manifest]:
     elif isinstance(value, list):
         for inner in value:
             yield from pods(inner)
+
+
+def lost(before: Any, after: Any, where: str = "") -> list[str]:
+    """What is in `before` and not in `after`; in lists of named things the name counts, not the place."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        return [fault for key, value in before.items() for fault in lost(value, after.get(key), f"{where}/{key}")]
+    if isinstance(before, list) and isinstance(after, list) and all(isinstance(item, dict) for item in before):
+        known = {item.get("name", item.get("mountPath")): item for item in after}
+        pairs = [(item, known.get(item.get("name", item.get("mountPath")))) for item in before]
+        return [fault for item, other in pairs for fault in lost(item, other, f"{where}/{item.get('name')}")]
+    return [] if before == after else [where]
 
 
 def restricted(pod: Manifest) -> list[str]:

@@ -1,4 +1,4 @@
-"""What the chart has from elsewhere is that, and no copy that went its own way: rules, dashboards, rights, relabelling."""
+"""What the chart has from elsewhere is no copy that went its own way: rules, dashboards, rights, relabelling."""
 
 from __future__ import annotations
 

@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
 
 import pytest
 import yaml
 
 from gpufrag import __version__
 from helpers import kept
-from manifests import KUBERNETES, NEWEST, OLDEST, Manifest, check, documents, is_core, kustomize, pods, read, restricted
+from manifests import (
+    KUBERNETES,
+    NEWEST,
+    OLDEST,
+    Manifest,
+    check,
+    documents,
+    is_core,
+    kustomize,
+    lost,
+    pods,
+    read,
+    restricted,
+)
 
 COMPONENT = KUBERNETES / "sidecar"
 EXAMPLES = sorted(path.parent.name for path in (KUBERNETES / "examples").glob("*/kustomization.yaml"))
@@ -67,19 +80,8 @@ def example(name: str) -> list[Manifest]:
     return [row for resource in read(folder / "kustomization.yaml")["resources"] for row in all_of(folder / resource)]
 
 
-def all_of(path: Any) -> list[Manifest]:
+def all_of(path: Path) -> list[Manifest]:
     return documents(path.read_text(encoding="utf-8"))
-
-
-def lost(before: Any, after: Any, where: str = "") -> list[str]:
-    """What is in `before` and not in `after`; in lists of named things the name counts, not the place."""
-    if isinstance(before, dict) and isinstance(after, dict):
-        return [fault for key, value in before.items() for fault in lost(value, after.get(key), f"{where}/{key}")]
-    if isinstance(before, list) and isinstance(after, list) and all(isinstance(item, dict) for item in before):
-        known = {item.get("name", item.get("mountPath")): item for item in after}
-        pairs = [(item, known.get(item.get("name", item.get("mountPath")))) for item in before]
-        return [fault for item, other in pairs for fault in lost(item, other, f"{where}/{item.get('name')}")]
-    return [] if before == after else [where]
 
 
 @pytest.mark.real
