@@ -20,7 +20,7 @@ def current(snapshots: Iterable[Snapshot], now: float, window: float) -> tuple[S
     The worst moment of a job is what is judged, so that one that no longer comes would be judged for ever.
     """
     found = sorted(snapshots, key=lambda snapshot: snapshot.at)
-    latest = max((snapshot.time for snapshot in found), default=now)
+    latest = max((min(now, snapshot.time) for snapshot in found), default=now)  # the clock may have been set back
     counted = max(window, WINDOW)
     return tuple(
         snapshot
