@@ -56,7 +56,7 @@ def run(options: argparse.Namespace) -> int:
     gc.collect()
     gc.freeze()  # what is loaded by now stays: no collection during a scrape need look at it
     with _announced(sidecar.service(), options.write_target) as service:
-        runner.run(_then(service, hang_up_again), config.web)
+        runner.run(_telling(service, hang_up_again), config.web)
     return 0
 
 
@@ -67,12 +67,12 @@ def _hold_hangups() -> Callable[[Address], None]:
     return lambda address: signal.raise_signal(held[0]) if held else None
 
 
-def _then(service: Service, also: Callable[[Address], None]) -> Service:
-    """The service, which tells `also` where it listens."""
+def _telling(service: Service, also: Callable[[Address], None]) -> Service:
+    """The service, which tells `also` where it listens, before it tells anybody else."""
 
     def started(address: Address) -> None:
-        service.started(address)
         also(address)
+        service.started(address)
 
     return replace(service, started=started)
 
@@ -86,7 +86,7 @@ def _announced(service: Service, folder: Path | None) -> Iterator[Service]:
     from ..sidecar import target_file
 
     with target_file.kept(folder) as announce:
-        yield _then(service, announce)
+        yield _telling(service, announce)
 
 
 def configured(options: argparse.Namespace) -> ServeConfig:
