@@ -13,6 +13,7 @@ from gpufrag.metrics import TABLE
 from gpufrag.mixin import outputs, recording, rules
 from gpufrag.mixin.alert import AWAITED
 from gpufrag.mixin.config import Config, Thresholds, Timing, changed
+from gpufrag.restarter.metrics import ROWS
 from helpers import TESTS, kept
 from promtool import EVERYTHING
 
@@ -25,6 +26,7 @@ CHECKED_IN = {
 RULES = [rule for group in rules.groups(EVERYTHING) for rule in group["rules"]]
 ALERTS = [rule for rule in RULES if "alert" in rule]
 RECORDED = {rule["record"] for rule in RULES if "record" in rule}
+EXPORTED = {row.name for row in TABLE} | {row.name for row in ROWS}
 HEADINGS = ["What it means", "How to confirm", "What to do", "When to ignore it"]
 
 
@@ -42,13 +44,13 @@ def named_in(text: str) -> set[str]:
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.get("alert") or rule["record"])
 def test_every_name_is_of_the_table_or_recorded_or_awaited(rule):
-    known = {row.name for row in TABLE} | RECORDED | AWAITED.keys()
+    known = EXPORTED | RECORDED | AWAITED.keys()
     texts = [rule["expr"], *rule.get("annotations", {}).values()]
     assert named_in(" ".join(texts)) - known == set()
 
 
 def test_what_has_come_is_not_awaited():
-    assert AWAITED.keys() & {row.name for row in TABLE} == set()
+    assert AWAITED.keys() & EXPORTED == set()
 
 
 def test_what_is_awaited_is_asked_for():

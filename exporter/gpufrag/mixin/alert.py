@@ -12,7 +12,6 @@ RESTART: Mapping[str, str] = {"gpufrag_action": "restart"}
 
 AWAITED: Mapping[str, str] = {
     "gpufrag_leak_bytes_per_step": "the detection of leaks",
-    "gpufrag_restarter_circuit_open": "the restarter",
 }
 """Metrics that rules name and metrics.TABLE has not, and what brings them. Until then such an expression is empty."""
 
