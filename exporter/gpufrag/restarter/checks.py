@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import ssl
+import time
 import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Mapping
+from http.client import HTTPException, HTTPResponse
 from typing import Any
 
 from ..errors import Unavailable
@@ -35,7 +37,7 @@ def check(alert: Alert, settings: PrometheusSettings, query: Query) -> Skip | No
         age_s = query(f"time() - max(timestamp({SAMPLE}{matchers(chosen)}))")
     except NoAnswer as error:
         return Skip(reasons.UNCHECKED, str(error))
-    if age_s is None or age_s > settings.max_sample_age:
+    if age_s is None or not age_s <= settings.max_sample_age:  # nor may it be no number
         return Skip(reasons.STALE, "there is none" if age_s is None else f"{age_s:.0f} s")
     return None
 
@@ -57,21 +59,21 @@ class Prometheus:
         """Raises Unavailable for a `ca_file` that cannot be used."""
         self._settings = settings
         try:
-            self._context = ssl.create_default_context(cafile=settings.ca_file) if settings.ca_file else None
+            context = ssl.create_default_context(cafile=settings.ca_file) if settings.ca_file else None
         except OSError as error:  # SSLError is one
             raise Unavailable(f"prometheus.ca_file: {error}; it is to hold certificates of authorities") from None
+        self._open = urllib.request.build_opener(_NoRedirect, urllib.request.HTTPSHandler(context=context)).open
 
     def __call__(self, query: str) -> float | None:
         """The value of the only series of an instant query, or None where there is no series. Raises NoAnswer."""
         try:
-            with urllib.request.urlopen(
-                self._request(query), timeout=self._settings.timeout, context=self._context
-            ) as answer:
-                return _value(json.loads(answer.read(MAX_ANSWER)))
+            deadline = time.monotonic() + self._settings.timeout
+            with self._open(self._request(query), timeout=self._settings.timeout) as answer:
+                return _value(json.loads(_read(answer, deadline)))
         except urllib.error.HTTPError as error:
             with error:
                 raise NoAnswer(f"Prometheus answered {error.code}") from None
-        except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
+        except (OSError, HTTPException, ValueError, KeyError, IndexError, TypeError) as error:
             raise NoAnswer(f"{type(error).__name__}: {error}") from None
 
     def _request(self, query: str) -> urllib.request.Request:
@@ -82,6 +84,23 @@ class Prometheus:
             token = self._settings.bearer_file.read_text(encoding="utf-8").strip()
             request.add_header("Authorization", f"Bearer {token}")
         return request
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """The token is for the address that was configured, and no other."""
+
+    def redirect_request(self, *arguments: Any, **keywords: Any) -> None:
+        return None
+
+
+def _read(answer: HTTPResponse, deadline_s: float) -> bytes:
+    """All of it; the time-out of a socket bounds each wait, and not all of them together."""
+    content = b""
+    while chunk := answer.read1(64 << 10):
+        content += chunk
+        if len(content) > MAX_ANSWER or time.monotonic() > deadline_s:
+            raise ValueError("the answer has no end")
+    return content
 
 
 def _value(answer: Any) -> float | None:
