@@ -84,7 +84,14 @@ class Peaks:
 
     def follow(self, interrupted: Callable[[], bool], rest: Callable[[float], object]) -> None:
         """Until the step is over, or `interrupted`: then it may be called again. `rest` is a sleep that may be cut."""
-        self._learn()
+        try:
+            self._learn()
+            self._look(interrupted, rest)
+        except Exception:
+            self._step = None  # what cannot be read now is not asked at once again
+            raise
+
+    def _look(self, interrupted: Callable[[], bool], rest: Callable[[float], object]) -> None:
         while (step := self._step) is not None and not interrupted():
             level, took = self._read(step.device)
             if level is not None and step.following.see(level, self._clocks.monotonic(), took):

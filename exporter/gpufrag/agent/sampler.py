@@ -99,10 +99,19 @@ class Sampler:
         if self._peaks is None or not self._peak_is_next:
             self._peak_is_next = True
             self.take("boundary")
-        elif (device := self._fullest()) is None or not self._peaks.begin(device):
-            self._peak_is_next = False
-            self.schedule.leave_to_chance(now)
+        else:
+            self._begin_to_follow(self._peaks, now)
         return True
+
+    def _begin_to_follow(self, peaks: Peaks, now: float) -> None:
+        begun = False
+        try:
+            device = self._fullest()
+            begun = device is not None and peaks.begin(device)
+        finally:  # after an error too, or it would be tried again at each step
+            if not begun:
+                self._peak_is_next = False
+                self.schedule.leave_to_chance(now)
 
     def _fullest(self) -> int | None:
         peaks = {reading.device: reading.totals.peak_active for reading in self._readings if reading.totals}
