@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpufrag.agent.moments import ALONE, BESIDE, current
+from gpufrag.agent.moments import ALONE, BESIDE, WINDOW, current
+from gpufrag.mixin.config import Timing
 from gpufrag.model.fragmentation import measure
 from gpufrag.model.heap import Heap
 from gpufrag.model.reach import Driver
@@ -43,6 +44,10 @@ def test_where_snapshots_are_dear_and_rare_they_are_current_for_longer() -> None
 
 def test_short_windows_do_not_make_moments_flicker() -> None:
     assert left(shots(boundary=50, timer=0), window=0.05) == ["boundary", "timer"]
+
+
+def test_one_snapshot_does_not_last_until_the_restart_trigger_fires() -> None:
+    assert ALONE * WINDOW + Timing().window < Timing().hold
 
 
 @given(st.lists(st.floats(-100, 1000), max_size=3), st.floats(0.01, 1000))

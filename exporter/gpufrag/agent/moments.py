@@ -8,8 +8,8 @@ from ..sample import Snapshot
 
 BESIDE = 6
 """Windows. Boundary and peak take turns: two that should have come have not."""
-ALONE = 30
-"""Windows without any snapshot. The last one is kept for long: it may be why there is none."""
+ALONE = 15
+"""Windows without any snapshot, though each should have one: what the last one says may not hold any more."""
 WINDOW = 10.0
 """Seconds that a window counts, at the least."""
 
