@@ -6,7 +6,7 @@ import ast
 import inspect
 import re
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from itertools import pairwise
 from pathlib import Path
 
@@ -128,31 +128,38 @@ def test_usage_is_2_and_failure_1(load: Load) -> None:
     assert codes == [2, 1]
 
 
-def numbers() -> set[str]:
-    """The place of every number that a config file can set."""
-    subjects = {field.name: getattr(ServeConfig(), field.name) for field in fields(ServeConfig)}
-    return {
-        f"{subject}.{field.name}"
-        for subject, record in subjects.items()
-        for field in fields(record)
-        if type(getattr(record, field.name)) in (int, float)
-    }
+def numbers(record: type) -> set[str]:
+    """The fields of a subject that hold a number."""
+    return {field.name for field in fields(record) if type(getattr(record(), field.name)) in (int, float)}
 
 
-def test_every_number_has_a_range() -> None:
-    assert numbers() == set(config.RANGES)
+SUBJECTS = {field.name: type(getattr(ServeConfig(), field.name)) for field in fields(ServeConfig)}
+PLACES = [(name, key) for name, record in SUBJECTS.items() for key in config.RANGES.get(record, ())]
 
 
-@pytest.mark.parametrize("place", config.RANGES)
-def test_a_number_out_of_its_range_is_refused(load: Load, place: str) -> None:
-    subject, key = place.split(".")
-    least, most, show = config.RANGES[place]
+@pytest.mark.parametrize("record", SUBJECTS.values())
+def test_every_number_has_a_range(record: type) -> None:
+    assert numbers(record) == set(config.RANGES.get(record, ()))
+
+
+@pytest.mark.parametrize(("subject", "key"), PLACES)
+def test_a_number_out_of_its_range_is_refused(load: Load, subject: str, key: str) -> None:
+    least, most, show = config.RANGES[SUBJECTS[subject]][key]
     below = [] if least == 1 else [least / 2]  # that a count is no 0 is told otherwise
     for value in [*below, int(most * 2)]:
         with pytest.raises(UsageError) as caught:
             load(f"{subject}: {{{key}: {value}}}")
-        told = f"gpufrag.yaml: {place} is {show(value)}: from {show(least)} to {show(most)} belongs here"
+        told = f"gpufrag.yaml: {subject}.{key} is {show(value)}: from {show(least)} to {show(most)} belongs here"
         assert str(caught.value).endswith(told)
+
+
+def test_a_subject_of_another_program_has_the_same_ranges() -> None:
+    @dataclass(frozen=True)
+    class Other:
+        inward: config.WebSettings
+
+    with pytest.raises(UsageError, match=r"inward\.max_requests is 10001: from 1 to 10000 belongs here"):
+        config.require_ranges(Other(config.WebSettings(max_requests=10_001)))
 
 
 def test_a_file_that_could_not_be_read_within_the_whole_is_refused(load: Load) -> None:

@@ -6,7 +6,7 @@ Each field's docstring gives its unit, its meaning and why the default is what i
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -101,34 +101,44 @@ class Range(NamedTuple):
     most: float
     show: Callable[[Any], str]
 
+    def require(self, value: float, place: str) -> None:
+        """Raises UsageError for a value, at a place of the file, that is not within."""
+        if not self.least <= value <= self.most:
+            wanted = f"from {self.show(self.least)} to {self.show(self.most)} belongs here"
+            raise UsageError(f"{place} is {self.show(value)}: {wanted}")
+
 
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86400.0
-RANGES = {
-    "folder.max_processes": Range(1, 100_000, str),
-    "folder.max_file_size": Range(1 << 10, MAX_BYTES, format_bytes),
-    "folder.max_total_size": Range(1 << 10, 16 << 30, format_bytes),
-    "folder.last_words": Range(0.1, 30 * DAY, format_duration),
-    "folder.deadline": Range(0.01, 5 * MINUTE, format_duration),
-    "folder.reports": Range(1, 365 * DAY, format_duration),
-    "folder.max_reports": Range(1, 10_000, str),
-    "web.max_requests": Range(1, 10_000, str),
-    "web.max_connections": Range(1, 100_000, str),
-    "web.max_header_size": Range(1 << 10, 1 << 20, format_bytes),
-    "web.request_timeout": Range(0.1, HOUR, format_duration),
-    "web.keep_alive": Range(0.1, DAY, format_duration),
-    "web.drain_timeout": Range(0.1, 10 * MINUTE, format_duration),
-    "nvml.deadline": Range(0.01, 5 * MINUTE, format_duration),
+RANGES: dict[type, dict[str, Range]] = {
+    FolderSettings: {
+        "max_processes": Range(1, 100_000, str),
+        "max_file_size": Range(1 << 10, MAX_BYTES, format_bytes),
+        "max_total_size": Range(1 << 10, 16 << 30, format_bytes),
+        "last_words": Range(0.1, 30 * DAY, format_duration),
+        "deadline": Range(0.01, 5 * MINUTE, format_duration),
+        "reports": Range(1, 365 * DAY, format_duration),
+        "max_reports": Range(1, 10_000, str),
+    },
+    WebSettings: {
+        "max_requests": Range(1, 10_000, str),
+        "max_connections": Range(1, 100_000, str),
+        "max_header_size": Range(1 << 10, 1 << 20, format_bytes),
+        "request_timeout": Range(0.1, HOUR, format_duration),
+        "keep_alive": Range(0.1, DAY, format_duration),
+        "drain_timeout": Range(0.1, 10 * MINUTE, format_duration),
+    },
+    NvmlSettings: {"deadline": Range(0.01, 5 * MINUTE, format_duration)},
 }
-"""Every number that can be set, by its place in the file. Beyond it lies no use, only a slip of the pen."""
+"""Every number that can be set, by its subject. Beyond it lies no use, only a slip of the pen."""
 
 
-def require_ranges(settings: Any) -> None:
-    """Raises UsageError for the first number of a whole config that is out of its range; it may lack subjects."""
-    for place, (least, most, show) in RANGES.items():
-        subject, key = place.split(".")
-        value = getattr(getattr(settings, subject, None), key, least)
-        if not least <= value <= most:
-            raise UsageError(f"{place} is {show(value)}: from {show(least)} to {show(most)} belongs here")
+def require_ranges(whole: Any) -> None:
+    """Raises UsageError for the first number of a whole config, of whichever program, that is out of its range."""
+    for subject in fields(whole):
+        record = getattr(whole, subject.name)
+        ranges = next((ranges for kind, ranges in RANGES.items() if isinstance(record, kind)), {})
+        for key, allowed in ranges.items():
+            allowed.require(getattr(record, key), f"{subject.name}.{key}")
 
 
 @dataclass(frozen=True)
