@@ -1,0 +1,110 @@
+"""Jobs as an init container sets them up: a copy of the agent, PYTHONPATH with its shim alone, and a little torch."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import venv
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from gpufrag.agent_copy.install import install
+from gpufrag.commands.run import PACKAGE
+
+TORCH = """
+import types
+__version__ = "2.11.0"
+begun, calls = [], []
+cuda = types.SimpleNamespace(is_initialized=lambda: bool(begun), _lazy_call=calls.append, device_count=lambda: 0)
+def use_gpu():
+    for call in calls: call()
+    begun.append(True)
+"""
+JOB = """
+import sys, threading, time, torch
+torch.use_gpu()
+begun = [thread for thread in threading.enumerate() if thread.name == "gpufrag-sampler"]
+deadline = time.monotonic() + 30
+while begun and sys.modules["gpufrag.agent"].latest() is None and time.monotonic() < deadline: time.sleep(0.005)
+print("agent" if begun and sys.modules["gpufrag.agent"].latest() else "no agent", flush=True)
+"""
+"""Uses the GPU as the module `job`, and tells whether it had an agent by then."""
+
+
+@dataclass
+class Site:
+    """A folder that everybody may read, with the copy, torch and the job in it."""
+
+    folder: Path
+    python: str
+
+    @property
+    def shim(self) -> Path:
+        return self.folder / "copy" / "gpufrag" / "shim"
+
+    @property
+    def shared(self) -> Path:
+        return self.folder / "shared"
+
+    def run(self, *words: str, user: int | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+        """`{python}` in a word is the interpreter."""
+        surroundings = {
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": f"{self.shim}:{self.folder / 'site'}",
+            "GPUFRAG_DIR": str(self.shared),
+            "HOME": str(self.folder),
+        }
+        return subprocess.run(
+            [word.replace("{python}", self.python) for word in words],
+            env={name: value for name, value in {**surroundings, **environment}.items() if value},
+            cwd=self.folder,
+            text=True,
+            capture_output=True,
+            timeout=100,
+            **({} if user is None else {"user": user, "group": user, "extra_groups": []}),  # type: ignore[call-overload]
+        )
+
+
+@pytest.fixture(scope="session")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """An interpreter in which gpufrag is not installed."""
+    folder = tmp_path_factory.mktemp("bare-venv")
+    venv.create(folder, symlinks=True)
+    return str(folder / "bin" / "python")
+
+
+@pytest.fixture
+def site(bare: str) -> Iterator[Site]:
+    folder = Path(tempfile.mkdtemp(prefix="gpufrag-test-"))  # pytest's own are closed to other users
+    folder.chmod(0o755)
+    install(PACKAGE, folder / "copy")
+    for name, text in {"torch.py": TORCH, "job.py": JOB}.items():
+        (folder / "site").mkdir(exist_ok=True)
+        (folder / "site" / name).write_text(text)
+    (folder / "shared").mkdir()
+    yield Site(folder, bare)
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def foreign(site: Site) -> Site:
+    """Of a user that no passwd file knows, as OpenShift gives one; the shared folder is his."""
+    if os.geteuid() != 0:
+        pytest.skip("only root becomes another user")
+    for python in (os.path.realpath(sys.executable), "/usr/bin/python3"):
+        site.python = python
+        with contextlib.suppress(OSError):
+            site.run("{python}", "-c", "", user=FOREIGN, PYTHONPATH="").check_returncode()
+            os.chown(site.shared, FOREIGN, FOREIGN)
+            return site
+    pytest.skip("no interpreter here may be run by another user")
+
+
+FOREIGN = 1_000_680_000

@@ -1,0 +1,72 @@
+"""However a job's Python comes to be started, it has an agent once it uses a GPU: PYTHONPATH is all that is set."""
+
+from __future__ import annotations
+
+import pytest
+
+USE = "import job"
+EXEC = "import os, sys; os.execv(sys.executable, [sys.executable, '-c', 'import job'])"
+CHILD = "import subprocess, sys; subprocess.run([sys.executable, '-m', 'job'], check=True)"
+FORK = "import os\nif (child := os.fork()) == 0:\n    import job\n    os._exit(0)\nos.waitpid(child, 0)"
+CELLS = """
+import threading
+cells, names = ["import torch", "import job"], {"__name__": "__main__"}
+def run():
+    for cell in cells: exec(compile(cell, "<cell>", "exec"), names)
+kernel = threading.Thread(target=run)
+kernel.start(); kernel.join()
+"""
+ENVIRONMENT_KEPT = "import os, subprocess; subprocess.run(['sh', '-c', 'exec {python} -m job'], env=dict(os.environ))"
+
+LAUNCHERS = {
+    "a program": ["{python}", "-c", USE],
+    "a module": ["{python}", "-m", "job"],
+    "a file": ["{python}", "site/job.py"],
+    "a shell script": ["sh", "-c", "cd / && {python} -m job"],
+    "two shells and env": ["sh", "-c", "sh -c 'env A=b {python} -m job'"],
+    "a launcher that execs": ["{python}", "-c", EXEC],
+    "a launcher that runs children": ["{python}", "-c", CHILD],
+    "a launcher that passes the environment on": ["{python}", "-c", ENVIRONMENT_KEPT],
+    "a forked child": ["{python}", "-c", FORK],
+    "a notebook's kernel": ["{python}", "-c", CELLS],
+    "optimised": ["{python}", "-OO", "-m", "job"],
+    "without bytecode": ["{python}", "-B", "-m", "job"],
+    "in development mode": ["{python}", "-X", "dev", "-m", "job"],
+    "with warnings as errors": ["{python}", "-W", "error", "-m", "job"],
+}
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_there_is_an_agent(site, launcher: str) -> None:
+    done = site.run(*LAUNCHERS[launcher])
+    assert (done.returncode, done.stdout, done.stderr) == (0, "agent\n", "")
+    assert len(list(site.shared.glob("*.json"))) == 1
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
+def test_there_is_one_in_each_child_of_multiprocessing(site, method: str) -> None:
+    (site.folder / "site" / "main.py").write_text(f"""
+import multiprocessing
+def use(): import job
+if __name__ == "__main__":
+    context = multiprocessing.get_context("{method}")
+    children = [context.Process(target=use) for _ in range(2)]
+    [child.start() for child in children]
+    [child.join() for child in children]
+    print([child.exitcode for child in children])
+""")
+    done = site.run("{python}", "-W", "ignore::DeprecationWarning", "-m", "main")
+    assert (done.stdout, done.stderr) == ("agent\nagent\n[0, 0]\n", "")
+
+
+@pytest.mark.parametrize("flags", [["-I"], ["-E"], ["-S"], ["-I", "-S"]])
+def test_an_isolated_interpreter_cannot_be_reached_and_is_not_hindered(site, flags: list[str]) -> None:
+    """docs/injection.md says so."""
+    words = "import sys; print('gpufrag.agent' in sys.modules)"
+    done = site.run("{python}", *flags, "-c", words)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "False\n", "")
+
+
+def test_an_isolated_child_of_a_job_is_not_hindered(site) -> None:
+    child = "import subprocess, sys; import job; subprocess.run([sys.executable, '-I', '-c', 'print(1)'], check=True)"
+    assert site.run("{python}", "-c", child).stdout == "agent\n1\n"
