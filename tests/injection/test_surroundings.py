@@ -84,17 +84,6 @@ def test_disabled_not_even_a_setting_that_is_none_is_looked_at(site) -> None:
 
 
 HEAVY = {"asyncio", "http", "multiprocessing", "urllib.request", "ssl", "subprocess", "unittest", "email", "ctypes"}
-    "asyncio",
-    "http",
-    "multiprocessing",
-    "urllib.request",
-    "ssl",
-    "subprocess",
-    "unittest",
-    "email",
-    "ctypes",
-    "numpy",
-}
 
 
 def test_without_torch_the_start_loads_three_small_modules_of_ours_and_no_other(site) -> None:
