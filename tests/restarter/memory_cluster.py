@@ -65,6 +65,10 @@ class MemoryCluster:
         return self.jobs[NAME]
 
     @property
+    def ref(self) -> Ref:
+        return _owner_of(self.job).ref
+
+    @property
     def memory(self) -> Memory:
         return Memory.read(self.job.annotations)
 

@@ -7,7 +7,7 @@ import logging
 import secrets
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TextIO
@@ -79,7 +79,7 @@ def assemble(
 
 def run(config: RestarterConfig, assembly: Assembly) -> None:
     """Until a signal. Raises UsageError for alerts that anybody could send, else as `web.runner.run`."""
-    service = replace(assembly.webhook.service(), token=_token(config), started=_started)
+    service = replace(assembly.webhook.service(), token=_token(config), started=_announce("alerts"))
     server, metrics_server = WebServer(service, config.web), WebServer(probes(assembly), config.metrics_web)
     with _working(assembly.worker), _in_thread(metrics_server):
         asyncio.run(server.serve())
@@ -121,11 +121,11 @@ def probes(assembly: Assembly) -> Service:
         return PlainTextResponse(text, 200 if is_ready else 503)
 
     routes = [Route("/metrics", metrics), Route("/-/healthy", healthy), Route("/-/ready", ready)]
-    return Service(only(routes), open_paths=PROBES)
+    return Service(only(routes), open_paths=PROBES, started=_announce("metrics"))
 
 
-def _started(address: listen.Address) -> None:
-    event(log, logging.INFO, "listening", address=address)
+def _announce(what: str) -> Callable[[listen.Address], None]:
+    return lambda address: event(log, logging.INFO, "listening", address=address, **{"for": what})
 
 
 @contextmanager
