@@ -1,0 +1,47 @@
+"""The sidecar of a node, and the pods that it serves."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpufrag.agent_copy import install
+from gpufrag.commands.run import PACKAGE
+from manifests import KUBERNETES, NEWEST, OLDEST, Manifest, check, documents, pods, read, restricted
+
+FOLDER = KUBERNETES / "shared-node"
+
+
+def manifests() -> list[Manifest]:
+    return [row for path in sorted(FOLDER.glob("*.yaml")) for row in documents(path.read_text(encoding="utf-8"))]
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("version", [OLDEST, NEWEST])
+def test_it_fits_the_schemas(version):
+    check(manifests(), version)
+
+
+def test_of_what_is_not_restricted_there_is_but_the_host_path_and_who_makes_it():
+    faults = {fault for pod in pods(manifests()) for fault in restricted(pod)}
+    paths = {f"volume {name}: hostPath" for name in ("samples", "agent")}
+    assert faults == paths | {"gpufrag-folder: root", "gpufrag-agent: root"}
+
+
+def test_jobs_meet_the_sidecar_in_its_folder_and_group():
+    daemon, job = (next(pods(read(FOLDER / name)))["spec"] for name in ("daemonset.yaml", "job.yaml"))
+    (sidecar,) = daemon["containers"]
+    assert job["securityContext"]["supplementalGroups"] == [sidecar["securityContext"]["runAsGroup"]]
+    where = [{row["name"]: row["hostPath"]["path"] for row in spec["volumes"]} for spec in (daemon, job)]
+    assert where[0] == where[1]
+
+
+@pytest.mark.parametrize(
+    "path", [FOLDER / "job.yaml", KUBERNETES / "sidecar" / "pod.yaml"], ids=lambda path: path.parent.name
+)
+def test_python_looks_where_install_agent_puts_the_agent(path, tmp_path):
+    pod = read(path)
+    spec = next(pods(pod))["spec"] if pod["kind"] == "Job" else pod["spec"]
+    (main,) = spec["containers"]
+    (mounted,) = [row["mountPath"] for row in main["volumeMounts"] if row.get("readOnly")]
+    shim = install.install(PACKAGE, tmp_path).shim.relative_to(tmp_path)
+    assert f"{mounted}/{shim}" in [row["value"] for row in main["env"] if row["name"] == "PYTHONPATH"]
