@@ -40,6 +40,12 @@ class Scene:
     def owner(self) -> Owner:
         return self.cluster.get_owner(self.resolved.owner.ref)
 
+    def is_marked(self) -> bool:
+        """Looked up without a request."""
+        ref = self.resolved.owner.ref
+        meta = self.api.world.get(ref.group_version, ref.kind, ref.name, ref.namespace)["metadata"]
+        return PHASE in meta["annotations"]
+
     def pods(self) -> set[str]:
         """The uids of its pods that run and are not told to stop."""
         pods = self.target.pods(self.cluster, self.owner())

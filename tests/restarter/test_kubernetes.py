@@ -113,11 +113,9 @@ def test_a_server_that_is_away_comes_back(api: FakeApi, cluster: KubernetesClust
 def test_nobody_at_the_address() -> None:
     with fake_api() as gone:
         config = gone.config()
-    with (
-        contextlib.closing(KubernetesCluster(config, trust_env=False)) as cluster,
-        pytest.raises(Away, match="refused"),
-    ):
-        cluster.whoami()
+    lonely = KubernetesCluster(config, trust_env=False)
+    with contextlib.closing(lonely), pytest.raises(Away, match="refused"):
+        lonely.whoami()
 
 
 @pytest.mark.parametrize("name", ["../secrets/x", "a/b", "a b", "A", "", "a" * 254, "é", "x?watch=1", "-", "..", "a\n"])

@@ -73,10 +73,11 @@ def test_a_later_pod_of_that_name_is_another(api: FakeApi, cluster: KubernetesCl
     assert refusal(cluster, "two") == "pod-gone"
 
 
-def test_an_owner_is_who_its_uid_says(api: FakeApi, cluster: KubernetesCluster) -> None:
-    """Else anyone who can make a pod could have the job of somebody else restarted."""
+@pytest.mark.parametrize("uid", ["11111111-0000-4000-8000-000000000000", ""])
+def test_an_owner_is_who_its_uid_says(api: FakeApi, cluster: KubernetesCluster, uid: str) -> None:
+    """A name alone is given anew; what then bears it has done nothing."""
     job = api.world.apply(manifests.job())
-    api.world.apply(pod("forged", reference(job, uid="11111111-0000-4000-8000-000000000000")), settle=False)
+    api.world.apply(pod("forged", reference(job, uid=uid)), settle=False)
     assert refusal(cluster, "forged") == "owner-gone"
 
 

@@ -61,10 +61,13 @@ def _climb(cluster: Cluster, pod: Pod) -> list[Owner]:
 
 
 def _owner(cluster: Cluster, ref: Ref) -> Owner:
+    gone = Refused("owner-gone", f"{ref} with uid {ref.uid} is gone: its pods will follow it")
+    if not ref.uid:  # which would mean any
+        raise gone
     try:
         return cluster.get_owner(ref)
     except NotFound:
-        raise Refused("owner-gone", f"{ref} with uid {ref.uid} is gone: its pods will follow it") from None
+        raise gone from None
 
 
 def _nobody(pod: Pod, chain: tuple[Ref, ...]) -> Refused:

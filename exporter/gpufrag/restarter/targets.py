@@ -38,7 +38,10 @@ class Target(Protocol):
         """All steps of a restart that begins now, because of `pod`. Raises Refused where this one must not be."""
 
     def rest(self, owner: Owner) -> tuple[Step, ...]:
-        """What is left of a restart that somebody began and did not end, by the owner's state; empty: nothing."""
+        """What is left of a restart that somebody began and did not end, by the owner's state; empty: nothing.
+
+        An eviction may be in it that was done: done again, it changes nothing.
+        """
 
     def pods(self, cluster: Cluster, owner: Owner) -> tuple[Pod, ...]:
         """Its pods, found by the labels that its controller gives them."""

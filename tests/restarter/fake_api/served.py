@@ -21,6 +21,7 @@ class Served(NamedTuple):
 
 
 ALL = (
+    Served("", "v1", "configmaps", "ConfigMap"),
     Served("", "v1", "pods", "Pod"),
     Served("apps", "v1", "deployments", "Deployment"),
     Served("apps", "v1", "replicasets", "ReplicaSet"),
