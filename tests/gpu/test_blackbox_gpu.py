@@ -1,0 +1,131 @@
+"""The black box under real torch's own out-of-memory errors."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpufrag import agent
+from gpufrag.agent.torch_source import TorchSource
+from gpufrag.agent.trouble import Trouble
+from gpufrag.oom_report import OomReport
+from gpufrag.sidecar.oom_files import read_all
+
+torch = pytest.importorskip("torch")
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU here"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning"),
+]
+MIB = 1 << 20
+GIB = 1 << 30
+CAP = 2 * GIB
+EXPORTER = Path(agent.__file__).parents[2]
+
+
+def _take(size: int) -> torch.Tensor:
+    return torch.empty(size, dtype=torch.uint8, device="cuda")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """Of an agent in this process, which may have 2 GiB."""
+    torch.zeros(1, device="cuda")
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(CAP / torch.cuda.get_device_properties(0).total_memory)
+    agent.start(TorchSource(torch, Trouble()), folder=tmp_path)
+    yield tmp_path
+    agent.stop()
+    torch.cuda.set_per_process_memory_fraction(1.0)
+    torch.cuda.empty_cache()
+
+
+def _report(folder: Path, size: int) -> OomReport:
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        _take(size)
+    return read_all(folder, 1)[0]
+
+
+def test_a_request_above_the_cap_is_explained_before_its_error_is_raised(folder: Path) -> None:
+    report = _report(folder, 3 * GIB)
+    assert (report.cause, report.requested, report.device) == ("limit", 3 * GIB, 0)
+    assert report.stack[0].file == __file__
+    assert report.stack[0].function == "_take"
+    assert report.measured is not None
+    assert report.measured.limit == pytest.approx(CAP, abs=512)
+
+
+def test_what_it_calls_the_largest_request_is_the_largest(folder: Path) -> None:
+    held = [_take(60 * MIB) for _ in range(30)]
+    del held[::2]
+    report = _report(folder, 400 * MIB)
+    assert report.cause == "fragmentation"
+    assert report.measured is not None
+    largest = report.measured.largest_allocatable
+    assert largest is not None
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        _take(largest + 512)
+    assert _take(largest).numel() == largest
+
+
+def test_the_count_is_published_before_the_error_is_raised(folder: Path) -> None:
+    _report(folder, 3 * GIB)
+    sample = agent.latest()
+    assert sample is not None
+    ooms = sample.devices[0].ooms
+    assert ooms is not None
+    assert (ooms.causes["limit"], ooms.last_requested) == (1, 3 * GIB)
+
+
+def test_an_error_in_a_backward_pass_shows_where_it_was_called(folder: Path) -> None:
+    """It is a thread of autograd's that asks, and no Python runs in it."""
+    x = torch.ones(100 * MIB // 4, device="cuda", requires_grad=True)
+    loss = (x * 2).sum()
+    held = [_take(20 * MIB) for _ in range((CAP - torch.cuda.memory_reserved()) // (20 * MIB))]
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        loss.backward()
+    del held
+    report = read_all(folder, 1)[0]
+    assert report.stack_of == "main"
+    assert any(frame.function.endswith("shows_where_it_was_called") for frame in report.stack)
+
+
+def test_a_search_by_trying_is_hardly_slowed_down(folder: Path) -> None:
+    began = time.perf_counter()
+    for _ in range(300):
+        with pytest.raises(torch.cuda.OutOfMemoryError):
+            _take(3 * GIB)
+    taken = time.perf_counter() - began
+    reports = read_all(folder, 100)
+    assert len(reports) == 8
+    assert reports[0].number <= 8 + taken / 5 + 1
+
+
+DIES = """
+import torch
+torch.empty(1 << 43, dtype=torch.uint8, device="cuda")
+"""
+
+
+def test_the_first_request_of_a_job_may_be_its_last(tmp_path: Path) -> None:
+    script = tmp_path / "job.py"
+    script.write_text(DIES)
+    surroundings = {"PYTHONPATH": str(EXPORTER), "GPUFRAG_DIR": str(tmp_path / "shared"), "PYTHONWARNINGS": "ignore"}
+    command = [sys.executable, "-m", "gpufrag", "run", "--", sys.executable, str(script)]
+    done = subprocess.run(command, env={**os.environ, **surroundings}, capture_output=True, text=True, timeout=110)
+    assert "OutOfMemoryError" in done.stderr
+    assert done.stderr.count("gpufrag: out of memory on device 0: capacity") == 1
+    listed = subprocess.run(
+        [sys.executable, "-m", "gpufrag", "oom", "list", "--json"],
+        env={**os.environ, **surroundings}, capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    (record,) = json.loads(listed.stdout)
+    assert (record["verdict"], record["place"]["line"]) == ("capacity", 3)
