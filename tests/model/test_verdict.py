@@ -82,6 +82,21 @@ def test_free_memory_that_was_refused_points_to_a_limit_nobody_told() -> None:
     assert "limit" in found.missing[0]
 
 
+def test_the_cache_alone_proves_fragmentation() -> None:
+    assert judge(Facts(GIB, reserved=10 * GIB, allocated=8 * GIB)).cause is Cause.FRAGMENTATION
+    assert judge(Facts(3 * GIB, reserved=10 * GIB, allocated=8 * GIB)).cause is Cause.UNKNOWN
+
+
+def test_a_limit_set_below_what_is_held_leaves_the_cache() -> None:
+    facts = replace(DEVICE, limit=50 * GIB)
+    assert judge(facts).evidence[0].startswith("10.0 GiB was free in all")
+    assert (
+        judge(replace(facts, requested=10 * GIB + 512 * MIB))
+        .evidence[0]
+        .startswith("under the limit of 50.0 GiB, 10.0 GiB")
+    )
+
+
 def test_a_limit_is_not_guessed_on_a_full_device() -> None:
     """The driver's last megabytes cannot always be had."""
     facts = Facts(32 * MIB, driver_free=41 * MIB, size=4 * GIB, reserved=2 * GIB, allocated=2 * GIB)
@@ -149,7 +164,9 @@ def test_every_set_of_facts_has_a_verdict(facts: Facts) -> None:
 def test_with_both_totals_known_the_definition_decides(need: int, free: int, largest: int) -> None:
     assume(largest <= free)
     expected = Cause.UNKNOWN if need <= largest else Cause.FRAGMENTATION if need <= free else Cause.CAPACITY
-    assert judge(Facts(need, free_total=free, largest_allocatable=largest)).cause is expected
+    found = judge(Facts(need, free_total=free, largest_allocatable=largest))
+    assert found.cause is expected
+    assert "rounded" not in " ".join(found.missing)
 
 
 @st.composite

@@ -159,5 +159,15 @@ def test_a_shape_without_its_type_belongs_to_the_dump_before_it() -> None:
     assert len(read([*dump(64 * MIB, [50 * MIB], [60 * MIB], 110 * MIB), bare])) == 1
 
 
+def test_two_dumps_for_one_size_are_two_errors() -> None:
+    first, second = (dump(64 * MIB, [50 * MIB], [n * MIB], 200 * MIB) for n in (60, 61))
+    assert [oom.facts.free_cached for oom in read([*first, TENSOR, *second, TENSOR])] == [60 * MIB, 61 * MIB]
+
+
+def test_two_devices_are_two_errors() -> None:
+    text = "RESOURCE_EXHAUSTED: Failed to allocate request for 2.0GiB (2147483648B) on device ordinal {}"
+    assert [oom.device for oom in read([text.format(0), text.format(1), text.format(0)])] == [0, 1]
+
+
 def test_two_sizes_are_two_errors() -> None:
     assert len(read([TENSOR, TENSOR.replace("4096,4096", "4096,2048"), TENSOR])) == 2

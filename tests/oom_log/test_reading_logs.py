@@ -82,9 +82,36 @@ def test_colours_carriage_returns_and_junk() -> None:
     assert (found.line, found.device) == (2, 0)
 
 
-def test_a_message_at_the_end_of_a_very_long_line() -> None:
-    (found,) = read(b"x" * (3 * LONGEST + 100) + b" " + ONE.encode() + b"\n")
-    assert (found.line, found.facts.requested) == (1, 2 << 30)
+def test_a_message_at_the_end_of_a_very_long_line(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("x" * (3 * LONGEST + 100) + f" {ONE}\n{MESSAGE.format(1)}\n")
+    assert [oom.line for oom in read_log(log_chunks(str(tmp_path / "log")))] == [1, 2]
+
+
+def test_a_message_that_does_not_end_hides_no_other() -> None:
+    cut, other = ONE.split("; 38.50")[0], "Failed to allocate request for 2.0GiB (2147483648B) on device ordinal 0"
+    for noise in ([], ["noise"] * 6):
+        lines = [cut, *noise, other, *noise, "RuntimeError: CUDA error: out of memory"]
+        found = read("\n".join(lines).encode())
+        assert [oom.facts.allocator for oom in found] == ["torch", "jax", "driver"]
+
+
+HEADER = "[rank{}]: bfc_allocator.cc:1] Allocator (GPU_0_bfc) ran out of memory trying to allocate 1.00MiB"
+CHUNK = "[rank1]: bfc_allocator.cc:1] InUse at 7f of size 256"
+
+
+@pytest.mark.parametrize(
+    ("begin", "then"),
+    [
+        ([HEADER.format(1)], ["noise"] * 5000),
+        ([HEADER.format(1), HEADER.format(2)], [CHUNK] * 5000),
+        ([HEADER.format(rank) for rank in range(1500)], []),
+        ([ONE.split("; 38.50")[0]], ["noise"] * 500),
+    ],
+)
+def test_what_never_ends_is_given_up(begin: list[str], then: list[str]) -> None:
+    lines = iter([f"{line}\n".encode() for line in (*begin, *then)])
+    next(read_log(lines))
+    assert len(list(lines)) > 400
 
 
 @pytest.mark.parametrize(

@@ -46,8 +46,7 @@ class Facts:
         """What the allocator can give to no request: live blocks, and all that private pools hold."""
         if self.reserved is not None and self.free_cached is not None:
             return self.reserved - self.free_cached
-        used = self.allocated if self.active is None else self.active
-        return None if used is None else used + (self.captive or 0)
+        return self.allocated if self.active is None else self.active
 
     @property
     def cached(self) -> int | None:

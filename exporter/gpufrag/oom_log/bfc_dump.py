@@ -20,9 +20,6 @@ _CHUNK = re.compile(
 _STATISTIC = re.compile(r"\b(Limit|InUse|MaxInUse|NumAllocs|MaxAllocSize): {1,40}([0-9]{1,20})\s*$")
 _LAST = "MaxAllocSize"
 """Of those that matter; newer versions have more."""
-_PATIENCE = 500
-"""Lines of others among those of a dump before it is taken to be cut off."""
-_GRID = 256
 _PATH_OF_JAX = re.compile(r"\bexternal/(?!local_)")
 
 _NO_DUMP = "the allocator's dump, which follows its warning in a full log: it lists every chunk"
@@ -40,7 +37,7 @@ class BfcDump:
         self._need = rounded or read_size(found[1])
         self._device = device_in(line.text)
         self._allocator = "jax" if _PATH_OF_JAX.search(line.text) else "tensorflow"
-        self._used = self._free = self._largest = self._foreign = 0
+        self._used = self._free = self._largest = 0
         self._statistics: dict[str, int] = {}
         self.done = False
 
@@ -54,8 +51,7 @@ class BfcDump:
             self.done = True
             return False
         mine = self._take_chunk(text) or self._take_statistic(text) or "bfc_allocator" in text
-        self._foreign = 0 if mine else self._foreign + 1
-        self.done = self._foreign > _PATIENCE or (not mine and _LAST in self._statistics)
+        self.done = not mine and _LAST in self._statistics
         return mine
 
     def _take_chunk(self, text: str) -> bool:
@@ -85,10 +81,10 @@ class BfcDump:
     @property
     def _is_whole(self) -> bool:
         """The chunks in use add up to what the statistics say, which are kept apart from them."""
-        return self._used > 0 and self._statistics.get("InUse") == self._used
+        return self._statistics.get("InUse") == self._used
 
     def _facts(self) -> Facts:
-        need = self._need and -(-self._need.bytes // _GRID) * _GRID
+        need = self._need and self._need.bytes
         facts = Facts(
             requested=need,
             limit=self._statistics.get("Limit"),

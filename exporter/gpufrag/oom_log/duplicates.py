@@ -41,9 +41,10 @@ class Duplicates:
 
 
 def _same(first: Oom, again: Oom) -> bool:
-    if again.facts.allocator in _BFC and first.facts.allocator in _BFC:
-        return _is_bare(again) and _same_device(first, again) and _same_size(first, again)
-    return (first.device, first.facts) == (again.device, again.facts)
+    if (first.device, first.facts) == (again.device, again.facts):
+        return True
+    both_bfc = again.facts.allocator in _BFC and first.facts.allocator in _BFC
+    return both_bfc and _is_bare(again) and _same_device(first, again) and _same_size(first, again)
 
 
 def _is_bare(oom: Oom) -> bool:

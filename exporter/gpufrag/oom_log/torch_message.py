@@ -13,7 +13,7 @@ from .sizes import SIZE, Size, read_size
 
 _NEED = re.compile(f"Tried to allocate {SIZE}(?=[. (]|$)")
 _ENDS = ("by PyTorch)", " cached)", "PyTorch but unallocated", "on private pool", "on shared pool")
-_ANOTHER = ("Tried to allocate", "ut of memory", "Traceback (most", '  File "')
+_ANOTHER = (" to allocate ", "n allocating ", "ut of memory", "Traceback (most", '  File "')
 _MOST_LINES = 4
 """That a terminal may have wrapped a message to."""
 _LONGEST = 8000
