@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -153,3 +154,26 @@ def test_a_share_that_is_less_than_a_segment_is_none(ship: Ship, caplog: pytest.
     ship.drop(1e-5)
     assert ship.taken == []
     assert "too few for a segment" in caplog.text
+
+
+def test_it_is_dropped_when_cuda_begins_and_what_hinders_it_is_published(scripts, folder: Path) -> None:
+    program = """
+import os, sys, time
+from fake_torch import Machine, torch_of
+machine = Machine(initialised=False, count=1)
+sys.modules["torch"] = torch_of(machine)
+machine.free = 5
+sys.modules["torch"].cuda.current_device = lambda: 0
+import gpufrag
+from gpufrag import agent
+gpufrag.start()
+machine.initialised = True  # to those whom it calls at the end of its initialisation, torch answers
+machine.initialise()
+deadline = time.monotonic() + 20
+while not (agent.latest() and agent.latest().health.errors) and time.monotonic() < deadline: time.sleep(0.005)
+print(agent.latest().health.errors)
+"""
+    with scripts.start(program, GPUFRAG_ANCHOR="20%") as process:
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (0, "{'anchor': 1}\n")
+    assert "not free on device 0; the job goes on without it" in err
