@@ -169,6 +169,7 @@ BROKEN: dict[str, tuple[Callable[[Raw], object], str]] = {
     "an address beyond 64 bits": (on_segment(address=1 << 64), "not between 0 and 2"),
     "blocks that are no list": (on_segment(blocks=3), "not of torch's form"),
     "a block that is no record": (on_segment(blocks=["a"]), "not of torch's form"),
+    "a word for a truth": (on_segment(is_expandable="no"), "is_expandable 'no', which is neither"),
     "no blocks": (without("blocks"), "has no key 'blocks'"),
     "no stream": (without("stream"), "has no key 'stream'"),
     "no size": (without_in_block("size"), "has no key 'size'"),

@@ -155,7 +155,9 @@ def _checked_segment(raw: Mapping[str, Any]) -> Segment:
     if end - address != total or not sizes or end > MOST:
         raise ValueError(f"holds blocks of {end - address} bytes but says total_size {shown(total)}")
     _require_sums(raw, (allocated, allocated + awaiting, requested))
-    expandable = bool(raw.get("is_expandable", False))
+    expandable = raw.get("is_expandable", False)
+    if type(expandable) is not bool:
+        raise TypeError(f"says is_expandable {shown(expandable)}, which is neither true nor false")
     columns = tuple(sizes), tuple(requests), tuple(states)
     return Segment(device, address, stream, kind == "small", pool, expandable, *columns)
 
