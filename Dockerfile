@@ -14,6 +14,9 @@ RUN python3 -m venv /opt/gpufrag \
     && /opt/gpufrag/bin/gpufrag install-agent /gpufrag-agent
 
 FROM build AS build-receiver
+ARG PIP_INDEX_URL
+ARG PIP_NO_INDEX
+ARG PIP_FIND_LINKS
 RUN /opt/gpufrag/bin/pip install --no-cache-dir --disable-pip-version-check '.[restarter]'
 
 FROM ${BASE} AS receiver
