@@ -17,7 +17,7 @@ from restarter.memory_cluster import Job, MemoryCluster, fail_at
 from restarter.worker_rig import LIVE, Rig, alert
 
 SETTINGS = PolicySettings(circuit_failures=3, circuit_window=3600)
-LOOSE = replace(LIVE, max_per_hour=100, max_per_day=100, cool_down=1.0, max_in_flight=100)
+LOOSE = replace(LIVE, max_per_hour=100, max_per_day=48, cool_down=1.0, max_in_flight=100)
 
 
 def jobs(number: int) -> MemoryCluster:

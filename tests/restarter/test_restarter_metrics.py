@@ -15,7 +15,6 @@ from gpufrag.restarter import metrics
 from gpufrag.restarter.metrics import BOUNDS_S, COUNTER, ROWS, Metrics, Row
 from gpufrag.restarter.reasons import REASONS
 
-
 CIRCUIT = "gpufrag_restarter_circuit_open[]"
 
 

@@ -65,8 +65,10 @@ class Rig:
     def turn(self, seconds: float | None = None) -> None:
         """One turn of the worker, and as much time as it asks for, or less."""
         wait = self.worker.turn()
-        self.hands.move(max(0.01, min(wait, 10.0) if seconds is None else seconds))
-        self.cluster.settle()
+        passed = max(0.01, min(wait, 10.0) if seconds is None else seconds)
+        self.hands.move(passed)
+        if passed >= 1:
+            self.cluster.settle()
 
     def go(self) -> Rig:
         """Until nothing is under way and nothing waits."""

@@ -24,6 +24,7 @@ class Inbox:
     def __init__(self, most: int) -> None:
         self._most = most
         self._items: list[Item] = []
+        self._woken = False
         self._changed = threading.Condition()
 
     def __len__(self) -> int:
@@ -36,7 +37,7 @@ class Inbox:
             if len(self._items) + len(new) > self._most:
                 return False
             self._items += new
-            self._changed.notify()
+            self._wake()
             return True
 
     def put_back(self, item: Item) -> None:
@@ -44,22 +45,26 @@ class Inbox:
         with self._changed:
             self._items.append(item)
 
-    def take(self, now_s: float) -> list[Item]:
-        """Those that are due."""
+    def take(self, now_s: float) -> Item | None:
+        """The first that is due."""
         with self._changed:
-            due = [item for item in self._items if item.due_s <= now_s]
-            self._items = [item for item in self._items if item.due_s > now_s]
-            return due
+            place = next((place for place, item in enumerate(self._items) if item.due_s <= now_s), None)
+            return None if place is None else self._items.pop(place)
 
     def next_due_s(self) -> float | None:
         with self._changed:
             return min((item.due_s for item in self._items), default=None)
 
     def wait(self, seconds: float) -> None:
-        """Until something is put, or the time is over, or `wake`."""
+        """Until something is put, or was since the last wait; or the time is over, or `wake`."""
         with self._changed:
-            self._changed.wait(seconds)
+            self._changed.wait_for(lambda: self._woken, seconds)
+            self._woken = False
 
     def wake(self) -> None:
         with self._changed:
-            self._changed.notify()
+            self._wake()
+
+    def _wake(self) -> None:
+        self._woken = True
+        self._changed.notify()

@@ -14,6 +14,7 @@ from ..errors import UsageError
 from ..yaml_record import Count, Seconds
 
 PORT, METRICS_PORT = 9837, 9838
+MOST_PER_DAY = 48
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,10 @@ class PolicySettings:
     """Failures further apart have nothing to do with each other."""
     max_wait: Seconds = 900.0
     """An alert that could not be looked at for so long (restarts in flight, API server away) is no news any more."""
+
+    def __post_init__(self) -> None:
+        if self.max_per_day > MOST_PER_DAY:
+            raise UsageError(f"policy.max_per_day is above {MOST_PER_DAY}: a job remembers no more than that")
 
 
 @dataclass(frozen=True)

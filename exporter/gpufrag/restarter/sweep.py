@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import product
 
 from .cluster import Cluster, GroupKind, Owner
-from .errors import ClusterError, Denied
+from .errors import Away, ClusterError, Denied
 from .memory import CLAIMED, Memory
 
 
@@ -37,6 +37,8 @@ class Sweep:
                 found += [owner for owner in self.cluster.list_marked(kind, namespace) if owner.uid not in uids]
             except ClusterError as error:
                 errors.append(error)
+                if isinstance(error, Away):  # the next would only wait for as long
+                    break
         claims = {_claim(owner): self._seen.get(_claim(owner), now_s) for owner in found if is_claim(owner)}
         self._seen = claims
         return [

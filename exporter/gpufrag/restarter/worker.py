@@ -16,18 +16,17 @@ from ..logs import event
 from . import decisions, reasons
 from .alerts import Alert
 from .announce import Announcer
-from .circuit import STORE_ERRORS
 from .cluster import Owner
 from .errors import ClusterError, Refused
 from .finish import Result
 from .flights import Flight, Flights, advance
 from .fuse import Fuse
 from .inbox import Inbox, Item
-from .ledger import Ledger
-from .memory import DAY_S, Memory
+from .judge import Judge
+from .memory import Memory
 from .metrics import DEDUPLICATED, IN_PROGRESS, QUEUE, RECEIVED, SWEEP, Metrics
 from .owners import Resolved, resolve
-from .policy import Facts, Restart, decide, screen
+from .policy import Restart, screen
 from .reasons import Skip
 from .rescue import Rescue
 from .restart import NotBegun, Order, Restarter
@@ -55,7 +54,7 @@ class Worker:
     def __post_init__(self) -> None:
         self._clock, self._cluster = self.restarter.finisher.clock, self.restarter.finisher.cluster
         self._inbox = Inbox(self.config.queue)
-        self._flights, self._ledger = Flights(), Ledger()
+        self._flights, self._judge = Flights(), Judge(self.config.policy, self.fuse, self._clock)
         self._numbers, self._alive, self._stopped = count(1), threading.Event(), threading.Event()
         finisher, settings = self.restarter.finisher, self.config
         sweep = Sweep(
@@ -108,7 +107,7 @@ class Worker:
             self._search(now)
         for flight in self._flights.due(now):
             self._advance(flight)
-        for item in self._inbox.take(now):
+        if item := self._inbox.take(now):  # one, for a suspended job must not wait for a thousand alerts
             self._look_safely(item)
         self.metrics.set(QUEUE, len(self._inbox))
         self.metrics.set(IN_PROGRESS, len(self._flights))
@@ -139,76 +138,50 @@ class Worker:
         except Refused as refusal:
             self.announcer.refused(alert, reasons.refused(refusal))
         except ClusterError as error:
-            self._later(item, reasons.failed(error))
+            self._refuse(item, reasons.failed(error))
         else:
-            self._judge(item, job)
+            self._judge_job(item, job)
 
-    def _judge(self, item: Item, job: Resolved) -> None:
+    def _judge_job(self, item: Item, job: Resolved) -> None:
         if job.owner.uid in self._flights:
             self.metrics.count(DEDUPLICATED)
             return
-        decision = self._decide(item, job, under_way=len(self._flights))
-        if isinstance(decision, Restart):
+        decision = self._judge.decide(item, job, under_way=len(self._flights))
+        if isinstance(decision, Skip):
+            self._refuse(item, decision, job)
+        else:
             self._start(item, job)
-        elif decision.reason in reasons.PASSING:
-            self._later(item, decision, job)
-        else:
-            self.announcer.refused(item.alert, decision, job)
-            self._remember(decision, job)
 
-    def _decide(self, item: Item, job: Resolved, under_way: int) -> Restart | Skip:
-        try:
-            fleet = self.fuse.fleet(under_way, self._ledger)
-        except STORE_ERRORS as error:
-            return Skip(reasons.NO_MEMORY, str(error))
-        steady, uid = self._clock.steady(), job.owner.uid
-        facts = Facts(
-            alert=item.alert,
-            owner=job.owner,
-            pod=job.pod,
-            now_s=self._clock.now(),
-            fleet=fleet,
-            waited_s=steady - item.came_s,
-            own_age_s=self._ledger.age_s(uid, steady),
-            own_day=self._ledger.within(DAY_S, steady, uid),
-        )
-        return decide(facts, self.config.policy)
-
-    def _later(self, item: Item, skip: Skip, job: Resolved | None = None) -> None:
-        """Look again, unless it has waited too long: Alertmanager would send it again only after hours."""
+    def _refuse(self, item: Item, skip: Skip, job: Resolved | None = None) -> None:
+        """Or look again: Alertmanager would send the alert again only after hours."""
         now = self._clock.steady()
-        if skip.reason not in reasons.PASSING or now - item.came_s > self.config.policy.max_wait:
-            self.announcer.refused(item.alert, skip, job)
-        else:
+        if skip.reason in reasons.PASSING and now - item.came_s <= self.config.policy.max_wait:
             self._inbox.put_back(replace(item, due_s=now + self.config.restart.retry))
+            return
+        self.announcer.refused(item.alert, skip, job)
+        if job is not None and not self.config.policy.dry_run:
+            self._remember(job.owner, self._judge.refused(skip, job))
 
     def _start(self, item: Item, job: Resolved) -> None:
         def decide_again(fresh: Resolved) -> Restart | Skip:
-            return self._decide(item, fresh, under_way=len(self._flights) - 1)
+            return self._judge.decide(item, fresh, under_way=len(self._flights) - 1)
 
         by = f"{self.name}-{next(self._numbers)}"
-        order = Order(item.alert, job, by, decide_again, self.check, self._claimed, self.announcer.began)
+        order = Order(item.alert, job, by, decide_again, self.check, self._judge.claimed, self.announcer.began)
         if self.config.policy.dry_run:
-            self._rehearse(order)
+            self._rehearse(item, order)
             return
         flight = Flight(item, job, job.owner.ref, self.restarter.restart(order))
         self._flights.add(flight)
         self._advance(flight)
 
-    def _rehearse(self, order: Order) -> None:
+    def _rehearse(self, item: Item, order: Order) -> None:
         try:
             result = self.restarter.rehearse(order)
         except NotBegun as end:
-            self.announcer.refused(order.alert, end.skip, order.job)
+            self._refuse(item, end.skip, order.job)
         else:
             self.announcer.rehearsed(result, order.alert, order.job.owner.ref)
-
-    def _claimed(self, job: Resolved) -> None:
-        """What all jobs together must know of a restart."""
-        self.fuse.begun()
-        self._ledger.begin(job.owner.uid, self._clock.steady())
-        if Memory.read(job.owner.annotations).useless:
-            self.fuse.failed(f"{job.owner.ref} needs another")
 
     def _advance(self, flight: Flight) -> None:
         try:
@@ -220,31 +193,16 @@ class Worker:
             return
         self._flights.drop(flight)
         if isinstance(end, Skip):
-            self._not_begun(flight, end)
+            assert flight.item is not None, "what others began is not refused"
+            self._refuse(flight.item, end, flight.job)
             return
         self.announcer.ended(end, flight.alert, flight.ref)
         if end.outcome == decisions.FAILED:
             self.fuse.failed(f"{flight.ref}: {end.label}")
 
-    def _not_begun(self, flight: Flight, skip: Skip) -> None:
-        if flight.item is not None and skip.reason in reasons.PASSING:
-            self._later(flight.item, skip, flight.job)
-        else:
-            self.announcer.refused(flight.alert, skip, flight.job)
-            self._remember(skip, flight.job)
-
-    def _remember(self, skip: Skip, job: Resolved | None) -> None:
-        """What a refusal means for later ones."""
-        if self.config.policy.dry_run or job is None:
+    def _remember(self, owner: Owner, memory: Memory | None) -> None:
+        if memory is None:
             return
-        if skip.reason == reasons.HOURLY:
-            self.fuse.trip(skip.reason.text)
-        memory = Memory.read(job.owner.annotations)
-        if skip.reason == reasons.STOPPED and memory.stopped is None:
-            self._write_stopped(job.owner, replace(memory, stopped=skip.detail))
-            self.fuse.failed(f"{job.owner.ref} is stopped")
-
-    def _write_stopped(self, owner: Owner, memory: Memory) -> None:
         try:
             Patch("stopped").run(self._cluster, owner, memory.annotations())
         except ClusterError as error:  # the next alert leads to the same again
