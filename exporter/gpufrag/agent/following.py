@@ -19,8 +19,8 @@ OVERSPENT = 2.0
 """Times the allowance. A step that takes longer than the last one costs more than was planned."""
 LONG_READING = 0.001
 """Seconds. A reading that took so long has waited for the allocator, as the program does: no more of them."""
-FEWEST = 4
-"""Readings that make a curve: with fewer, the agent's thread did not get to it."""
+FEWEST = 12
+"""Readings that make a curve: with fewer, the agent's thread did not get at the interpreter."""
 ENDLESS = 4.0
 """Times the length of the last step: one that takes longer is no step, the program does something else."""
 
