@@ -47,6 +47,8 @@ def sources(*lines: str) -> list[str]:
         ("(RayTrainWorker pid=4242, ip=10.0.0.1) ", "RayTrainWorker pid=4242, ip=10.0.0.1"),
         ("[1,3]<stderr>: ", "1,3"),
         ("3: ", "3"),
+        ("I0000 00:00:1714900000.000001    4242 external/xla/bfc_allocator.cc:1] ", "4242"),
+        ("E1129 10:00:09.000000 4242 torch/distributed/elastic/api.py:869] ", ""),
         ("worker-1  | ", "worker-1"),
     ],
 )

@@ -12,7 +12,8 @@ NAMES_APART = " / "
 """Between the names of a source."""
 _COLOUR = re.compile(r"\x1b\[[0-9;?]{0,20}[A-Za-z]")
 _STEP = re.compile(
-    r"[\s:]{0,8}(?:\[[^\[\]]{0,120}\]|\([^()]{0,120}\)|[0-9]{1,5}:(?= )|[\w./-]{1,80}[ \t]{0,20}\|(?= ))"
+    r"[\s:]{0,8}(?:\[[^\[\]]{0,120}\]|\([^()]{0,120}\)|[0-9]{1,5}:(?= )|[\w./-]{1,80}[ \t]{0,20}\|(?= )"
+    r"|[IWEF][0-9]{4} [0-9:.]{8,30} {1,9}[0-9]{1,10} [\w./-]{1,120}\.cc:[0-9]{1,6}\])"
 )
 """One piece of what launchers put before a line."""
 _SOURCES = (
@@ -21,6 +22,7 @@ _SOURCES = (
     re.compile(r"\[(\d{1,5},\d{1,6})\]"),  # mpirun
     re.compile(r"\[(pod/[^\]]{1,120})\]"),  # kubectl logs --prefix
     re.compile(r"\(([^()]{0,60}pid=\d{1,10}[^()]{0,60})\)"),  # ray
+    re.compile(r"^[IWEF]\d{4} \S{1,30} +(\d{1,10}) "),  # absl's threads, as JAX logs
     re.compile(r"^\s*(\d{1,5}):$"),  # srun --label
     re.compile(r"^\s*([\w./-]{1,80})[ \t]{0,20}\|$"),  # docker compose
 )
@@ -50,6 +52,6 @@ def line_of(number: int, raw: bytes) -> Line:
 def _source(text: str) -> str:
     end, found = 0, []
     while (step := _STEP.match(text, end)) is not None and end < 400:
-        piece, end = step.group().strip(), step.end()
+        piece, end = step.group().lstrip(": \t").rstrip(), step.end()
         found += [name.group(1) for pattern in _SOURCES if (name := pattern.search(piece))]
     return NAMES_APART.join(dict.fromkeys(found))

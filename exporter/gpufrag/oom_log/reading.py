@@ -63,6 +63,7 @@ class _Reader:
     def __init__(self) -> None:
         self._open: OrderedDict[str, Gathering] = OrderedDict()
         self._told: dict[str, int] = {}
+        self._last = ""
 
     @property
     def busy(self) -> bool:
@@ -70,15 +71,21 @@ class _Reader:
 
     def take(self, line: Line) -> Iterator[Oom]:
         yield from self._give_up(line.number)
-        gathering = self._open.get(line.source)
-        if gathering is None or not gathering.take(line.text):
-            if gathering is not None and gathering.done:
-                yield from self._close(line.source)
+        owner = self._owner(line.source)
+        gathering = self._open.get(owner)
+        taken = gathering is not None and gathering.take(line.text)
+        self._last = owner if taken else line.source
+        if gathering is not None and gathering.done:
+            yield from self._close(owner)
+        elif gathering is not None and taken:
+            self._remember(owner, line.number, gathering)
+        if not taken:
             yield from self._begin(line)
-        elif gathering.done:
-            yield from self._close(line.source)
-        else:
-            self._remember(line, gathering)
+
+    def _owner(self, source: str) -> str:
+        """The source that has the word: only the first line of what is logged at once may be marked in full."""
+        goes_on = source not in self._open and self._last in self._open and self._last.startswith(source)
+        return self._last if goes_on else source
 
     def end(self) -> Iterator[Oom]:
         for source in list(self._open):
@@ -92,14 +99,14 @@ class _Reader:
         if alone is not None:
             yield alone
         if kind is not None:
-            self._remember(line, kind(line))
+            self._remember(line.source, line.number, kind(line))
             if self._open[line.source].done:
                 yield from self._close(line.source)
 
-    def _remember(self, line: Line, gathering: Gathering) -> None:
-        self._open[line.source] = gathering
-        self._open.move_to_end(line.source)
-        self._told[line.source] = line.number
+    def _remember(self, source: str, number: int, gathering: Gathering) -> None:
+        self._open[source] = gathering
+        self._open.move_to_end(source)
+        self._told[source] = number
 
     def _close(self, source: str) -> Iterator[Oom]:
         gathering = self._open.pop(source, None)
