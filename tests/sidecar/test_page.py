@@ -134,7 +134,7 @@ def test_the_policy_allows_its_own_style_and_nothing_else() -> None:
 def _oom(**changes: object) -> OomReport:
     report = OomReport(
         Identity("host", 7, 1.0, rank=3), 2, NOW - 90, 0, 3 << 30, "fragmentation", ("no piece was large enough",),
-        next_step="restart", stack=(Frame("/job/train.py", 40, "forward"),),
+        next_step="restart", stack=(Frame("/srv/job/train.py", 40, "forward"),),
     )  # fmt: skip
     return replace(report, **changes)  # type: ignore[arg-type]
 
@@ -143,8 +143,8 @@ def test_an_error_has_a_row_with_its_verdict_and_the_first_piece_of_evidence() -
     (row,) = page.oom_rows(Fleet(NOW, ooms=(_oom(),)))
     assert row == {
         "id": "7-2", "age": "1 min 30 s", "rank": "3", "device": "0", "cause": "fragmentation",
-        "requested": "3.00 GiB", "evidence": "no piece was large enough", "place": "/job/train.py:40",
-        "next_step": "restart",
+        "requested": "3.00 GiB", "evidence": "no piece was large enough", "place": "job/train.py:40",
+        "file": "/srv/job/train.py", "next_step": "restart",
     }  # fmt: skip
     assert "no piece was large enough" in outline(Fleet(NOW, ooms=(_oom(),))).text
 

@@ -108,7 +108,8 @@ def _oom_row(report: OomReport, now: float) -> dict[str, str]:
         "cause": report.cause,
         "requested": format_bytes(report.requested),
         "evidence": next(iter(report.evidence), NONE),
-        "place": f"{place.file}:{place.line}" if place else NONE,
+        "place": f"{'/'.join(Path(place.file).parts[-2:])}:{place.line}" if place else NONE,
+        "file": place.file if place else "",
         "next_step": report.next_step,
     }
 
