@@ -27,6 +27,12 @@ def test_the_list_of_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(first[name] for name in ("evidence", "missing", "next_step"))
 
 
+def test_totals_that_do_not_decide(capsys: pytest.CaptureFixture[str]) -> None:
+    (found,) = json.loads(printed(capsys, str(Path(LOG).with_name("cudamallocasync.log")), "--json"))
+    assert (found["verdict"], found["device"], found["free_total_bytes"]) == ("unknown", 5, None)
+    assert found["missing"] == ["how much of that is the allocator's own cache"]
+
+
 def test_an_empty_list_where_there_is_none(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "log").write_text("all is well\n")
     assert json.loads(printed(capsys, str(tmp_path / "log"), "--json")) == []
