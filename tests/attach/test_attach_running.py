@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import ast
+import ctypes
 
 import pytest
 
+from gpufrag.attach import gdb
+from gpufrag.attach.target import functions
+from gpufrag.errors import Unavailable
 from traceable import traceable
 
 pytestmark = [pytest.mark.real, pytest.mark.skipif(bool(traceable()), reason=f"no attaching here: {traceable()}")]
@@ -154,3 +158,17 @@ def test_the_programs_own_names_are_not_touched(begin, attach) -> None:
     names = victim.end()
     assert "before" in names
     assert {"code", "run", "json", "ask_for_agent"} & set(ast.literal_eval(names)) == set()
+
+
+def test_a_call_that_does_not_end_is_taken_back(begin) -> None:
+    """pause() stands for an Py_AddPendingCall that waits for a lock for ever."""
+    victim = begin("import math\n" + LOOP.format("time.sleep(0.02)") + "print(math.sqrt(2.0))")
+    pause = ctypes.cast(ctypes.CDLL(None).pause, ctypes.c_void_p).value
+    mmap = ctypes.cast(ctypes.CDLL(None).mmap, ctypes.c_void_p).value
+    there = functions(victim.pid)
+    assert pause is not None
+    assert mmap is not None
+    hanging = there._replace(add_pending_call=there.mmap + pause - mmap)
+    with pytest.raises(Unavailable, match="was not asked, and goes on as before"):
+        gdb.ask(gdb.find(), victim.pid, hanging, "pass", limit=3.0)
+    assert victim.end() == f"{2**0.5}\n"
