@@ -197,6 +197,16 @@ def test_an_error_of_another_thread_meanwhile_does_not_wait(bench: Bench) -> Non
     assert sum(bench.causes.values()) == 2
 
 
+def test_none_is_lost_where_many_threads_fail_at_once(bench: Bench) -> None:
+    threads = [threading.Thread(target=lambda: [bench.fail() for _ in range(50)]) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert sum(bench.causes.values()) == 400
+    assert [report.number for report in bench.kept] == list(range(1, 9))
+
+
 def test_a_search_for_a_batch_size_is_not_slowed_down_by_reports(bench: Bench) -> None:
     for _ in range(1000):
         bench.fail()

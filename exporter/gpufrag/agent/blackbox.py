@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from ..errors import BadInput, Unavailable
-from ..model.verdict import judge
+from ..model.verdict import Cause, judge
 from ..oom_report import OomReport, Point, headline
 from ..sample import DeviceSample, Identity, ProcessSample
 from . import stack
@@ -30,7 +30,7 @@ SAMPLES = 60
 MOST_TEXT = 1000
 """Bytes of the allocator's settings, and of each sentence."""
 MOST_SENTENCES = 20
-UNEXPLAINED = "unknown"
+UNEXPLAINED = Cause.UNKNOWN.value
 logger = logging.getLogger("gpufrag")
 
 

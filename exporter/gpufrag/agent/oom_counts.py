@@ -9,6 +9,8 @@ from collections.abc import Callable
 from ..model.verdict import Cause
 from ..sample import Ooms
 
+CAUSES = tuple(cause.value for cause in Cause)
+
 
 class OomCounts:
     """May be used from any thread, and from within itself."""
@@ -27,9 +29,6 @@ class OomCounts:
         with self._lock:
             time, requested = self._last.get(device, (None, None))
             return Ooms(dict(self._causes[device]), time, requested)
-
-
-CAUSES = tuple(cause.value for cause in Cause)
 
 
 class Allowance:
