@@ -137,6 +137,16 @@ def test_an_old_boundary_does_not_stay_beside_fresh_snapshots(loop: Loop, clock:
     assert loop.moments() == ["timer"]
 
 
+def test_where_steps_are_long_moments_stay_as_long_as_it_takes_to_renew_them(loop: Loop, clock: HandClock) -> None:
+    loop.source.step()
+    loop.sampler.digest()
+    clock.tick(60)
+    loop.source.step()
+    clock.tick(60)
+    loop.sampler.take("timer")
+    assert loop.moments() == ["boundary", "timer"]
+
+
 def test_a_source_that_cannot_be_followed_says_nothing_of_peaks(clock: HandClock) -> None:
     sampler = Sampler(ScriptedSource(), AgentSettings(), Trouble(), clock.clocks)
     assert sampler.sample(IDENTITY).peak_method is None

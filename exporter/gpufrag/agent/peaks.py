@@ -47,7 +47,8 @@ class Peaks:
         self._step: Step | None = None
         self._ended: deque[Step] = deque()
         self._boundary_at: float | None = None
-        self._length = 0.0
+        self.step_seconds = 0.0
+        """What the last step took; 0 before the second boundary."""
         self._followed = 0
         self.method = TIMER
         """How the last peak was found; TIMER where it was not, or none was looked for yet."""
@@ -61,7 +62,7 @@ class Peaks:
         """A step has ended. Called after each: it is cheap."""
         now = self._clocks.monotonic()
         if self._boundary_at is not None:
-            self._length = now - self._boundary_at
+            self.step_seconds = now - self._boundary_at
         self._boundary_at = now
         step, self._step = self._step, None
         if step is not None:
@@ -74,11 +75,11 @@ class Peaks:
         study = self._followed < (1 if experience.known >= STUDIES else STUDIES)
         level, took = self._read(device)
         hopeless = self._followed >= STUDIES + TRIES or (experience.rule is None and not study)
-        if hopeless or level is None or self._length == 0.0:
+        if hopeless or level is None or self.step_seconds == 0.0:
             self._followed, self.method = 0, TIMER
             return False
         self._followed += 1
-        plan = Plan(self._length, self._allowance, took)
+        plan = Plan(self.step_seconds, self._allowance, took)
         self._step = Step(device, Following(experience, level, self._clocks.monotonic(), plan, study=study))
         return True
 

@@ -205,6 +205,10 @@ class Sampler:
             device.snapshots[taken.at] = Snapshot(taken.time, taken.at, taken.duration, measured)
             device.recurrence = observe(device.recurrence, own, taken.time)
 
+    def _window(self) -> float:
+        """Seconds in which a snapshot is to be expected: not more than one comes in a step."""
+        return max(self.schedule.window, self._peaks.step_seconds if self._peaks else 0.0)
+
     def _known(self, device: int) -> Device:
         if device not in self._devices:
             self._devices[device] = Device(self._source.facts(device))
@@ -224,7 +228,7 @@ class Sampler:
             totals=reading.totals,
             driver=reading.driver,
             largest_recurring=device.recurrence.largest(self._clocks.wall()),
-            snapshots=current(device.snapshots.values(), self._clocks.wall(), self.schedule.window),
+            snapshots=current(device.snapshots.values(), self._clocks.wall(), self._window()),
         )
 
 
