@@ -162,4 +162,4 @@ def test_a_job_that_is_deleted_meanwhile_ends_its_restart() -> None:
     rig.turn()
     del rig.cluster.jobs["train"]
     rig.go()
-    assert rig.told[-1] == "restarted gone"
+    assert rig.told[-1] == "over gone"

@@ -79,6 +79,13 @@ def test_case(reason: Reason | None, facts: Facts) -> None:
     assert (decision.reason if isinstance(decision, Skip) else None) == reason
 
 
+@pytest.mark.parametrize(("labels", "foreign"), [({}, True), ({"cluster": "b"}, True), ({"cluster": "a"}, False)])
+def test_an_alert_of_another_cluster_is_foreign(labels: dict[str, str], foreign: bool) -> None:
+    facts = replace(GOOD, alert=replace(ALERT, labels={**LABELS, **labels}))
+    decision = decide(facts, replace(SETTINGS, alert_labels={"cluster": "a"}))
+    assert (isinstance(decision, Skip) and decision.reason == reasons.FOREIGN) == foreign
+
+
 def test_switched_off_is_switched_off() -> None:
     decision = decide(GOOD, replace(SETTINGS, enabled=False))
     assert isinstance(decision, Skip)

@@ -127,6 +127,16 @@ def test_a_person_closes_the_circuit(rig: Rig, server: Running) -> None:
     assert rig.told == ["closed circuit-closed"]
 
 
+@pytest.mark.parametrize("path", ["/v1/alerts", "/v1/circuit/close"])
+@pytest.mark.parametrize("header", ["origin", "sec-fetch-site"])
+def test_no_web_page_acts_with_the_password_that_a_browser_knows(
+    rig: Rig, server: Running, path: str, header: str
+) -> None:
+    answer = httpx.post(server.url(path), content=body(), headers={header: "x"}, trust_env=False, timeout=PATIENCE)
+    assert answer.status_code == 403
+    assert rig.metrics.value(metrics.QUEUE) is None
+
+
 def test_a_circuit_that_cannot_be_written_is_said_to_stay_open() -> None:
     rig = Rig(cluster=MemoryCluster(store=None))
     with running(rig.webhook.service()) as server:

@@ -24,6 +24,8 @@ WOULD = "would-restart"
 STARTED = "started"
 RESTARTED = "restarted"
 FAILED = "failed"
+OVER = "over"
+"""The job was gone before its restart was."""
 RESUMED = "resumed"
 """What another left half way."""
 CLOSED = "closed"
@@ -34,6 +36,7 @@ _EVENT_REASONS: Mapping[str, str] = {
     WOULD: "WouldRestart",
     RESTARTED: "Restarted",
     FAILED: "RestartFailed",
+    OVER: "RestartOver",
     RESUMED: "RestartTakenUp",
 }
 log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeVar
 
 from .clock import Clock, delays
 from .cluster import Cluster, GroupKind, Owner, Ref
-from .decisions import FAILED, RESTARTED
+from .decisions import FAILED, OVER, RESTARTED
 from .errors import ClusterError, Denied, Invalid, NotFound
 from .memory import SUSPENDED, WAITING, Memory
 from .settings import RestartSettings
@@ -30,8 +30,8 @@ class Result(NamedTuple):
 
 
 SUCCESS = Result(RESTARTED, "restarted", "The job was restarted, and all its pods are ready.")
-GONE = Result(RESTARTED, "gone", "The job was deleted while it was restarted.")
-ENDED = Result(RESTARTED, "ended", "The job came to its end while it was restarted.")
+GONE = Result(OVER, "gone", "The job was deleted while it was restarted.")
+ENDED = Result(OVER, "ended", "The job came to its end while it was restarted.")
 NOT_STOPPED = Result(
     FAILED,
     "not-stopped",

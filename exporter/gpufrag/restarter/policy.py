@@ -65,6 +65,8 @@ def screen(alert: Alert, settings: PolicySettings) -> Skip | None:
         return Skip(reasons.RESOLVED)
     if not settings.enabled:
         return Skip(reasons.DISABLED)
+    if any(alert.labels.get(name) != value for name, value in settings.alert_labels.items()):
+        return Skip(reasons.FOREIGN)
     if not alert.namespace or not alert.pod:
         return Skip(reasons.NO_POD)
     if alert.namespace not in settings.namespaces:

@@ -42,6 +42,11 @@ NOT_ASKED = Reason(
     'route to the restarter only what has gpufrag_action="restart"',
 )
 RESOLVED = Reason("resolved", "the alert has ended", "nothing to do")
+FOREIGN = Reason(
+    "foreign",
+    "the alert lacks a label of this restarter's own",
+    "see policy.alert_labels: it may be about another cluster",
+)
 NO_POD = Reason(
     "no-pod", "the alert names no namespace and pod", "keep the labels namespace and pod, or the annotation worst_pod"
 )
@@ -129,6 +134,7 @@ _OF_TARGETS = (
 REASONS: tuple[Reason, ...] = (
     NOT_ASKED,
     RESOLVED,
+    FOREIGN,
     NO_POD,
     NAMESPACE,
     DISABLED,

@@ -5,7 +5,8 @@ Each field's docstring gives its unit, its meaning and why the default is what i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from .. import yaml_record
@@ -35,6 +36,8 @@ class PolicySettings:
     """Decide, tell, ask the server for a dry run, and change nothing."""
     namespaces: tuple[str, ...] = ()
     """Only jobs of these are touched, or even looked at. None by default."""
+    alert_labels: Mapping[str, str] = field(default_factory=dict)
+    """What an alert must carry, as {cluster: a}: one Alertmanager may serve clusters with equal names in them."""
     cool_down: Seconds = 1800.0
     """After a restart of a job; doubled by each further one within a day. Longer than a job takes to warm up."""
     max_per_day: Count = 4

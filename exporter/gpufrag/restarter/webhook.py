@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
@@ -23,6 +23,7 @@ from .decisions import Decision, Recorder
 from .fuse import Fuse
 from .metrics import CALLS, Metrics
 
+FORBIDDEN = PlainTextResponse("not from a web page\n", 403)
 RETRY_AFTER = {"retry-after": "5"}
 log = logging.getLogger(__name__)
 
@@ -36,6 +37,7 @@ class Webhook:
     fuse: Fuse
     metrics: Metrics
     now: Callable[[], float]
+    blocking: Worker = field(default_factory=lambda: Worker("gpufrag-circuit"))
 
     def service(self) -> Service:
         """Without background, token or start; see `server`."""
@@ -49,6 +51,8 @@ class Webhook:
 
     async def _alerts(self, request: Request) -> Response:
         """202 and nothing else says that they will be looked at; Alertmanager sends them again after any other."""
+        if _from_a_page(request):
+            return FORBIDDEN
         try:
             alerts = parse(await request.body())
         except BadInput as error:
@@ -70,11 +74,18 @@ class Webhook:
 
     async def _close(self, request: Request) -> Response:
         """For a person, whom the server has let in."""
+        if _from_a_page(request):
+            return FORBIDDEN
         who = request.client.host if request.client else "somebody"
         try:
-            await Worker("gpufrag-circuit").run(self.fuse.close)
+            await self.blocking.run(self.fuse.close)
         except STORE_ERRORS as error:
             return PlainTextResponse(f"the circuit could not be closed: {error}\n", 503, headers=RETRY_AFTER)
         text = f"The circuit was closed by a call from {who}."
         self.recorder.tell(Decision(self.now(), decisions.CLOSED, "circuit-closed", text))
         return PlainTextResponse("closed\n")
+
+
+def _from_a_page(request: Request) -> bool:
+    """Whether a browser sends it: for any page at all, and with the password that it knows. Programs do not say so."""
+    return "origin" in request.headers or "sec-fetch-site" in request.headers
