@@ -102,16 +102,18 @@ def test_two_receivers_are_told_of_the_same_alert(turns: list[bool], number: int
 class Watched:
     """Counts the checkpoints that are asked for."""
 
-    asked = 0
+    def __init__(self) -> None:
+        self.asked = 0
 
     def save(self, job: Resolved, timeout_s: float) -> Waiting:
-        type(self).asked += 1
+        self.asked += 1
         yield 5.0
         return Checkpoint("Saved.", saved=True)
 
 
 def test_two_receivers_ask_for_one_checkpoint() -> None:
-    one = Rig(checkpointer=Watched())
+    watched = Watched()
+    one = Rig(checkpointer=watched)
     two = one.again()
     one.send()
     two.send()
@@ -119,7 +121,7 @@ def test_two_receivers_ask_for_one_checkpoint() -> None:
         one.turn()
         two.turn()
     whole(one)
-    assert (Watched.asked, one.cluster.suspensions) == (1, 1)
+    assert (watched.asked, one.cluster.suspensions) == (1, 1)
 
 
 def test_who_may_no_longer_resume_goes_on_trying() -> None:
