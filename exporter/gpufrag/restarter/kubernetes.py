@@ -14,12 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import yaml
-from lightkube.config.client_adapter import ConnectionParams
-from lightkube.config.kubeconfig import KubeConfig, SingleConfig
-from lightkube.core.exceptions import ConfigError
-from lightkube.core.generic_client import BasicRequest, GenericSyncClient
 
 from ..errors import UsageError
 from . import bodies
@@ -29,6 +24,15 @@ from .errors import Away, Denied, NotFound
 from .kinds import COMMAND, EVENT, POD, RESOURCES, group_version
 from .objects import owner_from, pod_from
 from .steps import merged
+
+try:
+    import httpx2
+    from lightkube.config.client_adapter import ConnectionParams
+    from lightkube.config.kubeconfig import KubeConfig, SingleConfig
+    from lightkube.core.exceptions import ConfigError
+    from lightkube.core.generic_client import BasicRequest, GenericSyncClient
+except ModuleNotFoundError as missing:
+    raise UsageError(f"{missing.name} is not installed: pip install 'gpufrag[restarter]'") from None
 
 MERGE_PATCH = "application/merge-patch+json"
 PAGE = 500
