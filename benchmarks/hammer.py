@@ -1,0 +1,119 @@
+"""Eight threads that allocate without a pause under an agent that looks every 50 ms: does any of them stop?
+
+    PYTHONPATH=exporter python3 -m gpufrag run --interval 0.05 --budget 0.5 -- python3 benchmarks/hammer.py
+
+Each thread has a stream of its own, keeps some hundred tensors alive, shares some between streams, and runs into the
+memory limit again and again, so that flushes, retries and out-of-memory errors are among what the agent meets. One of
+them also steps an optimizer. Ends with 1 where a thread made no progress for 30 s; prints what was done, and what the
+agent published.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import json
+import random
+import sys
+import threading
+import time
+from pathlib import Path
+
+import torch
+
+from gpufrag import agent
+
+GIB, MIB = 1 << 30, 1 << 20
+LIMIT = 6 * GIB
+THREADS = 8
+STUCK = 30.0
+"""Seconds without a request by some thread that are called a deadlock."""
+
+
+class Worker(threading.Thread):
+    """Counts its requests; `beat` is when it made the last one."""
+
+    def __init__(self, number: int, ending: threading.Event) -> None:
+        super().__init__(name=f"hammer-{number}", daemon=True)
+        self._chance, self._ending = random.Random(number), ending
+        self._stepping = number == 0
+        self.beat = time.monotonic()
+        self.requests = self.failed = 0
+
+    def run(self) -> None:
+        live: list[torch.Tensor] = []
+        weight = torch.nn.Parameter(torch.zeros(1024, device="cuda"))
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+        other = torch.cuda.Stream()
+        with torch.cuda.stream(torch.cuda.Stream()):
+            while not self._ending.is_set():
+                self._turn(live, other)
+                if self._stepping and self.requests % 50 == 0:
+                    weight.grad = torch.ones_like(weight)
+                    optimizer.step()
+
+    def _turn(self, live: list[torch.Tensor], other: torch.cuda.Stream) -> None:
+        size = self._chance.choice((512, 40_000, 3 * MIB, 30 * MIB, 150 * MIB))
+        try:
+            live.append(torch.empty(size + self._chance.randrange(size), dtype=torch.uint8, device="cuda"))
+        except torch.OutOfMemoryError:
+            self.failed += 1
+            del live[: len(live) // 2]
+        if self._chance.random() < 0.1 and live:
+            self._chance.choice(live).record_stream(other)
+        if len(live) > 100 or self._chance.random() < 0.3:
+            first = self._chance.randrange(max(1, len(live)))
+            del live[first : first + 3]
+        self.requests += 1
+        self.beat = time.monotonic()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--seconds", type=float, default=600.0)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    torch.cuda.set_per_process_memory_fraction(LIMIT / torch.cuda.mem_get_info()[1])
+    ending = threading.Event()
+    workers = [Worker(number, ending) for number in range(THREADS)]
+    begun = time.monotonic()
+    for worker in workers:
+        worker.start()
+    stuck = watch(workers, begun + options.seconds)
+    ending.set()
+    report = said(workers, time.monotonic() - begun, stuck)
+    print(json.dumps(report, indent=1))
+    if options.out:
+        options.out.write_text(json.dumps(report, indent=1) + "\n")
+    return int(bool(stuck))
+
+
+def watch(workers: list[Worker], until: float) -> list[str]:
+    """The names of threads that stopped; their stacks, and all others', go to stderr."""
+    while time.monotonic() < until:
+        time.sleep(1)
+        if stuck := [w.name for w in workers if time.monotonic() - w.beat > STUCK or not w.is_alive()]:
+            faulthandler.dump_traceback(all_threads=True)
+            return stuck
+    return []
+
+
+def said(workers: list[Worker], seconds: float, stuck: list[str]) -> dict[str, object]:
+    sample = agent.latest()
+    stats = torch.cuda.memory_stats()
+    return {
+        "seconds": round(seconds, 1),
+        "stuck": stuck,
+        "requests": sum(worker.requests for worker in workers),
+        "least_of_a_thread": min(worker.requests for worker in workers),
+        "ooms": stats["num_ooms"],
+        "retries": stats["num_alloc_retries"],
+        "stall_seconds": sample.health.stall_seconds if sample else None,
+        "agent_errors": sample.health.errors if sample else None,
+        "steps": sample.steps if sample else None,
+        "moments": [s.at for device in sample.devices for s in device.snapshots] if sample else None,
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())
