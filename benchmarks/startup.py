@@ -4,8 +4,9 @@
 
 Needs neither torch nor a GPU. `start` is an interpreter that does nothing: with the shim alone on PYTHONPATH, over the
 same without; `disabled` the same with GPUFRAG_DISABLE=1; `agent` the import of all that runs once a GPU is in use. All
-starts take turns, so that a machine that slows down slows down all of them. Milliseconds: median, and the difference
-of medians with a 95 % interval by resampling; `modules` are those that the shim brings into sys.modules.
+starts take turns, so that a machine that slows down slows down all of them. Milliseconds of processor time, which other
+work on the machine disturbs little: median, and the difference of medians with a 95 % interval by resampling; `modules`
+are those that the shim brings into sys.modules.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ import argparse
 import json
 import os
 import random
+import resource
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -42,14 +43,15 @@ def start(python: str, program: str, environment: Mapping[str, str]) -> str:
 
 
 def measure(python: str, runs: int) -> dict[str, list[float]]:
-    """Seconds of every start; a first round, which fills the caches, is not counted."""
+    """Seconds of processor time of every start; a first round, which fills the caches, is not counted."""
     found: dict[str, list[float]] = {name: [] for name in STARTS}
     for turn in range(runs + 1):
         for name, (program, environment) in STARTS.items():
-            began = time.perf_counter()
+            before = resource.getrusage(resource.RUSAGE_CHILDREN)
             start(python, program, environment)
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
             if turn:
-                found[name].append(time.perf_counter() - began)
+                found[name].append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     return found
 
 

@@ -14,6 +14,7 @@ import pytest
 from gpufrag.agent.identity import start_of
 from gpufrag.attach.answer import agent_socket, place_for_report, report, until
 from gpufrag.attach.target import Target
+from gpufrag.errors import Unavailable
 
 UID = os.geteuid()
 
@@ -81,6 +82,12 @@ def test_its_folder_is_the_targets_own_and_goes(target: Target) -> None:
         status = file.parent.stat()
         assert (status.st_uid, stat.S_IMODE(status.st_mode)) == (UID, 0o700)
     assert not file.parent.exists()
+
+
+def test_a_temp_dir_that_the_target_does_not_see_is_told(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpufrag.attach.answer.visible", lambda pid, path: False)
+    with pytest.raises(Unavailable, match="set TMPDIR"), place_for_report(target):
+        pass
 
 
 @pytest.mark.skipif(UID != 0, reason="only root gives folders away")

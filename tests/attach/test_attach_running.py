@@ -51,6 +51,7 @@ def test_one_that_comes_to_a_gpu_later_has_its_agent_then(begin, attach, tmp_pat
 
 
 WAITS = {
+    "signals": "signal.pause()",
     "sleep": "time.sleep(0.05)",
     "select": "select.select([], [], [], 0.05)",
     "poll": "select.poll().poll(50)",
@@ -61,7 +62,9 @@ WAITS = {
     "child": "os.waitpid(os.spawnlp(os.P_NOWAIT, 'sleep', 'sleep', '0.05'), 0)",
 }
 FED = """
-import select, socket, threading
+import select, signal, socket, threading
+signal.signal(signal.SIGALRM, lambda number, frame: None)
+signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)
 (pipe, writing), (first, second), lock = os.pipe(), socket.socketpair(), threading.Lock()
 lock.acquire()
 def feed():
@@ -73,7 +76,8 @@ threading.Thread(target=feed, daemon=True).start()
 @pytest.mark.parametrize("kind", WAITS)
 def test_a_system_call_that_is_underway_goes_on(begin, attach, kind: str) -> None:
     """A stopped thread's call must be begun anew as the kernel would do it, or the program sees an error."""
-    victim = begin(FED + LOOP.format(WAITS[kind]) + ASKED)
+    still = "signal.setitimer(signal.ITIMER_REAL, 0)\n"  # at its end, Python would die of it
+    victim = begin(FED + LOOP.format(WAITS[kind]) + still + ASKED)
     assert attach(victim.pid)[0] == 0
     assert victim.end() == "True\n"
 

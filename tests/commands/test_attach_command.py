@@ -20,8 +20,8 @@ from gpufrag.commands import attach
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What would have been run in the process; it answers as `answers` says."""
     found: list[str] = []
-    target = Target(4711, os.geteuid(), os.getegid(), (3, 11), {})
-    monkeypatch.setattr(attach, "examine", lambda pid, caller: target._replace(pid=pid))
+    target = Target(os.getpid(), os.geteuid(), os.getegid(), (3, 11), {})
+    monkeypatch.setattr(attach, "examine", lambda pid, caller: target)
     monkeypatch.setattr(attach, "way", lambda target: lambda code, file: found.append(code))
     return found
 

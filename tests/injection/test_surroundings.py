@@ -6,6 +6,8 @@ import os
 
 import pytest
 
+from gpufrag.sample import decode
+
 FOREIGN = 1_000_680_000
 
 JOB = ["{python}", "-m", "job"]
@@ -81,6 +83,13 @@ def test_a_setting_that_is_none_costs_a_line(site, name: str) -> None:
 def test_disabled_not_even_a_setting_that_is_none_is_looked_at(site) -> None:
     done = site.run(*JOB, GPUFRAG_DISABLE="1", GPUFRAG_INTERVAL="soon")
     assert (done.returncode, done.stdout, done.stderr) == (0, "no agent\n", "")
+
+
+def test_what_failed_above_is_published_by_an_agent_below(site) -> None:
+    done = site.run(*JOB, GPUFRAG_SHIM_FAILED="2")
+    assert (done.returncode, done.stdout) == (0, "agent\n")
+    (file,) = site.shared.glob("*.json")
+    assert decode(file.read_bytes()).health.errors == {"injection": 1}
 
 
 HEAVY = {"asyncio", "http", "multiprocessing", "urllib.request", "ssl", "subprocess", "unittest", "email", "ctypes"}

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..agent.identity import start_of
+from ..errors import Unavailable
 from ..folder import SHARED, VARIABLE, FileName, socket_address
-from .target import Target
+from .target import Target, visible
 
 LARGEST = 4096
 PAUSE = 0.05
@@ -27,8 +28,12 @@ Found = TypeVar("Found")
 
 @contextmanager
 def place_for_report(target: Target) -> Iterator[Path]:
-    """A file's name in a folder of the target's own user, which is gone afterwards."""
+    """A file's name in a folder of the target's own user, which is gone afterwards. Raises Unavailable."""
     with tempfile.TemporaryDirectory(prefix="gpufrag-attach-") as folder:
+        if not visible(target.pid, Path(folder).absolute()):
+            raise Unavailable(
+                f"process {target.pid} does not see {Path(folder).parent}; set TMPDIR to a folder that it sees too"
+            )
         if os.geteuid() != target.uid:
             os.chown(folder, target.uid, target.gid)
         yield Path(folder, "report.json")

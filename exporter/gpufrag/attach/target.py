@@ -18,7 +18,8 @@ MACHINE = "x86_64"
 """The one whose registers in_gdb knows."""
 PAYLOAD = Path(__file__).resolve().parent / "payload.py"
 INTERPRETER = ("Py_AddPendingCall", "PyRun_SimpleString")
-_VERSION = re.compile(r"(?:libpython|/python)(\d)\.(\d+)|\.cpython-(\d)(\d+)-")
+_VERSIONS = (r"/libpython(\d)\.(\d+)", r"/python(\d)\.(\d+)$", r"\.cpython-(\d)(\d+)-", r"/python(\d)\.(\d+)/")
+"""Where a file's path tells the version; the surest first."""
 _C_LIBRARY = re.compile(r"libc[.-]|ld-musl")
 
 
@@ -86,28 +87,28 @@ def _refuse(pid: int, caller: Caller, proc: Path) -> None:
         raise Unavailable(f"process {pid} is stopped; let it go on first: kill -CONT {pid}")
     if (found := obstacle(pid, caller, proc)) is not None:
         raise Unavailable(f"process {pid} cannot be attached to: {found}")
-    if (proc / str(pid) / "ns/pid").readlink() != (proc / "self/ns/pid").readlink() or not _visible(pid, proc):
+    if (proc / str(pid) / "ns/pid").readlink() != (proc / "self/ns/pid").readlink() or not visible(pid, PAYLOAD, proc):
         raise Unavailable(
             f"process {pid} is in another container: it does not see {PAYLOAD}; "
             "run this command inside that container, with a gpufrag that is installed there"
         )
 
 
-def _visible(pid: int, proc: Path) -> bool:
-    """Whether the payload's path leads to the same file in the target's file system."""
+def visible(pid: int, path: Path, proc: Path = Path("/proc")) -> bool:
+    """Whether the absolute path leads to the same file in the target's file system."""
     try:
-        return os.path.samestat((proc / str(pid) / "root" / PAYLOAD.relative_to("/")).stat(), PAYLOAD.stat())
+        return os.path.samestat((proc / str(pid) / "root" / path.relative_to("/")).stat(), path.stat())
     except FileNotFoundError:
         return False
 
 
 def _python(pid: int, proc: Path) -> tuple[int, int]:
     paths = [path for _, path in _maps(pid, proc)]
-    match = next((found for path in paths if (found := _VERSION.search(path))), None)
+    match = next((found for form in _VERSIONS for path in paths if (found := re.search(form, path))), None)
     if match is None:
         program = paths[0] if paths else "a part of the kernel"
         raise UsageError(f"process {pid} is {program}, not a Python 3; give the pid of the training process itself")
-    major, minor = (int(part) for part in match.groups() if part)
+    major, minor = (int(part) for part in match.groups())
     if (major, minor) < OLDEST:
         raise UsageError(f"process {pid} runs Python {major}.{minor}; the agent needs {OLDEST[0]}.{OLDEST[1]} or newer")
     return major, minor

@@ -68,7 +68,9 @@ def way(target: Target) -> Ask:
 
 
 def _written(file: Path, code: str) -> Path:
+    """For a process of another user too: the folder is that user's, and closed to all others."""
     file.write_text(code, encoding="utf-8")
+    file.chmod(0o644)
     return file
 
 
@@ -90,7 +92,8 @@ def _outcome(target: Target, told: Mapping[str, str], seconds: float) -> str:
         return f"process {target.pid} has an agent now, {where}"
     if state in REFUSALS:
         raise Unavailable(f"process {target.pid}: {REFUSALS[state]} ({told.get('error', 'see its stderr')})")
+    stays = "is withdrawn" if target.python >= REMOTE_EXEC else "stays, and is carried out when that ends"
     raise Unavailable(
         f"process {target.pid} has not come to a safe point within {seconds:g} s: its main thread sleeps, or is in "
-        "a long call into C; the request stays, and is carried out when that ends"
+        f"a long call into C; the request {stays}"
     )
