@@ -64,13 +64,21 @@ def test_nothing_runs_when_the_controller_says_so_and_no_pod_lives() -> None:
     assert not stopped((replace(READY, deleting=True),), SUSPENDED)
 
 
+def ray_cluster(*groups: dict[str, Any], **cluster: Any) -> dict[str, Any]:
+    manifest = manifests.ray_job()
+    return {**manifest, "spec": {"rayClusterSpec": {**cluster, "workerGroupSpecs": list(groups)}}}
+
+
 WANTED = [
     (manifests.job(parallelism=4, completions=6), {"succeeded": 3}, 3),
     (manifests.job(parallelism=4, completions=None), {}, 4),
     (manifests.job_set(), {}, 2),
+    (manifests.job_set(), {"replicatedJobsStatus": [{"name": "workers", "succeeded": 1}]}, 0),
     (manifests.train_job(), {}, 2),
     (manifests.pytorch_job(), {}, 2),
     (manifests.ray_job(), {}, 2),
+    (ray_cluster({"replicas": 2, "numOfHosts": 2}, {"replicas": 1}), {}, 6),
+    (ray_cluster({"replicas": 4, "minReplicas": 1}, enableInTreeAutoscaling=True), {}, 2),
 ]
 
 

@@ -61,7 +61,11 @@ def _job_pods(owner: Owner) -> int:
 
 
 def _job_set_pods(owner: Owner) -> int:
-    return sum(int(job.get("replicas", 1)) * _parallelism(job) for job in owner.spec.get("replicatedJobs") or ())
+    """Of those Jobs that have not succeeded yet."""
+    status: Any = owner.status.get("replicatedJobsStatus") or ()
+    done = {one["name"]: int(one.get("succeeded", 0)) for one in status}
+    jobs: Any = owner.spec.get("replicatedJobs") or ()
+    return sum((int(job.get("replicas", 1)) - done.get(job["name"], 0)) * _parallelism(job) for job in jobs)
 
 
 def _parallelism(job: Any) -> int:
@@ -78,8 +82,11 @@ def _train_job_pods(owner: Owner) -> int:
 
 
 def _ray_pods(owner: Owner) -> int:
-    groups: Any = field_at(owner.spec, ("rayClusterSpec", "workerGroupSpecs")) or ()
-    return 1 + sum(int(group.get("replicas", 0)) for group in groups)
+    """The head and the workers; of those that an autoscaler may take away, none."""
+    cluster: Any = owner.spec.get("rayClusterSpec") or {}
+    key = "minReplicas" if cluster.get("enableInTreeAutoscaling") else "replicas"
+    groups = cluster.get("workerGroupSpecs") or ()
+    return 1 + sum(int(group.get(key) or 0) * int(group.get("numOfHosts", 1)) for group in groups)
 
 
 def _ray_selector(owner: Owner) -> str:
