@@ -9,8 +9,10 @@ import pytest
 
 from gpufrag.restarter import kinds
 from gpufrag.restarter.cluster import GroupKind, Owner, Pod
+from gpufrag.restarter.errors import NotFound
 from gpufrag.restarter.objects import owner_from
 from gpufrag.restarter.rollout import rolled_out, selector_of
+from gpufrag.restarter.steps import EVICTED
 from gpufrag.restarter.suspend import Suspend
 from gpufrag.restarter.targets import TARGETS
 from restarter.fake_api import manifests
@@ -27,6 +29,12 @@ class Pods:
 
     def list_pods(self, namespace: str, selector: str) -> tuple[Pod, ...]:
         return self.pods
+
+    def get_pod(self, namespace: str, name: str) -> Pod:
+        for pod in self.pods:
+            if pod.name == name:
+                return pod
+        raise NotFound("gone")
 
 
 def owner_of(manifest: dict[str, Any], status: Any = None, **spec: Any) -> Owner:
@@ -102,6 +110,16 @@ def test_a_rollout_is_over_when_every_count_says_so(make: Any) -> None:
         assert not rolled_out(owner_of(make(), {**DONE, key: 1}))
         assert not rolled_out(owner_of(make(), {other: DONE[other] for other in DONE if other != key}))
     assert not rolled_out(owner_of(make(), {**DONE, "replicas": 3}))
+
+
+@pytest.mark.parametrize("make", [manifests.leader_worker_set, manifests.workflow])
+def test_nothing_runs_again_while_the_evicted_pod_is_there(make: Any) -> None:
+    """However good the status looks: its controller may not have looked yet."""
+    owner = replace(owner_of(make(), DONE), annotations={EVICTED: "train-0/u0"})
+    target, another = TARGETS[owner.group_kind], replace(READY, uid="u1")
+    assert not target.running(Pods((READY,)), owner)  # type: ignore[arg-type]
+    assert target.running(Pods((another,)), owner)  # type: ignore[arg-type]
+    assert target.running(Pods((replace(another, name="train-1"),)), owner)  # type: ignore[arg-type]
 
 
 def test_a_selector_is_written_as_a_url_has_it() -> None:
