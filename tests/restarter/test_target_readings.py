@@ -103,12 +103,13 @@ def test_how_many_pods_a_job_wants(manifest: dict[str, Any], status: Any, count:
 DONE = {"observedGeneration": 2, "replicas": 2, "updatedReplicas": 2, "readyReplicas": 2}
 
 
-@pytest.mark.parametrize("make", [manifests.deployment, manifests.stateful_set])
+@pytest.mark.parametrize("make", [manifests.deployment, manifests.stateful_set, manifests.leader_worker_set])
 def test_a_rollout_is_over_when_every_count_says_so(make: Any) -> None:
     assert rolled_out(owner_of(make(), DONE))
     for key in DONE:
         assert not rolled_out(owner_of(make(), {**DONE, key: 1}))
-        assert not rolled_out(owner_of(make(), {other: DONE[other] for other in DONE if other != key}))
+        absent = {other: DONE[other] for other in DONE if other != key}
+        assert rolled_out(owner_of(make(), absent)) == (key == "observedGeneration")
     assert not rolled_out(owner_of(make(), {**DONE, "replicas": 3}))
 
 

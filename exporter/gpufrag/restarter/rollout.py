@@ -52,7 +52,8 @@ def template_patch(path: tuple[str, ...], owner: Owner) -> Body:
 def rolled_out(owner: Owner) -> bool:
     """Whether the controller has seen the newest template, and every replica is of it and ready."""
     wanted, status = owner.spec.get("replicas", 1), owner.status
-    seen = status.get("observedGeneration", 0) >= owner.raw["metadata"].get("generation", 0)
+    generation = owner.raw["metadata"].get("generation", 0)
+    seen = status.get("observedGeneration", generation) >= generation  # LeaderWorkerSet did not always tell
     return seen and all(status.get(key, 0) == wanted for key in ("replicas", "updatedReplicas", "readyReplicas"))
 
 
