@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import ctypes
+from typing import Any
 
 import pytest
 
@@ -83,26 +84,21 @@ def test_a_system_call_that_is_underway_goes_on(begin, attach, kind: str) -> Non
 
 
 SUM = """
-total = 0.0
-for n in range(1, 6_000_000):
-    total += 1.0 / n ** 1.5
-    if n == 1000: print("ready", flush=True)
-print(total)
+def total(terms):
+    found = 0.0
+    for n in range(1, terms): found += 1.0 / n ** 1.5
+    return found
 """
 
 
 def test_a_computation_that_never_waits_comes_to_the_same_result(begin, attach) -> None:
-    victim = begin(SUM)
+    """The thread is stopped anywhere, its floating-point registers in use."""
+    victim = begin(SUM + "results = set()\n" + LOOP.format("results.add(total(100_000))") + "print(results)")
     for _ in range(2):
         assert attach(victim.pid)[0] == 0
-    assert float(victim.end()) == sum_alone()
-
-
-def sum_alone() -> float:
-    total = 0.0
-    for n in range(1, 6_000_000):
-        total += 1.0 / n**1.5
-    return total
+    alone: dict[str, Any] = {}
+    exec(SUM, alone)
+    assert victim.end() == f"{{{alone['total'](100_000)}}}\n"
 
 
 def test_c_code_that_holds_the_gil_is_waited_for_and_not_broken_into(begin, attach) -> None:

@@ -100,7 +100,8 @@ def test_without_torch_the_start_loads_three_small_modules_of_ours_and_no_other(
     alone, ours = (
         set(site.run("{python}", "-c", told, PYTHONPATH=path).stdout.split()) for path in ("", str(site.shim))
     )
-    assert ours - alone == {"gpufrag", "gpufrag.agent", "gpufrag.agent.arrival", "sitecustomize", "__future__"}
+    expected = {"gpufrag", "gpufrag.agent", "gpufrag.agent.arrival", "sitecustomize", "__future__"}
+    assert ours == alone | expected
 
 
 def test_the_first_use_of_a_gpu_loads_nothing_heavy_either(site) -> None:
