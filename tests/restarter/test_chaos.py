@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from gpufrag.restarter.checkpoint import Checkpoint, Waiting
 from gpufrag.restarter.errors import Away, ClusterError, Conflict, Denied, TooMany
 from gpufrag.restarter.owners import Resolved
+from gpufrag.restarter.settings import RestartSettings
 from restarter.memory_cluster import Killed, fail_at
 from restarter.worker_rig import Rig
 
@@ -41,6 +42,18 @@ def test_one_call_fails(number: int, error: ClusterError, done: bool) -> None:
     rig = Rig()
     rig.cluster.fault = fail_at(number, done, error)
     whole(rig.send().go())
+
+
+@pytest.mark.parametrize("done", [False, True])
+@pytest.mark.parametrize("number", range(CALLS))
+def test_a_fault_of_our_own_is_survived(number: int, done: bool) -> None:
+    rig = Rig()
+    rig.cluster.fault = fail_at(number, done, ZeroDivisionError("a bug"))
+    rig.send().go()
+    for seconds in (RestartSettings().sweep, CLAIM_LASTS_S, RestartSettings().sweep):
+        rig.hands.move(seconds)
+        rig.go()
+    whole(rig)
 
 
 @pytest.mark.parametrize("number", range(CALLS))

@@ -34,7 +34,7 @@ from .settings import RestarterConfig
 from .steps import Patch
 from .sweep import Sweep
 
-IDLE_S = 60.0
+IDLE_S, FAULT_S = 60.0, 5.0
 log = logging.getLogger(__name__)
 
 
@@ -93,7 +93,7 @@ class Worker:
 
     def _run(self) -> None:
         while not self._stopped.is_set():
-            self._inbox.wait(self._turn_safely())
+            self._inbox.wait(self.turn())
 
     def stop(self) -> None:
         """From any thread."""
@@ -101,7 +101,14 @@ class Worker:
         self._inbox.wake()
 
     def turn(self) -> float:
-        """All that is due now; returns the seconds until something will be."""
+        """All that is due now; returns the seconds until something will be. No fault ends it."""
+        try:
+            return min(self._turn(), IDLE_S)
+        except Exception:  # without this thread, a suspended job would stay so
+            log.exception("a fault of the worker")
+            return FAULT_S
+
+    def _turn(self) -> float:
         now = self._clock.steady()
         if now >= self._rescue.due_s:
             self._search(now)
@@ -113,13 +120,6 @@ class Worker:
         self.metrics.set(IN_PROGRESS, len(self._flights))
         dues = (self._rescue.due_s, self._flights.next_due_s(), self._inbox.next_due_s())
         return max(0.0, min(due for due in dues if due is not None) - self._clock.steady())
-
-    def _turn_safely(self) -> float:
-        try:
-            return min(self.turn(), IDLE_S)
-        except Exception:  # without this thread, a suspended job would stay so
-            log.exception("a fault of the worker")
-            return IDLE_S
 
     def _look_safely(self, item: Item) -> None:
         try:
