@@ -130,8 +130,8 @@ class Cluster(Protocol):
     def patch(self, ref: Ref, body: Body, resource_version: str | None, dry_run: bool = False) -> Owner:
         """Merge `body` into the object and return it as it then is (or, `dry_run`, would be: nothing is stored).
 
-        Raises Conflict unless it still has `ref.uid` and, unless None, `resource_version`: a compare-and-swap. Its rival
-        need not be a restarter, for controllers write their status into the same object: read it again, and see.
+        Raises Conflict unless it still has `ref.uid` and, unless None, `resource_version`: a compare-and-swap. Its
+        rival need not be a restarter, for controllers write their status into the same object: read it again, and see.
         """
 
     def evict(self, pod: Pod, dry_run: bool = False) -> None:
