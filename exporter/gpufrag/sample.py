@@ -69,6 +69,28 @@ class Totals:
 
 
 @dataclass(frozen=True)
+class Sums:
+    """One reading of an allocator that does not tell torch's two pools. What it does not tell is None.
+
+    Beside Totals, not in their place: a reader that does not know it passes over it.
+    """
+
+    time: float
+    allocated: int | None = None
+    active: int | None = None
+    requested: int | None = None
+    reserved: int | None = None
+    inactive_split: int | None = None
+    peak_active: int | None = None
+    peak_reserved: int | None = None
+    counters: Counters = Counters()
+    free_cached: int | None = None
+    largest_free_block: int | None = None
+    free_total: int | None = None
+    largest_allocatable: int | None = None
+
+
+@dataclass(frozen=True)
 class DriverReading:
     """cudaMemGetInfo as the process sees it."""
 
@@ -99,6 +121,33 @@ class Ooms:
 
 
 @dataclass(frozen=True)
+class GrowingStack:
+    """A place in the program whose live memory grew between two snapshots: bytes, and `file:line function` of each
+    frame, innermost first."""
+
+    grown: int
+    blocks: int
+    """Live blocks that it has more."""
+    frames: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Leak:
+    """How allocated memory grows: bytes per `unit` (step, second). A rate of 0: enough was seen, and nothing grows."""
+
+    unit: str
+    rate: float = 0.0
+    low: float = 0.0
+    high: float = 0.0
+    """`low` to `high` is the 99 % interval of the rate."""
+    begin: float = 0.0
+    end: float = 0.0
+    """The steps, or the seconds of the agent's life, between which it was seen to grow."""
+    stacks: tuple[GrowingStack, ...] = ()
+    """Where it grows most; empty unless the user records the allocator's history."""
+
+
+@dataclass(frozen=True)
 class DeviceSample:
     """One device of one process. `snapshots` holds the latest of each moment."""
 
@@ -115,6 +164,20 @@ class DeviceSample:
     snapshots: tuple[Snapshot, ...] = ()
     ooms: Ooms | None = None
     """None where the framework does not tell of them."""
+    sums: Sums | None = None
+    """What is told in place of `totals` by an allocator without torch's two pools."""
+    leak: Leak | None = None
+    """None as long as not enough is known."""
+    framework: str | None = None
+    framework_version: str | None = None
+    """Of a second framework in the process; None: the process's own, as its identity has it."""
+
+    @property
+    def reserved(self) -> int | None:
+        """All that the allocator holds; None where it does not tell."""
+        if self.totals is not None:
+            return self.totals.large.reserved + self.totals.small.reserved
+        return self.sums.reserved if self.sums else None
 
 
 @dataclass(frozen=True)

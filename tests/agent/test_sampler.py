@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpufrag.agent.sampler import Sampler, driver_at
+from gpufrag.agent.driver_then import driver_at
+from gpufrag.agent.sampler import Sampler
 from gpufrag.agent.settings import AgentSettings
 from gpufrag.agent.sources import DeviceReading
 from gpufrag.agent.trouble import Trouble

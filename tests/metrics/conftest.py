@@ -13,6 +13,7 @@ from gpufrag.sample import (
     DeviceSample,
     DriverReading,
     Identity,
+    Leak,
     Ooms,
     PoolTotals,
     ProcessSample,
@@ -70,8 +71,9 @@ def process_of(*devices, rank=None, pid=4242, **fields) -> ProcessSample:
 def fleet() -> Fleet:
     """Two ranks of a job (one samples at two moments, one has a limit), an evaluation without a rank, a dead rank."""
     size = golden_case_named("train-default").raw["driver_total"]
-    first = device_of("train-default", moments=("boundary", "peak"))
-    second = device_of("churn-expandable", device=1)
+    first = replace(device_of("train-default", moments=("boundary", "peak")), leak=Leak("step", 2.5e6, 2e6, 3e6, 0, 99))
+    second = replace(device_of("churn-expandable", device=1), leak=Leak("step"))
+    serving = replace(device_of("streams-default", moments=()), leak=Leak("second", 7e4, 6e4, 8e4, 0, 900))
     failed = replace(first, ooms=Ooms({"fragmentation": 2, "capacity": 0}, NOW - 60, 3 << 30))
     return Fleet(
         time=NOW,
@@ -81,7 +83,7 @@ def fleet() -> Fleet:
                 memory={0: ProcessView(UUID.format(0), None, 4 << 30, 1 << 30)},
             ),
             RankView(process_of(second, rank=1, pid=4243, steps=120)),
-            RankView(process_of(device_of("streams-default", moments=()), pid=5000)),
+            RankView(process_of(serving, pid=5000)),
             RankView(process_of(failed, rank=2, pid=4000, steps=77), alive=False),
         ),
         devices=(

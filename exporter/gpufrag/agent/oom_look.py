@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from ..model.fragmentation import Fragmentation, measure
 from ..model.verdict import Facts
-from .sampler import driver_at
+from .driver_then import driver_at
 from .sources import Capture, DeviceReading, Fault
 
 

@@ -8,16 +8,16 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from ..model.fragmentation import measure
-from ..model.heap import Heap
-from ..model.reach import Driver
 from ..model.recurring import Recurrence, observe
 from ..sample import AgentHealth, DeviceSample, Identity, ProcessSample, Snapshot
 from .clocks import Clocks
+from .driver_then import driver_at
+from .leak_watch import LeakWatch
 from .moments import current
 from .peaks import Peaks
 from .schedule import Schedule
 from .settings import AgentSettings
-from .sources import Capture, DeviceFacts, DeviceReading, Source, TellsLevel
+from .sources import Capture, DeviceFacts, DeviceReading, Source, TellsLevel, TellsLive
 from .steps import Steps
 from .trouble import Trouble
 
@@ -65,6 +65,9 @@ class Sampler:
             else None
         )
         self._peak_is_next = False
+        self._leaks = (
+            LeakWatch(source, settings, self._clocks, self._add_stall) if isinstance(source, TellsLive) else None
+        )
 
     @property
     def following(self) -> bool:
@@ -81,7 +84,7 @@ class Sampler:
 
         def on_step(optimizer: object) -> None:
             try:
-                if steps.note(optimizer) and self._at_boundary():
+                if steps.note(optimizer) and self._at_boundary(steps.count):
                     wake()
             except Exception as error:  # the trainer's stack is below: nothing may reach it
                 self._trouble.note("step", error, "snapshots come by the timer if this goes on")
@@ -89,11 +92,17 @@ class Sampler:
         if self._source.watch_steps(on_step):
             self._steps = steps
 
-    def _at_boundary(self) -> bool:
+    def _at_boundary(self, step: int) -> bool:
         """True where the agent's thread has something to do now."""
         now = self._clocks.wall()
         if self._peaks is not None:
             self._peaks.boundary()
+        if at_once := self._leaks is not None and self._leaks.boundary(step):
+            self._read_at = self._clocks.monotonic()
+        return self._snapshot_is_due(now) or at_once
+
+    def _snapshot_is_due(self, now: float) -> bool:
+        """True where one was taken, or a step is followed from here on."""
         if not self.schedule.at_step(now) or self._source.graph_underway():
             return False
         if self._peaks is None or not self._peak_is_next:
@@ -157,8 +166,11 @@ class Sampler:
 
     def _owe(self, cause: str, seconds: float) -> None:
         """What following a step cost is paid for with the next snapshot."""
-        self._stalls[cause] += seconds
+        self._add_stall(cause, seconds)
         self._unpaid += seconds
+
+    def _add_stall(self, cause: str, seconds: float) -> None:
+        self._stalls[cause] += seconds
 
     def read(self) -> None:
         """The cheap figures; after a reading that had to wait, the next one is put off by what that wait allows."""
@@ -167,6 +179,8 @@ class Sampler:
         if retries is not None and (self._retries() or 0) > retries:  # the allocator had to flush: look soon
             self._peak_is_next = self._peaks is not None
             self.schedule.hasten(self._clocks.wall())
+        if self._leaks is not None:
+            self._leaks.second(reading.device for reading in self._readings)
         held = [reading.held for reading in self._readings]
         for seconds in held:
             self._stalls["wait" if seconds > LONG_READ else "stats"] += seconds
@@ -204,6 +218,8 @@ class Sampler:
             measured = measure(own, driver_at(own, reading, device.limit))
             device.snapshots[taken.at] = Snapshot(taken.time, taken.at, taken.duration, measured)
             device.recurrence = observe(device.recurrence, own, taken.time)
+        if self._leaks is not None and taken.capture.sites is not None:
+            self._leaks.compare(taken.at, taken.capture.sites())
 
     def _window(self) -> float:
         """Seconds in which a snapshot is to be expected: not more than one comes in a step."""
@@ -224,23 +240,11 @@ class Sampler:
             mig_uuid=facts.mig_uuid,
             alloc_conf=self._alloc_conf,
             driver_version=facts.driver_version,
-            limit=device.limit,
+            limit=device.limit if reading.limit is None else reading.limit,
             totals=reading.totals,
+            sums=reading.sums,
+            leak=self._leaks.leak(reading.device) if self._leaks is not None else None,
             driver=reading.driver,
             largest_recurring=device.recurrence.largest(self._clocks.wall()),
             snapshots=current(device.snapshots.values(), self._clocks.wall(), self._window()),
         )
-
-
-def driver_at(heap: Heap, reading: DeviceReading, limit: int | None) -> Driver:
-    """The driver as it was when `heap` was copied.
-
-    The reading comes a little after the copy: what the process itself took or gave back in between is undone.
-    """
-    if reading.driver is None:
-        return Driver(limit=limit)
-    free, size = reading.driver.free, reading.driver.size
-    if reading.totals is not None:
-        reserved = reading.totals.large.reserved + reading.totals.small.reserved
-        free += reserved - sum(segment.size for segment in heap.segments)
-    return Driver(min(max(0, free), size), size, limit)

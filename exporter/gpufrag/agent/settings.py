@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..errors import UsageError
+from ..units import parse_bytes
 
 LARGEST_ANCHOR = 0.9
 """Above it the driver's own memory and a second library's may no longer fit."""
@@ -28,6 +29,8 @@ class AgentSettings:
     """So much rarer are snapshots while the user records history: each leaves an entry in the user's ring."""
     anchor: float | None = None
     """The share of a device that is reserved in one piece at its first use, GPUFRAG_ANCHOR; None: no anchor."""
+    leak_threshold: int = 1_000_000
+    """Bytes a step (a minute, without steps) from which on growing memory is called a leak, GPUFRAG_LEAK_THRESHOLD."""
     folder: Path | None = None
     """None: as GPUFRAG_DIR and the defaults have it (gpufrag.folder)."""
 
@@ -38,6 +41,8 @@ class AgentSettings:
             raise UsageError(
                 f"budget is {self.budget}: it must be a share of wall time above 0 and up to 1, such as 0.001"
             )
+        if self.leak_threshold <= 0:
+            raise UsageError(f"leak threshold is {self.leak_threshold}: it must be bytes a step above 0, such as 1MB")
         if self.anchor is not None and not 0 < self.anchor <= LARGEST_ANCHOR:
             raise UsageError(
                 f"anchor is {self.anchor:.0%}: it must be above 0 and up to {LARGEST_ANCHOR:.0%} of a device"
@@ -52,6 +57,8 @@ def from_environment(
 ) -> AgentSettings:
     """What the caller says wins over the environment. Raises UsageError for a value that is none."""
     settings = AgentSettings(anchor=_anchor(environment.get("GPUFRAG_ANCHOR", "")), folder=folder)
+    if text := environment.get("GPUFRAG_LEAK_THRESHOLD"):
+        settings = replace(settings, leak_threshold=size(text, "GPUFRAG_LEAK_THRESHOLD"))
     for name, given in (("interval", interval), ("budget", budget)):
         value = _number(environment, f"GPUFRAG_{name.upper()}") if given is None else given
         if value is not None:
@@ -71,6 +78,14 @@ def share(text: str) -> float:
     """`20%` or `0.2` -> 0.2. Raises ValueError for what is neither."""
     number = text.strip().removesuffix("%")
     return float(number) / (100 if number != text.strip() else 1)
+
+
+def size(text: str, name: str) -> int:
+    """`2MB` -> 2000000. Raises UsageError, which says that it was said by `name`."""
+    try:
+        return parse_bytes(text)
+    except UsageError as error:
+        raise UsageError(f"{name}: {error}") from None
 
 
 def _anchor(text: str) -> float | None:

@@ -14,7 +14,8 @@ from types import ModuleType
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from ..model.heap import Heap
-from ..sample import DriverReading, Totals
+from ..model.sites import Sites
+from ..sample import DriverReading, Sums, Totals
 from .peak import Level
 from .trouble import Trouble
 
@@ -43,6 +44,17 @@ class DeviceReading:
     driver: DriverReading | None = None
     held: float = 0.0
     """Seconds for which the reading kept all of the process's threads from running Python."""
+    sums: Sums | None = None
+    """What is told in place of `totals` by an allocator without torch's two pools."""
+    limit: int | None = None
+    """The most that the process may reserve, where a cheap reading tells that too."""
+
+
+class Live(NamedTuple):
+    """What the program holds just now: bytes, and in how many allocations; None where that is not told."""
+
+    allocated: int
+    blocks: int | None
 
 
 @dataclass(frozen=True)
@@ -63,6 +75,8 @@ class Capture:
     """Seconds for which the copy kept all of the process's threads from running Python."""
     waited: float = 0.0
     """How many of them went by in waiting for the allocator's lock."""
+    sites: Callable[[], Sites] | None = None
+    """Live memory by the place in the program that asked for it; None where the user records no history."""
 
 
 class Fault(NamedTuple):
@@ -91,6 +105,15 @@ class TellsLevel(Protocol):
     """What some sources can do besides: their memory can be followed through a step."""
 
     def level(self, device: int) -> Level | None:
+        """A device that `read` has named, in some ten microseconds; None where it cannot be told. In any thread."""
+        ...
+
+
+@runtime_checkable
+class TellsLive(Protocol):
+    """What some sources can do besides."""
+
+    def live(self, device: int) -> Live | None:
         """A device that `read` has named, in some ten microseconds; None where it cannot be told. In any thread."""
         ...
 

@@ -13,14 +13,16 @@ from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
+from ..model import sites
 from ..model.heap import parse
-from ..sample import Counters, DriverReading, Totals
+from ..sample import Counters, DriverReading, Sums, Totals
 from . import torch_devices, torch_oom, torch_snapshot, torch_stats
 from .peak import Level
-from .sources import Capture, DeviceFacts, DeviceReading, Fault
+from .sources import Capture, DeviceFacts, DeviceReading, Fault, Live
 from .torch_surface import REFUSALS, TorchSurface
 from .trouble import Trouble
 
+ASYNC = "cudaMallocAsync"
 LONG_PROBE = 0.001
 """Seconds. Statistics are copied in microseconds: above this they waited for the allocator's lock."""
 
@@ -67,11 +69,16 @@ class TorchSource:
             alloc_conf=conf,
             held=held,
             waited=waited if waited > LONG_PROBE else 0.0,
+            sites=(lambda: sites.read(snapshot)) if self.recording() else None,
         )
 
     def level(self, device: int) -> Level | None:
         stats = self._stats(device)
-        return torch_stats.level(stats) if stats else None
+        return torch_stats.level(stats) if stats and self._backend() == "native" else None
+
+    def live(self, device: int) -> Live | None:
+        stats = self._stats(device)
+        return torch_stats.live(stats) if stats else None
 
     def recording(self) -> bool:
         return bool(self._surface.ask("cuda.is_initialized") and self._surface.ask("_C._cuda_isHistoryEnabled"))
@@ -108,9 +115,11 @@ class TorchSource:
         return self._surface.ask("cuda.get_allocator_backend")
 
     def _stats(self, device: int) -> torch_stats.Stats:
-        """Empty where torch tells none, or none by pool."""
-        native = self._backend() == "native"
-        return (native and self._surface.ask("cuda.memory_stats_as_nested_dict", device)) or {}
+        """Empty where torch tells none: a pluggable allocator has none, one of the driver's must be in use before."""
+        backend = self._backend()
+        if backend != "native" and not (backend == ASYNC and torch_devices.has_context(self._surface, device)):
+            return {}
+        return self._surface.ask("cuda.memory_stats_as_nested_dict", device) or {}
 
     def _read(self, device: int) -> DeviceReading | None:
         """None for a device whose allocator has never held memory, and for one that no longer answers."""
@@ -127,12 +136,23 @@ class TorchSource:
         return device in self._counters or not stats or torch_stats.reserved(stats) > 0
 
     def _reading(self, device: int, stats: torch_stats.Stats, counters: Counters, held: float) -> DeviceReading | None:
-        totals, driver = self._totals(stats, counters) if stats else None, self._driver(device)
-        return DeviceReading(device, totals, driver, held) if totals or driver else None
+        totals, sums, driver = self._totals(stats, counters), self._sums(stats), self._driver(device)
+        return DeviceReading(device, totals, driver, held, sums) if totals or sums or driver else None
 
     def _totals(self, stats: torch_stats.Stats, counters: Counters) -> Totals | None:
+        if not stats or self._backend() == ASYNC:
+            return None
         try:
             return torch_stats.totals(stats, time.time(), counters)
+        except REFUSALS as error:
+            self._trouble.note("torch statistics", error, "a newer gpufrag may know this torch")
+            return None
+
+    def _sums(self, stats: torch_stats.Stats) -> Sums | None:
+        if not stats or self._backend() != ASYNC:
+            return None
+        try:
+            return torch_stats.sums(stats, time.time())
         except REFUSALS as error:
             self._trouble.note("torch statistics", error, "a newer gpufrag may know this torch")
             return None

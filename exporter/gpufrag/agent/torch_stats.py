@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..sample import Counters, PoolTotals, Totals
+from ..sample import Counters, PoolTotals, Sums, Totals
 from .peak import Level
+from .sources import Live
 
 Stats = Mapping[str, Any]
 """As torch.cuda.memory_stats_as_nested_dict gives it: family, then pool, then field."""
@@ -58,6 +59,14 @@ def level(stats: Stats) -> Level | None:
     return Level(active["current"], allocations["allocated"], active["peak"])
 
 
+def live(stats: Stats) -> Live | None:
+    """None where this torch does not tell what is allocated."""
+    allocated, allocations = (stats.get(family, {}).get("all", {}) for family in ("allocated_bytes", "allocation"))
+    if "current" not in allocated:
+        return None
+    return Live(allocated["current"], allocations.get("current"))
+
+
 def totals(stats: Stats, time: float, counters: Counters) -> Totals:
     """Raises KeyError for a key that this torch has not."""
     return Totals(
@@ -68,6 +77,18 @@ def totals(stats: Stats, time: float, counters: Counters) -> Totals:
         peak_reserved=stats["reserved_bytes"]["all"]["peak"],
         counters=counters,
         private_pool_reserved=_private(stats),
+    )
+
+
+def sums(stats: Stats, time: float) -> Sums:
+    """Of cudaMallocAsync: the driver's pool tells these six, and torch has 0 for all else. Raises KeyError."""
+    return Sums(
+        time=time,
+        allocated=stats["allocated_bytes"]["all"]["current"],
+        active=stats["active_bytes"]["all"]["current"],
+        reserved=stats["reserved_bytes"]["all"]["current"],
+        peak_active=stats["active_bytes"]["all"]["peak"],
+        peak_reserved=stats["reserved_bytes"]["all"]["peak"],
     )
 
 

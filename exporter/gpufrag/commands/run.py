@@ -12,7 +12,7 @@ from typing import NoReturn
 
 import gpufrag
 
-from ..agent.settings import AgentSettings, share
+from ..agent.settings import AgentSettings, share, size
 from ..errors import Unavailable, UsageError
 from ..folder import VARIABLE
 
@@ -23,13 +23,19 @@ ANCHOR = (
     "request later finds a place. It costs that memory to whatever else runs there (docs/injection.md); off by default"
 )
 
+LEAK = "memory that grows by more than this a step (a minute, in a process without steps) is called a leak (1MB)"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "gpufrag run [--folder DIR] [--interval SECONDS] [--budget SHARE] [--anchor SHARE] -- CMD ..."
+    parser.usage = (
+        "gpufrag run [--folder DIR] [--interval SECONDS] [--budget SHARE] [--anchor SHARE] [--leak-threshold SIZE] "
+        "-- CMD ..."
+    )
     parser.add_argument("--folder", metavar="DIR", type=Path, help=f"where the sidecar finds the ranks (${VARIABLE})")
     parser.add_argument("--interval", metavar="SECONDS", type=float, help="least time between two heap snapshots (10)")
     parser.add_argument("--budget", metavar="SHARE", type=float, help="most time that snapshots may take (0.001)")
     parser.add_argument("--anchor", metavar="SHARE", type=_share, help=ANCHOR)
+    parser.add_argument("--leak-threshold", metavar="SIZE", type=_size, help=LEAK)
     parser.add_argument("job", metavar="CMD ...", nargs=argparse.REMAINDER, help="the command and its arguments")
 
 
@@ -71,9 +77,13 @@ def _share(text: str) -> float:
         raise UsageError(f"--anchor is {text!r}: it must be a share of the device, such as 20%") from None
 
 
+def _size(text: str) -> int:
+    return size(text, "--leak-threshold")
+
+
 def _wishes(options: argparse.Namespace) -> dict[str, str]:
     """What the flags say, as the variables by which every process of the job learns it."""
-    wishes = ("interval", "budget", "anchor")
+    wishes = ("interval", "budget", "anchor", "leak_threshold")
     given = {name: getattr(options, name) for name in wishes if getattr(options, name) is not None}
     AgentSettings(**given)  # a value that cannot be is told here, once, and not by every process of the job
     told = {f"GPUFRAG_{name.upper()}": str(value) for name, value in given.items()}

@@ -8,7 +8,7 @@ from typing import Any
 from ..model.fragmentation import Pool
 from ..model.reach import Driver
 from .row import COUNTER, GAUGE, HISTOGRAM, Metric, Sizes
-from .sources import DEVICE, SNAPSHOT, SNAPSHOT_POOL, TOTALS, TOTALS_POOL, OnDevice
+from .sources import DEVICE, FREE, FREE_POOL, SNAPSHOT, SNAPSHOT_POOL, TOTALS, TOTALS_POOL, OnDevice
 
 
 def _blocks(pool: Pool) -> Mapping[str, int]:
@@ -51,11 +51,11 @@ ALLOCATOR: tuple[Metric[Any], ...] = (
         detail=True,
     ),
     Metric(
-        "gpufrag_allocator_free_cached_bytes", GAUGE, SNAPSHOT_POOL, lambda pool: pool.free_cached,
+        "gpufrag_allocator_free_cached_bytes", GAUGE, FREE_POOL, lambda pool: pool.free_cached,
         "Free bytes that the allocator keeps for later requests: no tensor uses them, no other process can.",
     ),
     Metric(
-        "gpufrag_allocator_largest_free_block_bytes", GAUGE, SNAPSHOT_POOL, lambda pool: pool.largest_free_block,
+        "gpufrag_allocator_largest_free_block_bytes", GAUGE, FREE_POOL, lambda pool: pool.largest_free_block,
         "The largest piece of free_cached: a larger request cannot be served from the cache.",
     ),
     Metric(
@@ -90,13 +90,12 @@ ALLOCATOR: tuple[Metric[Any], ...] = (
         detail=True,
     ),
     Metric(
-        "gpufrag_allocator_free_total_bytes", GAUGE, SNAPSHOT, lambda snapshot: snapshot.measured.free_total,
+        "gpufrag_allocator_free_total_bytes", GAUGE, FREE, lambda measured: measured.free_total,
         "All that this process could still get if nothing lay in the way: its free blocks and headroom. "
         "free_total / largest_allocatable is the fragmentation ratio: 1 is perfect, above 4 is trouble.",
     ),
     Metric(
-        "gpufrag_allocator_largest_allocatable_bytes", GAUGE, SNAPSHOT,
-        lambda snapshot: snapshot.measured.largest_allocatable,
+        "gpufrag_allocator_largest_allocatable_bytes", GAUGE, FREE, lambda measured: measured.largest_allocatable,
         "The largest single request that would succeed now, after all that the allocator does by itself to serve it. "
         "A larger one is an out-of-memory error.",
     ),

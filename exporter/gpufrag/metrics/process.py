@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..view import DeviceView
@@ -20,9 +20,10 @@ _DEVICE_INFO = ("name", "driver_version", "mig_profile", "parent_uuid")
 def _identity(place: OnDevice) -> Mapping[str, object]:
     """From the agent, but the device's names rather from the driver: an agent may know it by another form."""
     who, sample, memory = place.rank.view.sample.identity, place.sample, place.memory
+    framework = who if sample.framework is None else sample
     values = (
         who.local_rank, who.world_size, memory.uuid or sample.uuid, memory.mig_uuid or sample.mig_uuid, who.pid,
-        who.framework, who.framework_version, sample.backend, sample.alloc_conf, sample.driver_version,
+        framework.framework, framework.framework_version, sample.backend, sample.alloc_conf, sample.driver_version,
     )  # fmt: skip
     return dict(zip(_INFO, values))
 
@@ -42,6 +43,14 @@ def _steps(rank: NamedRank) -> int | None:
 
 def _causes(place: OnDevice) -> Mapping[str, int]:
     return place.sample.ooms.causes if place.sample.ooms else {}
+
+
+def _leak(unit: str) -> Callable[[OnDevice], float | None]:
+    def rate(place: OnDevice) -> float | None:
+        leak = place.sample.leak
+        return leak.rate if leak is not None and leak.unit == unit else None
+
+    return rate
 
 
 def _last_oom(place: OnDevice) -> float | None:
@@ -78,6 +87,15 @@ PROCESS: tuple[Metric[Any], ...] = (
         "level: by the height they reach. fall: when memory begins to fall. timer: no peak is told, snapshots come at "
         "random moments instead. Absent where memory cannot be followed.",
         adds=("method",),
+    ),
+    Metric(
+        "gpufrag_leak_bytes_per_step", GAUGE, DEVICE, _leak("step"),
+        "By how much allocated memory grows from step to step, for ever as it seems; 0 where enough was seen and "
+        "nothing grows by more than the threshold. Absent as long as not enough is known, and without steps.",
+    ),
+    Metric(
+        "gpufrag_leak_bytes_per_second", GAUGE, DEVICE, _leak("second"),
+        "The same for a process that takes no steps, as one that serves: only what has lasted for many minutes counts.",
     ),
 )  # fmt: skip
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from ..model.fragmentation import Pool
-from ..sample import DeviceSample, PoolTotals, Snapshot, Totals
+from ..model.fragmentation import Fragmentation, Pool
+from ..sample import DeviceSample, PoolTotals, Snapshot, Sums, Totals
 from ..view import CollectorResult, DeviceView, Fleet, ProcessView
 from .identity import Labels, NamedRank, clean, name_ranks
 
@@ -62,22 +62,35 @@ def _ranks(scene: Scene) -> Places[NamedRank]:
 
 def _devices(scene: Scene) -> Places[OnDevice]:
     for rank in scene.ranks:
-        by_ordinal = {sample.device: sample for sample in rank.view.sample.devices}
-        for device, sample in sorted(by_ordinal.items()):
+        own = {sample.device: sample for sample in rank.view.sample.devices if sample.framework is None}
+        others = {(s.device, s.framework): s for s in rank.view.sample.devices if s.framework is not None}
+        for device, sample in sorted(own.items()):
             memory = rank.view.memory.get(device, ProcessView())
             yield {**rank.labels, "device": clean(device)}, OnDevice(rank, sample, memory)
+        for (device, framework), sample in sorted(others.items()):
+            labels = {**rank.labels, "device": clean(device), "framework": clean(framework)}
+            yield labels, OnDevice(rank, sample, _named(rank.view.memory.get(device)))
 
 
-def _totals(scene: Scene) -> Places[Totals]:
+def _named(memory: ProcessView | None) -> ProcessView:
+    """What the driver tells of a process is told once, not again for its second framework."""
+    return ProcessView(memory.uuid, memory.mig_uuid) if memory else ProcessView()
+
+
+def _totals(scene: Scene) -> Places[Totals | Sums]:
     for labels, place in scene.places(DEVICE):
-        if place.sample.totals is not None:
-            yield labels, place.sample.totals
+        if (told := place.sample.totals or place.sample.sums) is not None:
+            yield labels, told
 
 
-def _pool_totals(scene: Scene) -> Places[PoolTotals]:
+def _pool_totals(scene: Scene) -> Places[PoolTotals | Sums]:
+    """An allocator without pools has no label `pool`: a sum over pools is right of both kinds, and no 0 is made up."""
     for labels, totals in scene.places(TOTALS):
-        yield {**labels, "pool": "large"}, totals.large
-        yield {**labels, "pool": "small"}, totals.small
+        if isinstance(totals, Sums):
+            yield labels, totals
+        else:
+            yield {**labels, "pool": "large"}, totals.large
+            yield {**labels, "pool": "small"}, totals.small
 
 
 def _snapshots(scene: Scene) -> Places[Snapshot]:
@@ -95,6 +108,23 @@ def _pools(scene: Scene) -> Places[Pool]:
     for labels, snapshot in scene.places(SNAPSHOT):
         yield {**labels, "pool": "large"}, snapshot.measured.large
         yield {**labels, "pool": "small"}, snapshot.measured.small
+
+
+def _clocked(scene: Scene) -> Places[Sums]:
+    """What some allocators tell of their free memory without a snapshot, as cheaply as all else: by the clock."""
+    for labels, place in scene.places(DEVICE):
+        if place.sample.sums is not None:
+            yield {**labels, "at": "timer"}, place.sample.sums
+
+
+def _free(scene: Scene) -> Places[Fragmentation | Sums]:
+    yield from ((labels, snapshot.measured) for labels, snapshot in scene.places(SNAPSHOT))
+    yield from _clocked(scene)
+
+
+def _free_pools(scene: Scene) -> Places[Pool | Sums]:
+    yield from scene.places(SNAPSHOT_POOL)
+    yield from _clocked(scene)
 
 
 def _gpus(scene: Scene) -> Places[DeviceView]:
@@ -117,3 +147,5 @@ TOTALS = Source(("rank", "device"), _totals)
 TOTALS_POOL = Source(("rank", "device", "pool"), _pool_totals)
 SNAPSHOT = Source(("rank", "device", "at"), _snapshots)
 SNAPSHOT_POOL = Source(("rank", "device", "pool", "at"), _pools)
+FREE = Source(("rank", "device", "at"), _free)
+FREE_POOL = Source(("rank", "device", "pool", "at"), _free_pools)

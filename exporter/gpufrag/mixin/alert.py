@@ -10,9 +10,7 @@ INFO, WARNING, CRITICAL = "info", "warning", "critical"
 RESTART: Mapping[str, str] = {"gpufrag_action": "restart"}
 """The label by which the restarter's route picks an alert."""
 
-AWAITED: Mapping[str, str] = {
-    "gpufrag_leak_bytes_per_step": "the detection of leaks",
-}
+AWAITED: Mapping[str, str] = {}
 """Metrics that rules name and metrics.TABLE has not, and what brings them. Until then such an expression is empty."""
 
 

@@ -86,6 +86,11 @@ class Series:
         """Whether there is enough to say that nothing grows."""
         return len(self._points) >= FEWEST
 
+    @property
+    def span(self) -> float:
+        """Steps (or seconds) between the first point and the last."""
+        return self._points[-1].at - self._points[0].at if self._points else 0.0
+
     def _windows(self) -> Iterator[Sequence[Point]]:
         size = len(self._points)
         while size >= FEWEST:

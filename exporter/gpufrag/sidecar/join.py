@@ -104,17 +104,21 @@ def _process_view(place: _Place, reading: NvmlReading | None) -> ProcessView:
     uuid, mig_uuid = _names(place)
     listed = place.slot.processes if place.slot else None
     used = listed[place.pid] if listed and place.pid is not None else None
-    context = _context(used, place.sample, reading.time) if used is not None and reading else None
+    samples = [sample for sample in place.rank.sample.devices if sample.device == place.sample.device]
+    context = _context(used, samples, reading.time) if used is not None and reading else None
     return ProcessView(uuid, mig_uuid, used, context)
 
 
-def _context(used: int, sample: DeviceSample, time: float) -> int | None:
-    """None where the two sides were read at times too far apart to fit, or do not fit."""
-    totals = sample.totals
-    if totals is None or abs(totals.time - time) > MAX_APART_SECONDS:
+def _context(used: int, samples: Sequence[DeviceSample], time: float) -> int | None:
+    """What none of the process's frameworks holds on the device.
+
+    None where the two sides were read at times too far apart to fit, or do not fit.
+    """
+    told = [sample.totals or sample.sums for sample in samples]
+    if any(figures is None or abs(figures.time - time) > MAX_APART_SECONDS for figures in told):
         return None
-    context = used - totals.large.reserved - totals.small.reserved
-    return context if context >= 0 else None
+    reserved = _total(sample.reserved for sample in samples)
+    return used - reserved if reserved is not None and used >= reserved else None
 
 
 def _names(place: _Place) -> tuple[str | None, str | None]:

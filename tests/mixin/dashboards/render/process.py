@@ -26,6 +26,7 @@ from gpufrag.sample import (
     DeviceSample,
     DriverReading,
     Identity,
+    Leak,
     PoolTotals,
     ProcessSample,
     Snapshot,
@@ -173,9 +174,14 @@ class Process:
             largest_recurring=self.recurrence.largest(START + now),
             snapshots=tuple(self.snapshots.values()),
             ooms=self._ooms.of(0),
+            leak=self._leak(),
         )
         health = AgentHealth(stall_seconds=stalls)
         return ProcessSample(self.identity, START + now - 0.6, (device,), steps=int(lived / self.step), health=health)
+
+    def _leak(self) -> Leak:
+        """One rank of each job keeps a little more every step; no recorded program does."""
+        return Leak("step", 1.2e6, 1.1e6, 1.4e6, 0, 400) if self.rank == 1 else Leak("step")
 
     def _totals(self, time: float) -> Totals:
         allocator = self._allocator

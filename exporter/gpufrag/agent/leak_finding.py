@@ -1,0 +1,28 @@
+"""A leak in words: for the job's log."""
+
+from __future__ import annotations
+
+from ..errors import one_line
+from ..sample import Leak
+from ..units import format_bytes
+
+UNKNOWN = "no Python stack (a backward pass, or from before the history)"
+
+
+def finding(device: int, leak: Leak) -> str:
+    """How much, how sure, since when, and what to do; one line."""
+    low, rate, high = (format_bytes(round(value)) for value in (leak.low, leak.rate, leak.high))
+    return one_line(
+        f"device {device}: allocated memory grows by {rate} a {leak.unit} ({low} to {high}), seen from {leak.unit} "
+        f"{leak.begin:.0f} to {leak.end:.0f}; look for tensors that are kept (a loss that is summed with its graph, a "
+        "list, a cache); record the allocator's history to have the places named (docs/leaks.md)"
+    )
+
+
+def places(device: int, leak: Leak) -> str:
+    """Where it grows most; one line."""
+    told = (
+        f"{format_bytes(place.grown)} in {place.blocks} blocks at {' < '.join(place.frames) or UNKNOWN}"
+        for place in leak.stacks
+    )
+    return one_line(f"device {device}: between the last two snapshots grew {'; '.join(told)}")
