@@ -11,7 +11,7 @@ import pytest
 from gpufrag.restarter import kubernetes
 from gpufrag.restarter.cluster import PHASE, GroupKind
 from gpufrag.restarter.errors import Away, ClusterError, Denied, NotFound, TooMany
-from gpufrag.restarter.kinds import JOB, JOB_SET
+from gpufrag.restarter.kinds import JOB, JOB_SET, Resource
 from gpufrag.restarter.kubernetes import KubernetesCluster
 from restarter.fake_api import manifests
 from restarter.fake_api.faults import CUT, STORM, Fault
@@ -139,8 +139,19 @@ def test_a_long_list_is_read_page_by_page(
     assert len([one for one in api.log if one.path.endswith("/jobs")]) == 3
 
 
-def test_a_kind_that_the_cluster_lacks_has_no_owners(cluster: KubernetesCluster) -> None:
-    assert cluster.list_marked(GroupKind("nobody.example.com", "Job"), "ml") == ()
+@pytest.mark.parametrize("group", ["nobody.example.com", "batch"])
+def test_a_kind_that_the_cluster_lacks_has_no_owners(
+    cluster: KubernetesCluster, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind = GroupKind(group, "Thing")
+    monkeypatch.setitem(kubernetes.RESOURCES, kind, Resource("v1", "things"))  # type: ignore[arg-type]
+    assert cluster.list_marked(kind, "ml") == ()
+
+
+def test_marked_owners_are_found_by_who_may_not_ask_for_versions(api: FakeApi, cluster: KubernetesCluster) -> None:
+    api.world.get("batch/v1", "Job", NAME)["metadata"]["annotations"][PHASE] = "x"
+    api.faults.next(1, Fault(403))
+    assert [one.name for one in cluster.list_marked(JOB, "ml")] == [NAME]
 
 
 def test_a_kind_of_another_version_is_found_all_the_same(

@@ -117,10 +117,12 @@ class KubernetesCluster:
         return tuple(pod_from(raw) for raw in self._list(path, {"labelSelector": selector}))
 
     def list_marked(self, kind: GroupKind, namespace: str) -> tuple[Owner, ...]:
-        version = self._served_version(kind)
-        if version is None:
+        try:
+            version = self._served_version(kind)
+            found = self._list(_path(version, kind, namespace))
+        except NotFound:
             return ()
-        owners = [owner_from(raw, version, kind.kind) for raw in self._list(_path(version, kind, namespace))]
+        owners = [owner_from(raw, version, kind.kind) for raw in found]
         return tuple(owner for owner in owners if PHASE in owner.annotations)
 
     def can_i(self, verb: str, kind: GroupKind, namespace: str, subresource: str = "") -> bool:
@@ -132,15 +134,15 @@ class KubernetesCluster:
         answer = self._call("POST", "apis/authentication.k8s.io/v1/selfsubjectreviews", bodies.subject_review())
         return str(answer.get("status", {}).get("userInfo", {}).get("username", ""))
 
-    def _served_version(self, kind: GroupKind) -> str | None:
-        """Ours, or what the server prefers where it is another; None where it has no such kind."""
+    def _served_version(self, kind: GroupKind) -> str:
+        """Ours, unless the server has others only. Raises NotFound where it has no such group."""
+        ours = group_version(kind)
         try:
             group = self._call("GET", f"apis/{kind.group}")
-        except NotFound:
-            return None
+        except Denied:  # most may ask, but not everywhere
+            return ours
         versions = [one["groupVersion"] for one in group.get("versions", ())]
-        preferred: str | None = group.get("preferredVersion", {}).get("groupVersion")
-        return group_version(kind) if group_version(kind) in versions else preferred
+        return ours if ours in versions else str(group.get("preferredVersion", {}).get("groupVersion", ours))
 
     def _list(self, path: str, selection: Mapping[str, str] = NOTHING) -> list[Any]:
         items: list[Any] = []
