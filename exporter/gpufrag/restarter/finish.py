@@ -44,9 +44,7 @@ NOT_RUNNING = Result(
     "The job was told to go on, but its pods are not ready in time (restart.run_timeout): look at them. "
     "No second try is made.",
 )
-
-
-IMPOSSIBLE = "not-permitted"
+NOT_PERMITTED = "not-permitted"
 
 
 @dataclass
@@ -54,11 +52,11 @@ class _Progress:
     """What one process has seen of one restart; time is by the steady clock."""
 
     since_s: float
+    """When the present part, stopping or going on, began."""
     done: set[str] = field(default_factory=set)
+    """Names of steps."""
     verdict: Result = SUCCESS
-
-    def next_part(self, now_s: float) -> None:
-        self.since_s = now_s
+    """As it looks by now."""
 
 
 @dataclass(frozen=True)
@@ -134,9 +132,9 @@ class Finisher:
         except (Denied, Invalid) as error:
             if memory.phase == SUSPENDED:
                 raise  # to be tried again: the job must not stay so
-            return self._close(self.cluster.get_owner(owner.ref), progress, Result(FAILED, IMPOSSIBLE, str(error)))
+            return self._close(self.cluster.get_owner(owner.ref), progress, Result(FAILED, NOT_PERMITTED, str(error)))
         progress.done.add(step.name)
-        progress.next_part(self.clock.steady())
+        progress.since_s = self.clock.steady()
         return None
 
     def _result(self, target: Target, owner: Owner, progress: _Progress) -> Result | None:
