@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from pathlib import Path
 
 import pytest
 
-from gpufrag.attach.elf import exports
+from gpufrag.attach.elf import Exports, exports
 from gpufrag.attach.target import functions
-from gpufrag.errors import BadInput
+from gpufrag.errors import BadInput, Unavailable
 
 
 def _address(library: ctypes.CDLL, name: str) -> int:
@@ -17,7 +18,7 @@ def _address(library: ctypes.CDLL, name: str) -> int:
 
 
 def test_the_addresses_are_the_processs_own() -> None:
-    found = functions("self")  # type: ignore[arg-type]  # /proc has it under this name too
+    found = functions(os.getpid())
     assert found.add_pending_call == _address(ctypes.pythonapi, "Py_AddPendingCall")
     assert found.run_string == _address(ctypes.pythonapi, "PyRun_SimpleString")
     assert found.mmap == _address(ctypes.CDLL(None), "mmap")
@@ -36,3 +37,19 @@ def test_what_is_torn_is_told_or_exports_less(tmp_path: Path, length: int) -> No
     (tmp_path / "torn").write_bytes(whole[:length])
     with pytest.raises(BadInput, match="a broken ELF file"):
         exports(tmp_path / "torn")
+
+
+def test_a_machine_whose_registers_are_not_known_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = Exports("aarch64", 0, True, dict.fromkeys(("Py_AddPendingCall", "PyRun_SimpleString", "mmap"), 64))
+    monkeypatch.setattr("gpufrag.attach.target.exports", lambda file: there)
+    with pytest.raises(Unavailable, match="is for x86_64, and this is aarch64; begin the job with gpufrag run"):
+        functions(os.getpid())
+
+
+def test_an_interpreter_that_was_replaced_since_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(file: Path) -> Exports:
+        raise FileNotFoundError(2, "No such file or directory", str(file))
+
+    monkeypatch.setattr("gpufrag.attach.target.exports", gone)
+    with pytest.raises(Unavailable, match="shows no Py_AddPendingCall"):
+        functions(os.getpid())

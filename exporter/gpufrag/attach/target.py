@@ -20,7 +20,7 @@ PAYLOAD = Path(__file__).resolve().parent / "payload.py"
 INTERPRETER = ("Py_AddPendingCall", "PyRun_SimpleString")
 _VERSIONS = (r"/libpython(\d)\.(\d+)", r"/python(\d)\.(\d+)$", r"\.cpython-(\d)(\d+)-", r"/python(\d)\.(\d+)/")
 """Where a file's path tells the version; the surest first."""
-_C_LIBRARY = re.compile(r"libc[.-]|ld-musl")
+_PYTHON, _C_LIBRARY = r"(lib)?python", r"libc[.-]|ld-musl"
 
 
 class Target(NamedTuple):
@@ -40,6 +40,16 @@ class Functions(NamedTuple):
     add_pending_call: int
     run_string: int
     mmap: int
+
+
+class Loaded(NamedTuple):
+    """What a file exports, and where its first byte lies in the process."""
+
+    exports: Exports
+    start: int
+
+    def at(self, name: str) -> int:
+        return self.exports.at(name, self.start)
 
 
 def examine(pid: int, caller: Caller, proc: Path = Path("/proc")) -> Target:
@@ -62,20 +72,22 @@ def examine(pid: int, caller: Caller, proc: Path = Path("/proc")) -> Target:
 
 def functions(pid: int, proc: Path = Path("/proc")) -> Functions:
     """Where the interpreter and the C library have what is called. Raises Unavailable where they do not have it."""
-    maps = list(_maps(pid, proc))
-    interpreter = next((found for found in _exporting(pid, maps, "python", proc) if _has(found[0], INTERPRETER)), None)
+    interpreter = _exporting(pid, _PYTHON, INTERPRETER, proc)
     if interpreter is None:
         raise Unavailable(
             f"process {pid}: its interpreter is stripped or linked in a way that shows no "
             f"{' and '.join(INTERPRETER)}; begin the job with gpufrag run instead"
         )
-    library = next(
-        (found for found in _exporting(pid, maps, _C_LIBRARY.pattern, proc) if _has(found[0], ("mmap",))), None
-    )
+    if interpreter.exports.machine != MACHINE:
+        raise Unavailable(
+            f"process {pid}: gdb's way in is for {MACHINE}, and this is {interpreter.exports.machine}; "
+            "begin the job with gpufrag run, or use Python 3.14"
+        )
+    library = _exporting(pid, _C_LIBRARY, ("mmap",), proc)
     if library is None:
         raise Unavailable(f"process {pid}: no C library is loaded (a static program); begin the job with gpufrag run")
-    add, run = (interpreter[0].at(name, interpreter[1]) for name in INTERPRETER)
-    return Functions(add, run, library[0].at("mmap", library[1]))
+    add, run = (interpreter.at(name) for name in INTERPRETER)
+    return Functions(add, run, library.at("mmap"))
 
 
 def _refuse(pid: int, caller: Caller, proc: Path) -> None:
@@ -124,19 +136,17 @@ def _maps(pid: int, proc: Path) -> Iterator[tuple[int, str]]:
             yield int(words[0].partition("-")[0], 16), words[5]
 
 
-def _exporting(pid: int, maps: list[tuple[int, str]], name: str, proc: Path) -> Iterator[tuple[Exports, int]]:
-    """Of the files so named: what they export, and where they lie."""
-    for start, path in maps:
-        if re.match(name, os.path.basename(path)) or (name == "python" and "libpython" in path) or path == maps[0][1]:
+def _exporting(pid: int, named: str, functions: tuple[str, ...], proc: Path) -> Loaded | None:
+    """The first file in its memory, of those so named and the program itself, that exports all of the functions."""
+    for place, (start, path) in enumerate(_maps(pid, proc)):
+        if place == 0 or re.match(named, os.path.basename(path)):
             try:
                 found = exports(proc / str(pid) / "root" / path.lstrip("/"))
             except (OSError, BadInput):  # replaced since the process began
                 continue
-            yield found, start
-
-
-def _has(found: Exports, names: tuple[str, ...]) -> bool:
-    return all(name in found.addresses for name in names)
+            if all(name in found.addresses for name in functions):
+                return Loaded(found, start)
+    return None
 
 
 def _environment(data: bytes) -> dict[str, str]:
