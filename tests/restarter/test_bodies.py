@@ -51,6 +51,7 @@ def test_a_command_fits_volcanos_schema_and_belongs_to_its_job() -> None:
     jsonschema.Draft202012Validator(crds.SCHEMAS["Command"]).validate(body)
     assert body["target"] == body["metadata"]["ownerReferences"][0]
     assert (body["target"]["uid"], body["action"]) == (UID, "RestartJob")
+    assert "blockOwnerDeletion" not in body["target"]
 
 
 def test_an_event_tells_when_who_and_of_whom() -> None:

@@ -42,14 +42,16 @@ def eviction(pod: Pod) -> dict[str, Any]:
 
 
 def command(job: Ref, action: str, name: str) -> dict[str, Any]:
-    """Volcano finds the job by `target`, and removes the command with the job by its owner reference."""
+    """Volcano finds the job by `target`; the owner reference removes the command with the job.
+
+    It does not block the owner's deletion: where the server enforces it, that takes a permission on finalizers.
+    """
     reference = {
         "apiVersion": job.group_version,
         "kind": job.kind,
         "name": job.name,
         "uid": job.uid,
         "controller": True,
-        "blockOwnerDeletion": True,
     }
     return {
         "apiVersion": group_version(COMMAND),
