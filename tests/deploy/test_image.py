@@ -1,0 +1,160 @@
+"""The Dockerfile: linted, and built on a Debian that is made here, as no registry is asked; what it starts runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from gpufrag import __version__
+from manifests import ROOT, output, tool
+from monitoring import eventually, free_port, process
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
+
+BASE = "localhost/gpufrag-base"
+PYTHON = "usr/bin/python3"
+
+
+@dataclass(frozen=True)
+class Builder:
+    """buildah with a storage of its own."""
+
+    folder: Path
+
+    def command(self, *arguments: object) -> list[str]:
+        storage = ["--root", self.folder / "root", "--runroot", self.folder / "run", "--storage-driver", "overlay"]
+        return [str(word) for word in (tool("buildah", "Debian: buildah"), *storage, *arguments)]
+
+    def __call__(self, *arguments: object) -> str:
+        return output(self.command(*arguments)).strip()
+
+
+@dataclass(frozen=True)
+class Image:
+    """One that was built, and a container of it."""
+
+    builder: Builder
+    container: str
+    config: dict[str, Any]
+
+    def command(self, *arguments: object) -> list[str]:
+        return self.builder.command("run", "--isolation", "chroot", self.container, "--", *arguments)
+
+    def run(self, *arguments: object) -> str:
+        return output(self.command(*arguments)).strip()
+
+    @property
+    def start(self) -> list[str]:
+        """What a runtime starts if it is told nothing."""
+        return [*self.config["Entrypoint"], *(self.config.get("Cmd") or [])]
+
+
+def mirror(codename: str) -> str:
+    """Of Debian, the one that this machine is set up for."""
+    wanted = ["--format", "$(REPO_URI)", "Created-By: Packages", f"Codename: {codename}"]
+    return output([tool("apt-get", "a Debian machine"), "indextargets", *wanted]).splitlines()[0]
+
+
+def debian(folder: Path) -> Path:
+    """A minimal one with Python, of the release that this machine runs."""
+    debootstrap = tool("debootstrap", "Debian: debootstrap")
+    release = dict(row.split("=", 1) for row in Path("/etc/os-release").read_text().splitlines() if "=" in row)
+    codename = release["VERSION_CODENAME"]
+    packages = "--include=python3,python3-venv,ca-certificates"
+    output([debootstrap, "--variant=minbase", packages, codename, folder, mirror(codename)])
+    return folder
+
+
+def wheels(folder: Path, python: str) -> Path:
+    """All that the images install, for that Python."""
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
+    output(
+        [*pip, "--only-binary=:all:", "--python-version", python, "--dest", folder, f"{ROOT}[restarter]", "hatchling"]
+    )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def builder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Builder]:
+    if os.geteuid() != 0:
+        pytest.skip("needs root: a Debian is made and images are built without a daemon")
+    folder = tmp_path_factory.mktemp("image")
+    made = Builder(folder)
+    made("--version")
+    rootfs = debian(folder / "rootfs")
+    wheels(folder / "wheels", (rootfs / PYTHON).readlink().name.removeprefix("python"))
+    container = made("from", "scratch")
+    made("add", "--quiet", container, rootfs, "/")
+    made("commit", "--quiet", "--rm", container, BASE)
+    yield made
+    made("rm", "--all")
+    made("rmi", "--all", "--force")  # its mounts would keep the folder from being removed
+
+
+def built(builder: Builder, target: str) -> Image:
+    name = f"localhost/gpufrag-{target}"
+    arguments = {"BASE": BASE, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "/wheels"}
+    given = [word for key, value in arguments.items() for word in ("--build-arg", f"{key}={value}")]
+    how = ["--quiet", "--isolation", "chroot", "--pull-never", "--format", "docker", "--target", target, "--tag", name]
+    builder("bud", *how, *given, "--volume", f"{builder.folder / 'wheels'}:/wheels:ro", ROOT)
+    config = json.loads(builder("inspect", "--type", "image", name))["Docker"]["config"]
+    return Image(builder, builder("from", name), config)
+
+
+@pytest.fixture(scope="module")
+def sidecar(builder: Builder) -> Image:
+    return built(builder, "sidecar")
+
+
+@pytest.fixture(scope="module")
+def receiver(builder: Builder) -> Image:
+    return built(builder, "receiver")
+
+
+def test_hadolint_finds_nothing():
+    output([tool("hadolint", "pip install -e .[deploy]"), ROOT / "Dockerfile"])
+
+
+def test_the_sidecar_is_what_is_built_without_a_target():
+    stages = [row for row in (ROOT / "Dockerfile").read_text(encoding="utf-8").splitlines() if row.startswith("FROM ")]
+    assert stages[-1].endswith(" AS sidecar")
+
+
+def test_the_sidecar_of_the_image_serves(sidecar, tmp_path):
+    port = free_port()
+    with process(sidecar.command("timeout", 60, *sidecar.start, "--port", port), tmp_path / "log"):
+        url = f"http://127.0.0.1:{port}"
+        eventually(lambda: httpx.get(f"{url}/-/healthy", trust_env=False).is_success, "the sidecar is up")
+        assert f'version="{__version__}"' in httpx.get(f"{url}/metrics", trust_env=False).text
+
+
+def test_the_agent_is_copied_from_the_image(sidecar):
+    said = sidecar.run("gpufrag", "install-agent", "/tmp/agent")
+    assert said == "PYTHONPATH=/tmp/agent/gpufrag/shim"
+    assert sidecar.run("diff", "-r", "/gpufrag-agent", "/tmp/agent") == ""
+
+
+def test_the_restarter_of_the_image_starts(receiver):
+    assert receiver.start == ["gpufrag", "restarter"]
+    assert receiver.run(*receiver.start, "--check").endswith("good")
+    receiver.run("/opt/gpufrag/bin/python", "-c", "import gpufrag.restarter.kubernetes, lightkube")
+
+
+def test_nobody_is_root_in_it(sidecar, receiver):
+    assert [image.config["User"] for image in (sidecar, receiver)] == ["65532:65532"] * 2
+    assert sidecar.run("id", "-u") == "65532"
+
+
+def test_there_is_no_torch_and_no_client_of_kubernetes_in_the_sidecar(sidecar):
+    for module in ("torch", "lightkube"):
+        done = subprocess.run(sidecar.command("/opt/gpufrag/bin/python", "-c", f"import {module}"), capture_output=True)
+        assert b"ModuleNotFoundError" in done.stderr
