@@ -19,8 +19,9 @@ from ..sample import DriverReading, Sums, Totals
 from .peak import Level
 from .trouble import Trouble
 
-ADAPTERS = {"torch": "torch_source"}
-"""By the framework's module: the module here whose `connect(framework, trouble)` gives its Source."""
+ADAPTERS = {"torch": "torch_source", "jax": "jax_source", "tensorflow": "tensorflow_source"}
+"""By the framework's module: the module here whose `connect(framework, trouble)` gives its Source. In a process that
+uses several, the first of them tells most, and is the one that snapshots, steps and errors are of."""
 
 
 @dataclass(frozen=True)

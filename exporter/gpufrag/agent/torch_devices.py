@@ -6,11 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ..model.settings import Settings
+from .device_names import DRIVER_VERSION_FILES, named
 from .sources import DeviceFacts
 from .torch_surface import TorchSurface
-
-DRIVER_VERSION_FILES = (Path("/sys/module/nvidia/version"), Path("/sys/module/amdgpu/version"))
-_UUID = len("GPU-00000000-0000-0000-0000-000000000000")
 
 
 def in_use(surface: TorchSurface) -> list[int]:
@@ -35,16 +33,9 @@ def facts(
     version_files: Sequence[Path] = DRIVER_VERSION_FILES,
 ) -> DeviceFacts:
     """About a device in use."""
-    visible = _visible(environment, device)
-    mig = visible if visible.startswith("MIG-") else None
     told = getattr(surface.ask("cuda.get_device_properties", device), "uuid", None)
-    uuid = _gpu_uuid(str(told)) if told else visible if len(visible) == _UUID and not mig else None
-    return DeviceFacts(
-        backend=surface.ask("cuda.get_allocator_backend") or "unknown",
-        uuid=None if uuid and mig and uuid.removeprefix("GPU-") in mig else uuid,  # that is the slice, not its GPU
-        mig_uuid=mig,
-        driver_version=next((text for file in version_files if (text := _first_line(file))), None),
-    )
+    backend = surface.ask("cuda.get_allocator_backend") or "unknown"
+    return named(backend, device, environment, str(told) if told else None, version_files)
 
 
 def limit(surface: TorchSurface, device: int, settings: Settings) -> int | None:
@@ -59,20 +50,3 @@ def limit(surface: TorchSurface, device: int, settings: Settings) -> int | None:
     fraction = settings.per_process_memory_fraction
     whole = int if surface.release < (2, 13) else round
     return whole(fraction * size) if fraction < 1 else None
-
-
-def _visible(environment: Mapping[str, str], device: int) -> str:
-    """The device's entry in CUDA_VISIBLE_DEVICES; empty where it has none."""
-    entries = environment.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    return entries[device].strip() if device < len(entries) else ""
-
-
-def _gpu_uuid(text: str) -> str:
-    return text if text.startswith(("GPU-", "MIG-")) else f"GPU-{text}"
-
-
-def _first_line(file: Path) -> str:
-    try:
-        return file.read_text().partition("\n")[0].strip()
-    except (OSError, UnicodeDecodeError):
-        return ""

@@ -1,0 +1,33 @@
+"""A framework that tells a few sums of its allocator and nothing else: no heap, no steps, no graphs, no errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from .sources import Capture, DeviceReading, Live
+
+
+class BareSource:
+    """What such sources have in common; each adds its name, its devices and their figures."""
+
+    def read(self) -> Sequence[DeviceReading]:
+        raise NotImplementedError
+
+    def live(self, device: int) -> Live | None:
+        sums = next((reading.sums for reading in self.read() if reading.device == device), None)
+        return Live(sums.allocated, None) if sums and sums.allocated is not None else None
+
+    def capture(self) -> Capture | None:
+        return None
+
+    def recording(self) -> bool:
+        return False
+
+    def watch_steps(self, on_step: Callable[[object], None]) -> bool:
+        return False
+
+    def graph_underway(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        """Nothing was hooked into the framework."""
