@@ -102,7 +102,8 @@ def test_a_computation_that_never_waits_comes_to_the_same_result(begin, attach) 
 
 
 def test_c_code_that_holds_the_gil_is_waited_for_and_not_broken_into(begin, attach) -> None:
-    program = "import ctypes\nprint('ready', flush=True)\nctypes.PyDLL(None).usleep(4_000_000)\nNone\n"
+    read = "ctypes.PyDLL(None).read(0, ctypes.create_string_buffer(1), 1)"
+    program = f"import ctypes\nprint('ready', flush=True)\n{read}\nNone\n"
     victim = begin(program + ASKED)
     code, said = attach(victim.pid, wait=0.1)
     assert code == 1
