@@ -14,7 +14,7 @@ import pytest
 
 import gpufrag
 from gpufrag.cli import main
-from gpufrag.commands.run import SHIM, injected
+from gpufrag.commands.run import SHIM, injected, name_of
 
 EXPORTER = Path(gpufrag.__file__).parents[1]
 RUN = [sys.executable, "-m", "gpufrag", "run"]
@@ -103,6 +103,8 @@ def test_signals_are_the_commands(number: signal.Signals) -> None:
         (["--budget", "2", "--", "true"], 2, "budget is 2.0"),
         (["--anchor", "120%", "--", "true"], 2, "anchor is 120%"),
         (["--anchor", "much", "--", "true"], 2, "'much'"),
+        (["--name", "train", "--", "true"], 2, "add --restartable"),
+        (["--restartable", "--grace", "0s", "--", "true"], 2, "--grace is 0s"),
         (["--", "no-such-command"], 1, "cannot run 'no-such-command': no such command on PATH"),
         (["--", "./no/such/file"], 1, "cannot run './no/such/file': no such file"),
         (["--", "/"], 1, "cannot run '/': Permission denied"),
@@ -124,3 +126,14 @@ def test_the_shim_of_another_copy_gives_way() -> None:
 def test_an_anchor_is_a_share_for_every_process_and_never_there_by_itself() -> None:
     assert _tell("--anchor", "20%")["environment"]["GPUFRAG_ANCHOR"] == "0.2"
     assert "GPUFRAG_ANCHOR" not in _tell()["environment"]
+
+
+@pytest.mark.parametrize(
+    ("job", "name"),
+    [
+        (["torchrun", "--nproc-per-node", "8", "src/train.py", "--data", "x.py"], "train"),
+        (["/usr/bin/serve", "-v"], "serve"),
+    ],
+)
+def test_a_job_is_called_after_its_script(job: list[str], name: str) -> None:
+    assert name_of(job) == name

@@ -47,14 +47,17 @@ class Caller:
 
 
 class Control:
-    """Listens at `path` until closed. One thread hears all callers, so that a silent one keeps nobody waiting."""
+    """Listens at `path` until closed. One thread hears all callers, so that a silent one keeps nobody waiting.
 
-    def __init__(self, path: Path, commands: Mapping[str, Command], trouble: Trouble) -> None:
+    `mode` is the socket's; None: for those who may write to its folder.
+    """
+
+    def __init__(self, path: Path, commands: Mapping[str, Command], trouble: Trouble, mode: int | None = None) -> None:
         self.path, self._commands, self._trouble = path, commands, trouble
         self._closed = threading.Event()
         self._answering = threading.BoundedSemaphore(ANSWERING)
         self._callers: dict[int, Caller] = {}
-        self._socket = _listen(path)
+        self._socket = _listen(path, mode)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._socket, selectors.EVENT_READ)
         self._inode = path.stat().st_ino
@@ -178,7 +181,7 @@ class Control:
         return command
 
 
-def _listen(path: Path) -> socket.socket:
+def _listen(path: Path, mode: int | None) -> socket.socket:
     """A socket that listens from the moment its name appears. Raises OSError or Unavailable where it cannot."""
     unfinished = path.with_name(f".{path.stem[-40:]}.tmp")
     unfinished.unlink(missing_ok=True)
@@ -186,7 +189,7 @@ def _listen(path: Path) -> socket.socket:
     try:
         with socket_address(unfinished) as address:
             listener.bind(address)
-        unfinished.chmod(_mode(path.parent))
+        unfinished.chmod(_mode(path.parent) if mode is None else mode)
         listener.setblocking(False)
         listener.listen(CALLERS)
         unfinished.replace(path)

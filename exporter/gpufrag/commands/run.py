@@ -1,4 +1,7 @@
-"""gpufrag run -- CMD: CMD with the agent inside every Python process of it that uses a GPU."""
+"""gpufrag run -- CMD: CMD with the agent inside every Python process of it that uses a GPU.
+
+With --restartable this process stays, as the parent that can start CMD again.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,20 @@ import argparse
 import os
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import gpufrag
 
 from ..agent.settings import AgentSettings, share, size
 from ..errors import Unavailable, UsageError
-from ..folder import VARIABLE
+from ..folder import VARIABLE, to_write
+from ..units import parse_duration
+
+if TYPE_CHECKING:
+    from ..supervisor.supervisor import Wishes
 
 PACKAGE = Path(gpufrag.__file__).resolve().parent
 SHIM = PACKAGE / "shim"
@@ -29,33 +37,80 @@ LEAK = "memory that grows by more than this a step (a minute, in a process witho
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = (
         "gpufrag run [--folder DIR] [--interval SECONDS] [--budget SHARE] [--anchor SHARE] [--leak-threshold SIZE] "
-        "-- CMD ..."
+        "[--restartable [--name NAME] [--grace DURATION] [--in-place]] -- CMD ..."
     )
     parser.add_argument("--folder", metavar="DIR", type=Path, help=f"where the sidecar finds the ranks (${VARIABLE})")
     parser.add_argument("--interval", metavar="SECONDS", type=float, help="least time between two heap snapshots (10)")
     parser.add_argument("--budget", metavar="SHARE", type=float, help="most time that snapshots may take (0.001)")
     parser.add_argument("--anchor", metavar="SHARE", type=_share, help=ANCHOR)
     parser.add_argument("--leak-threshold", metavar="SIZE", type=_size, help=LEAK)
+    parser.add_argument("--restartable", action="store_true", help="let gpufrag restarter start CMD again on this host")
+    parser.add_argument("--name", metavar="NAME", help="what alerts call the job (label job_name); default its script")
+    parser.add_argument("--grace", metavar="DURATION", help="from SIGTERM to SIGKILL, at a restart (60s)")
+    parser.add_argument(
+        "--in-place", action="store_true", help="restart torchrun's workers alone, by its --max-restarts"
+    )
     parser.add_argument("job", metavar="CMD ...", nargs=argparse.REMAINDER, help="the command and its arguments")
 
 
-def run(options: argparse.Namespace) -> NoReturn:
-    """Become CMD: same pid, same terminal, every signal its own. Raises Unavailable where it cannot be started."""
+def run(options: argparse.Namespace) -> int:
+    """Become CMD, or the parent of it. Raises Unavailable where it cannot be started."""
     job = options.job[1:] if options.job[:1] == ["--"] else options.job
     if not job:
         raise UsageError("no command given; write it after --, as in: gpufrag run -- python train.py")
+    wishes = _restart_wishes(options, job)
     environment = dict(os.environ) | _wishes(options) | injected(os.environ)
     sys.stdout.flush()
     sys.stderr.flush()
     if "/" not in job[0] and shutil.which(job[0]) is None:
         raise Unavailable(f"cannot run {job[0]!r}: no such command on PATH; check its name")
+    with _refusals(job[0]):
+        return _become(job, environment) if wishes is None else _supervise(job, environment, wishes)
+
+
+def _become(job: list[str], environment: Mapping[str, str]) -> NoReturn:
+    """Same pid, same terminal, every signal its own."""
+    os.execvpe(job[0], job, environment)
+
+
+def _supervise(job: list[str], environment: Mapping[str, str], wishes: Wishes) -> int:
+    from ..supervisor.command import end_as
+    from ..supervisor.supervisor import Supervisor
+
+    folder = to_write(environment).absolute()
+    return end_as(Supervisor(job, {**environment, VARIABLE: str(folder)}, wishes, folder).run())
+
+
+def _restart_wishes(options: argparse.Namespace, job: list[str]) -> Wishes | None:
+    """None where the job is not to be restarted."""
+    if not options.restartable:
+        if options.name or options.grace or options.in_place:
+            raise UsageError("--name, --grace and --in-place are of a job that can be restarted; add --restartable")
+        return None
+    from ..supervisor.supervisor import Wishes
+
+    grace_s = parse_duration(options.grace) if options.grace else Wishes.grace_s
+    if grace_s <= 0:
+        raise UsageError(f"--grace is {options.grace}: it must be above 0, such as 60s")
+    return Wishes(options.name or name_of(job), grace_s, options.in_place)
+
+
+def name_of(job: Sequence[str]) -> str:
+    """`train` of `torchrun --nproc-per-node 8 train.py`; the command itself where it has no script."""
+    script = next((word for word in job if word.endswith(".py")), job[0])
+    return Path(script).name.removesuffix(".py")
+
+
+@contextmanager
+def _refusals(command: str) -> Iterator[None]:
+    """The system's, as errors of ours."""
     try:
-        os.execvpe(job[0], job, environment)
+        yield
     except FileNotFoundError:
-        raise Unavailable(f"cannot run {job[0]!r}: no such file, or its interpreter is missing") from None
+        raise Unavailable(f"cannot run {command!r}: no such file, or its interpreter is missing") from None
     except (OSError, ValueError) as error:
         what = getattr(error, "strerror", None) or str(error)
-        raise Unavailable(f"cannot run {job[0]!r}: {what}; give a program that may be executed") from None
+        raise Unavailable(f"cannot run {command!r}: {what}; give a program that may be executed") from None
 
 
 def injected(environment: Mapping[str, str]) -> dict[str, str]:

@@ -22,6 +22,7 @@ from ..folder import FileName
 from ..logs import event
 from ..oom_report import OomReport
 from ..sample import ProcessSample
+from ..supervised import JobFile
 from ..view import RankView
 from . import oom_files, sample_files
 from .sample_files import REMEDIES, Skip, Stamp
@@ -94,6 +95,8 @@ class ProcessReader:
             if name is not None and text == name.socket:
                 if name.sample not in listed:
                     self._sweeper.lone_socket(listed[text])
+            elif name is None and JobFile.parse(text):
+                continue
             elif name is None or text != name.sample or not listed[text].is_file(follow_symlinks=False):
                 skipped[Skip.ALIEN].append(text)
             elif stamp := Stamp.of(listed[text]):

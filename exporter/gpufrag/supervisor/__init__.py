@@ -1,0 +1,1 @@
+"""A job that can be started again: the parent that `gpufrag run --restartable` stays."""

@@ -1,0 +1,35 @@
+"""What supervisors that were killed have left in the folder; their jobs have ended with them."""
+
+from __future__ import annotations
+
+import os
+import socket
+from contextlib import suppress
+from pathlib import Path
+
+from ..folder import socket_address
+from ..supervised import PAUSE, RECORD, SOCKET, JobFile
+
+
+def sweep(folder: Path) -> None:
+    """Remove the files of those that no longer listen. Best effort: they are in nobody's way."""
+    with suppress(OSError):
+        names = [name for entry in os.listdir(folder) if (name := JobFile.parse(entry)) and name.suffix == SOCKET]
+        for name in names:
+            if not _listens(folder / name.name):
+                for suffix in (SOCKET, RECORD, PAUSE):
+                    (folder / name._replace(suffix=suffix).name).unlink(missing_ok=True)
+
+
+def _listens(path: Path) -> bool:
+    """Only a refusal says that nobody does."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
+        caller.settimeout(1.0)
+        try:
+            with socket_address(path) as address:
+                caller.connect(address)
+        except ConnectionRefusedError:
+            return False
+        except OSError:
+            return True
+        return True

@@ -1,0 +1,24 @@
+"""A supervisor to start, which ends with the test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from supervisor.supervised_process import Supervised
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Supervised]]:
+    started: list[Supervised] = []
+
+    def run(*words: str, **how: Any) -> Supervised:
+        started.append(Supervised(tmp_path, *words, **how))
+        return started[-1]
+
+    yield run
+    for one in started:
+        one.close()

@@ -1,0 +1,97 @@
+"""`gpufrag run --restartable` as a process, and what may be asked of its socket."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gpufrag
+from gpufrag.supervised import SOCKET, SupervisedJob, decode
+
+EXPORTER = Path(gpufrag.__file__).parents[1]
+PATIENCE_S = 30.0
+
+
+def eventually(what: Callable[[], Any]) -> Any:
+    """The first true answer. Fails after PATIENCE_S."""
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        if answer := what():
+            return answer
+        time.sleep(0.02)
+    raise AssertionError("it never came")
+
+
+class Supervised:
+    """`words` follow `gpufrag run --restartable`. The job writes lines into `log`, whose path is in $LOG."""
+
+    def __init__(self, folder: Path, *words: str, **how: Any) -> None:
+        self.folder, self.log = folder / "agents", folder / "log"
+        self.folder.mkdir(exist_ok=True)
+        self.log.touch()
+        environment = {**os.environ, "PYTHONPATH": str(EXPORTER), "LOG": str(self.log), "GPUFRAG_DIR": str(self.folder)}
+        command = [sys.executable, "-m", "gpufrag", "run", "--restartable", *words]
+        self.errors = (folder / "stderr").open("w+", encoding="utf-8")
+        self.process = subprocess.Popen(command, env=environment, stderr=self.errors, **how)
+
+    @property
+    def lines(self) -> list[str]:
+        return self.log.read_text(encoding="utf-8").splitlines()
+
+    def until(self, line: str, times: int = 1) -> None:
+        eventually(lambda: self.lines.count(line) >= times or self._ended())
+
+    def _ended(self) -> None:
+        if self.process.poll() is not None:
+            raise AssertionError(f"it ended: {self.process.returncode}, {self.lines}, {self.told}")
+
+    @property
+    def told(self) -> str:
+        self.errors.seek(0)
+        return self.errors.read()
+
+    @property
+    def socket(self) -> Path:
+        found: list[Path] = eventually(lambda: list(self.folder.glob(f"*{SOCKET}")))
+        (path,) = found
+        return path
+
+    def ask(self, command: str, **fields: Any) -> dict[str, Any]:
+        with socket.socket(socket.AF_UNIX) as caller:
+            caller.settimeout(PATIENCE_S)
+            caller.connect(str(self.socket))
+            caller.sendall(json.dumps({"command": command, **fields}).encode() + b"\n")
+            answer: dict[str, Any] = json.loads(caller.makefile().read())
+            return answer
+
+    @property
+    def job(self) -> SupervisedJob:
+        return decode(self.ask("job")["job"])
+
+    def end(self) -> int:
+        return self.process.wait(PATIENCE_S)
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(5.0)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+        self.process.wait()
+        self.errors.close()
+
+
+def alive(pid: int) -> bool:
+    """Whether it runs; who waits to be buried does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False

@@ -1,0 +1,204 @@
+"""A job under `gpufrag run --restartable`: started again when asked, and otherwise as if nobody were there."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from supervisor.supervised_process import alive, eventually
+
+JOB = """
+import os, signal, sys, time
+log = open(os.environ["LOG"], "a", buffering=1)
+say = lambda text: log.write(text + "\\n")
+def told(number, frame):
+    say(signal.Signals(number).name)
+    if number == signal.SIGTERM:
+        sys.exit(CODE)
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+    signal.signal(number, told)
+say(f"count {os.environ['GPUFRAG_RESTART_COUNT']}")
+say(f"pid {os.getpid()}")
+say("ready")
+while True:
+    signal.pause()
+"""
+READY = "echo ready >> $LOG; while :; do sleep 0.1; done"
+SHELL_WITH_A_CHILD = """
+trap '' TERM
+setsid sh -c 'trap "" TERM; echo pid $$ >> $LOG; echo child >> $LOG; while :; do sleep 1; done' &
+echo pid $$ >> $LOG
+echo ready >> $LOG
+while :; do sleep 1; done
+"""
+
+
+def job(code: int = 3) -> list[str]:
+    return ["--", sys.executable, "-S", "-c", JOB.replace("CODE", str(code))]
+
+
+def pids(lines: list[str]) -> list[int]:
+    return [int(line.split()[1]) for line in lines if line.startswith("pid ")]
+
+
+def test_a_restart_is_the_same_command_with_its_count(start: Any) -> None:
+    it = start("--name", "train", *job())
+    it.until("ready")
+    assert (it.job.name, it.job.restarts, it.job.running, it.job.annotations) == ("train", 0, True, {})
+    assert it.ask("restart", restarts=0)["ok"]
+    it.until("ready", 2)
+    assert [line for line in it.lines if line.startswith(("count", "SIG"))] == ["count 0", "SIGTERM", "count 1"]
+    first, second = pids(it.lines)
+    assert not alive(first)
+    assert alive(second)
+    assert it.job.restarts == 1
+    assert "restart 1 of train" in it.told
+
+
+def test_of_two_requests_at_once_one_restarts(start: Any) -> None:
+    it = start(*job())
+    it.until("ready")
+    assert it.socket.stat().st_mode & 0o777 == 0o600
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda _: it.ask("restart", restarts=0), range(8)))
+    assert sorted("refused" in answer for answer in answers) == [False, *[True] * 7]
+    it.until("ready", 2)
+    assert it.ask("restart", restarts=0) == {"ok": True, "refused": "conflict"}
+    assert it.lines.count("ready") == 2
+
+
+def test_a_dry_run_changes_nothing(start: Any) -> None:
+    it = start(*job())
+    it.until("ready")
+    assert it.ask("restart", restarts=0, dry_run=True)["job"]["restarts"] == 0
+    assert it.ask("remember", version=1, annotations={"a": "b"}, dry_run=True)["job"]["annotations"] == {"a": "b"}
+    assert (it.job.version, it.job.annotations, it.lines.count("SIGTERM")) == (1, {}, 0)
+
+
+def test_annotations_are_compared_and_swapped(start: Any) -> None:
+    it = start(*job())
+    it.until("ready")
+    assert it.ask("remember", version=1, annotations={"a": "b", "c": "d"})["job"]["version"] == 2
+    assert it.ask("remember", version=1, annotations={"a": "z"}) == {"ok": True, "refused": "conflict"}
+    assert it.ask("remember", version=2, annotations={"a": None})["job"]["annotations"] == {"c": "d"}
+    assert '"c": "d"' in it.socket.with_suffix(".json").read_text(encoding="utf-8")
+    assert it.ask("remember", version=3, annotations={"a": 7})["ok"] is False
+
+
+def test_the_pause_file_is_told(start: Any) -> None:
+    it = start(*job())
+    it.until("ready")
+    it.socket.with_suffix(".pause").touch()
+    assert it.job.paused
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2])
+def test_signals_are_passed_on_once(start: Any, number: signal.Signals) -> None:
+    it = start(*job())
+    it.until("ready")
+    it.process.send_signal(number)
+    it.until(number.name)
+    it.process.terminate()
+    assert it.end() == 3
+    assert [line for line in it.lines if line.startswith("SIG")] == [number.name, "SIGTERM"]
+
+
+def test_a_job_that_was_told_to_end_is_not_started_again(start: Any) -> None:
+    it = start(*job())
+    it.until("ready")
+    it.process.send_signal(signal.SIGINT)  # which it survives
+    it.until("SIGINT")
+    assert "was told to end" in it.ask("restart", restarts=0)["error"]
+
+
+@pytest.mark.parametrize("words", [["sh", "-c", "exit 7"], [sys.executable, "-c", "raise SystemExit(7)"]])
+def test_the_exit_code_is_the_job_s(start: Any, words: list[str]) -> None:
+    it = start("--", *words)
+    assert (it.end(), it.told, list(it.folder.iterdir())) == (7, "", [])
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGUSR1, signal.SIGINT])
+def test_a_job_that_a_signal_ended_is_told_as_that(start: Any, number: signal.Signals) -> None:
+    it = start("--", "sh", "-c", f"kill -{number:d} $$")
+    assert it.end() == -number  # which a shell shows as 128 + n
+    assert list(it.folder.iterdir()) == []
+
+
+def test_a_job_that_ends_well_in_the_middle_of_a_restart_has_ended(start: Any) -> None:
+    it = start(*job(code=0))
+    it.until("ready")
+    assert it.ask("restart", restarts=0)["ok"]
+    assert it.end() == 0
+    assert it.lines.count("ready") == 1
+
+
+def test_a_job_that_somebody_ends_in_the_middle_of_a_restart_has_ended(start: Any) -> None:
+    it = start(
+        "--grace",
+        "20s",
+        "--",
+        "sh",
+        "-c",
+        "trap 'echo told >> $LOG' TERM; trap 'exit 5' INT; echo ready >> $LOG; " + WAIT,
+    )
+    it.until("ready")
+    assert it.ask("restart", restarts=0)["ok"]
+    it.until("told")
+    it.process.send_signal(signal.SIGINT)
+    assert (it.end(), it.lines.count("ready")) == (5, 1)
+
+
+def test_after_the_grace_everything_is_killed_whatever_its_session(start: Any) -> None:
+    it = start("--grace", "300ms", "--", "sh", "-c", SHELL_WITH_A_CHILD)
+    it.until("ready")
+    it.until("child")
+    before = pids(it.lines)
+    assert it.ask("restart", restarts=0)["ok"]
+    it.until("child", 2)
+    assert [alive(pid) for pid in before] == [False, False]
+    assert "was still there 0.3 s after SIGTERM" in it.told
+    it.process.kill()
+    it.process.wait()
+    for pid in pids(it.lines)[2:]:
+        os.kill(pid, signal.SIGKILL)  # they ignore SIGTERM, and nobody is left who could do more
+
+
+def test_a_killed_supervisor_leaves_no_job(start: Any) -> None:
+    it = start(*job())
+    it.until("ready")
+    it.process.kill()
+    it.process.wait()
+    eventually(lambda: not alive(pids(it.lines)[0]))
+    assert it.lines[-1] == "SIGTERM"
+    assert len(list(it.folder.iterdir())) == 2
+    other = start("--", "true")
+    assert other.end() == 0
+    assert list(it.folder.iterdir()) == []
+
+
+def test_stopped_and_continued_as_by_a_shell(start: Any) -> None:
+    it = start(*job())
+    it.until("ready")
+    (pid,) = pids(it.lines)
+    it.process.send_signal(signal.SIGTSTP)
+    eventually(lambda: state(pid) == "T" and state(it.process.pid) == "T")
+    it.process.send_signal(signal.SIGCONT)
+    eventually(lambda: state(pid) != "T" and state(it.process.pid) != "T")
+    it.process.terminate()
+    assert it.end() == 3
+
+
+def state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_what_cannot_be_started_is_one_line(start: Any) -> None:
+    it = start("--", "/")
+    assert it.end() == 1
+    assert it.told == "gpufrag: cannot run '/': Permission denied; give a program that may be executed\n"

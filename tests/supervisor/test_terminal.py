@@ -1,0 +1,63 @@
+"""A supervised job at a terminal: it can read from it, and Ctrl-C and Ctrl-Z do what they do without a supervisor."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import signal
+import sys
+import termios
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from supervisor.supervised_process import eventually
+from supervisor.test_supervisor import job, pids, state
+
+
+@pytest.fixture
+def terminal() -> Iterator[tuple[int, int]]:
+    """Our end, and the job's."""
+    ours, theirs = pty.openpty()
+    yield ours, theirs
+    os.close(ours)
+    os.close(theirs)
+
+
+def at(theirs: int) -> dict[str, Any]:
+    """A new session with that terminal, as a login has it."""
+
+    def log_in() -> None:
+        os.setsid()
+        fcntl.ioctl(theirs, termios.TIOCSCTTY, 0)
+
+    return {"stdin": theirs, "stdout": theirs, "preexec_fn": log_in}
+
+
+READ = "import os; print(input(), file=open(os.environ['LOG'], 'a'))"
+
+
+def test_a_job_reads_what_is_typed(start: Any, terminal: tuple[int, int]) -> None:
+    it = start("--", sys.executable, "-c", READ, **at(terminal[1]))
+    os.write(terminal[0], b"hello\n")
+    assert (it.end(), it.lines) == (0, ["hello"])
+
+
+def test_control_c_reaches_the_job(start: Any, terminal: tuple[int, int]) -> None:
+    it = start(*job(), **at(terminal[1]))
+    it.until("ready")
+    os.write(terminal[0], b"\x03")
+    it.until("SIGINT")
+    assert it.lines.count("SIGINT") == 1
+
+
+def test_control_z_stops_both_until_they_are_continued(start: Any, terminal: tuple[int, int]) -> None:
+    it = start(*job(), **at(terminal[1]))
+    it.until("ready")
+    (pid,) = pids(it.lines)
+    os.write(terminal[0], b"\x1a")
+    eventually(lambda: state(it.process.pid) == "T" and state(pid) == "T")
+    it.process.send_signal(signal.SIGCONT)
+    eventually(lambda: state(it.process.pid) != "T" and state(pid) != "T")
