@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -142,3 +144,30 @@ def test_the_sidecar_never_holds_up_the_job():
     _, sidecar = SOURCE["initContainers"]
     assert not sidecar.keys() & {"startupProbe", "readinessProbe"}
     assert all(container["securityContext"]["readOnlyRootFilesystem"] for container in SOURCE["initContainers"])
+
+
+API = {"batch": "v1", "apps": "v1", "kubeflow.org": "v1", "jobset.x-k8s.io": "v1alpha2"}
+
+
+def minimal(group: str, kind: str, templates: list[str]) -> Manifest:
+    """Of that kind, with one pod at each place where it can have one."""
+    made: Manifest = {"apiVersion": f"{group}/{API.get(group, 'v1')}", "kind": kind, "metadata": {"name": "any"}}
+    for template in templates:
+        value: Any = {"spec": {"containers": [{"name": "any", "image": "any"}]}}
+        *above, last = template.split(".")
+        inner: Any = made
+        for key, following in zip(above, [*above[1:], last]):
+            empty: Any = [{}] if following == "*" else {}
+            inner = inner[0] if key == "*" else inner.setdefault(key, empty)
+        inner[last] = value
+    return made
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("kind", TEMPLATES, ids=".".join)
+def test_every_kind_gets_the_sidecar(kind, tmp_path):
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(minimal(*kind, TEMPLATES[kind])), encoding="utf-8")
+    overlay = {"resources": ["job.yaml"], "components": [os.path.relpath(COMPONENT, tmp_path)]}
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(overlay), encoding="utf-8")
+    wanted = SOURCE | {"containers": [SOURCE["containers"][0] | {"image": "any"}]}
+    assert [pod["spec"] for pod in pods(kustomize(tmp_path))] == [wanted] * len(TEMPLATES[kind])
