@@ -13,8 +13,14 @@ TYPE_CHECKING = False  # as in typing, which takes longer to import than all tha
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Callable
+    from typing import TypeVar
 
-__all__ = ["__version__", "start", "stop"]
+    from .agent.saving import CheckpointRequest
+
+    Save = TypeVar("Save", bound=Callable[[CheckpointRequest], "str | os.PathLike[str] | None"])
+
+__all__ = ["__version__", "on_checkpoint", "start", "step_ended", "stop"]
 
 __version__ = "0.1.0"
 
@@ -59,3 +65,37 @@ def stop() -> None:
     agent.stop()
     if serving := sys.modules.get(f"{__name__}.serve_self"):
         serving.close()
+
+
+def on_checkpoint(save: Save) -> Save:
+    """Have `save(request)` called when a checkpoint is asked for before a restart. Call it in the thread that trains.
+
+        @gpufrag.on_checkpoint
+        def save(request):
+            path = f"checkpoints/{request.step}.pt"
+            torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)
+            return path
+
+    It runs in that thread, between two steps, at a step on which all ranks have agreed: `request.step`. So it may save
+    collectively. It returns where it has saved, or None. If it raises, whoever asked is told, and training goes on.
+    A second call replaces the first one's function. docs/checkpoint.md has the contract.
+    """
+    from . import agent
+
+    if not agent.disabled():
+        from .agent import checkpoint
+
+        checkpoint.register(save)
+    return save
+
+
+def step_ended(step: int | None = None) -> None:
+    """Say where a step of the training loop ends, where that is not the end of its optimizer's step.
+
+    With it, a checkpoint is saved after a scheduler's step too, and in a loop that has no optimizer of torch. `step` is
+    the loop's own number, if it has one that is the same in all ranks.
+    """
+    import sys
+
+    if checkpoint := sys.modules.get(f"{__name__}.agent.checkpoint"):
+        checkpoint.ended(step)

@@ -1,4 +1,4 @@
-"""JSON to frozen dataclasses, by their annotations: int, float, str, records, `X | None`, tuple, list, dict by text.
+"""JSON to frozen dataclasses, by their annotations: int, float, str, bool, records, `X | None`, tuple, list, dict by text.
 
 All numbers here are counts, sizes, names or times: one that is negative or beyond 64 bits is refused.
 """
@@ -88,7 +88,7 @@ def _reader(kind: Any) -> Callable[[Any], Any]:
         return _sequence_reader(origin, _reader(arguments[0]))
     if origin is dict:
         return _mapping_reader(_reader(arguments[1]))
-    return {int: _read_int, float: _read_float, str: _read_text}[kind]
+    return {int: _read_int, float: _read_float, str: _read_text, bool: _read_bool}[kind]
 
 
 def _record_reader(kind: Any) -> Callable[[Any], Any]:
@@ -140,6 +140,12 @@ def _sequence_reader(origin: Any, inner: Callable[[Any], Any]) -> Callable[[Any]
 def _read_int(raw: Any) -> int:
     if type(raw) is not int or not 0 <= raw < 1 << 64:
         raise Misfit(f"is {shown(raw)}, not a whole number between 0 and 2^64")
+    return raw
+
+
+def _read_bool(raw: Any) -> bool:
+    if type(raw) is not bool:
+        raise Misfit(f"is a {type(raw).__name__}, not true or false")
     return raw
 
 

@@ -13,6 +13,7 @@ class Steps:
     def __init__(self) -> None:
         self.count = 0
         self._stepped: set[int] = set()
+        self._last_round: set[int] = set()
 
     def note(self, optimizer: object) -> bool:
         """An optimizer has stepped; True where that begins a new step of the loop."""
@@ -20,6 +21,11 @@ class Steps:
         if self._stepped and key not in self._stepped:
             self._stepped.add(key)
             return False
-        self._stepped = {key}
+        self._last_round, self._stepped = self._stepped, {key}
         self.count += 1
         return True
+
+    @property
+    def whole(self) -> bool:
+        """Whether all optimizers of the last round have stepped in this one: nothing of this step is left to do."""
+        return bool(self._last_round) and self._last_round <= self._stepped
