@@ -13,7 +13,7 @@ from ..errors import Unavailable
 from ..folder import VARIABLE, FileName, to_write
 from ..oom_report import OomReport
 from ..sample import Identity, ProcessSample, encode
-from . import oom_files
+from . import checkpoint, oom_files
 from .blackbox import BlackBox
 from .clocks import Clocks
 from .control import Control
@@ -181,7 +181,8 @@ class Agent:
             if self._control.path == path and self._control.reachable:
                 return
             self._control.close()
-        self._control = Control(path, {"ping": self._ping, "sample-now": self.sample_now}, self._trouble)
+        commands = {"ping": self._ping, "sample-now": self.sample_now, **checkpoint.commands(self._identify)}
+        self._control = Control(path, commands, self._trouble)
 
     def _ping(self, request: Mapping[str, Any]) -> dict[str, Any]:
         return {"pid": os.getpid()}
