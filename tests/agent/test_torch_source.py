@@ -165,6 +165,7 @@ def test_cuda_malloc_async_has_no_heap_and_no_pools(machine: Machine) -> None:
     (reading,) = source.read()
     assert (reading.totals, source.capture(), source.facts(0).backend) == (None, None, "cudaMallocAsync")
     assert reading.driver is not None
+    assert source.level(0) is None
 
 
 def test_a_pluggable_allocator_is_not_asked_what_it_cannot_tell(machine: Machine) -> None:

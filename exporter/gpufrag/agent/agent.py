@@ -14,6 +14,7 @@ from ..folder import VARIABLE, FileName, to_write
 from ..oom_report import OomReport
 from ..sample import Identity, ProcessSample, encode
 from . import checkpoint, oom_files
+from .beside import Beside, leads
 from .blackbox import BlackBox
 from .clocks import Clocks
 from .control import Control
@@ -21,7 +22,7 @@ from .identity import identify, with_rank
 from .publisher import publish
 from .sampler import Sampler
 from .settings import AgentSettings
-from .sources import Source, TellsFaults
+from .sources import Capture, Source, TellsFaults
 from .trouble import Trouble
 
 ANSWER_WITHIN = 5.0
@@ -40,8 +41,9 @@ class Agent:
         self, source: Source, settings: AgentSettings, trouble: Trouble | None = None, clocks: Clocks | None = None
     ) -> None:
         self._source, self._settings = source, settings
-        self._trouble, self._clocks = trouble or Trouble(), clocks or Clocks()
-        self._sampler = Sampler(source, settings, self._trouble, self._clocks)
+        self.trouble = self._trouble = trouble or Trouble()
+        self._clocks = clocks or Clocks()
+        self._sampler, self._beside = Sampler(source, settings, self._trouble, self._clocks), Beside()
         self._identity = identify(trouble=self._trouble)
         self._folder: Path | None = None
         self._control: Control | None = None
@@ -51,7 +53,7 @@ class Agent:
         self._urged = self._heard = 0
         self._obliged_at = -math.inf
         self._thread = threading.Thread(target=self._run, name="gpufrag-sampler", daemon=True)
-        self._box = BlackBox(source.capture, self._identify, self._keep, self._urge, self._trouble, self._clocks)
+        self._box = BlackBox(self._capture, self._identify, self._keep, self._urge, self._trouble, self._clocks)
         self.latest: ProcessSample | None = None
 
     def start(self) -> None:
@@ -59,9 +61,23 @@ class Agent:
         self._sampler.watch_steps(self._wake.set)
         self._thread.start()
 
+    def add(self, source: Source) -> None:
+        """Another framework of this process uses a device too. In the user's own thread; once for each."""
+        first, sampler = self._source, Sampler(source, self._settings, self._trouble, self._clocks)
+        if source.framework == first.framework or source.framework in self._beside:
+            return
+        if not leads(source, first):
+            self._beside.add(source, sampler)
+            return
+        self._beside.add(first, self._sampler)
+        self._source, self._sampler = source, sampler
+        self._watch_ooms()
+        sampler.watch_steps(self._wake.set)
+
     def stop(self) -> None:
         """Publish a last sample, and stop listening: to readers, the process has ended."""
         self._source.close()
+        self._beside.close()
         self._ending.set()
         self._wake.set()
         self._thread.join(LAST_WORDS)
@@ -71,6 +87,7 @@ class Agent:
     def abandon(self) -> None:
         """In a forked child, where the thread does not exist: the parent's file and socket are the parent's."""
         self._source.close()
+        self._beside.close()
         if self._control is not None:
             self._control.abandon()
 
@@ -88,6 +105,9 @@ class Agent:
         """Before the first turn too: a program's first request may be the one that fails."""
         if not self._box.watching and isinstance(self._source, TellsFaults):
             self._box.watching = self._source.watch_ooms(self._box.explain)
+
+    def _capture(self) -> Capture | None:
+        return self._source.capture()
 
     def _keep(self, report: OomReport) -> None:
         oom_files.keep(self._folder or self._find_folder(), report)
@@ -154,6 +174,7 @@ class Agent:
             self._watch_ooms()  # the device may be in use only now
         sample = self._box.counted(self._sampler.sample(self._identify()))
         self._box.remember(sample)
+        sample = self._beside.added(sample)
         name = FileName.of(sample.identity)
         try:
             folder = self._folder or self._find_folder()

@@ -40,7 +40,55 @@ def _when_cuda_is_in_use(torch: ModuleType, ready: Ready) -> None:
         torch.cuda._lazy_call(lambda: _quietly(ready, torch))  # an error there would be CUDA's failure to initialise
 
 
-FRAMEWORKS: dict[str, Callable[[ModuleType, Ready], None]] = {"torch": _when_cuda_is_in_use}
+def _when_jax_uses_a_gpu(jax: Any, ready: Ready) -> None:
+    """JAX tells its listeners of each compilation, and whatever it compiles, it has initialised a backend for."""
+
+    def listen(*event: object, **details: object) -> None:
+        if waiting:
+            _quietly(look)
+
+    def look() -> None:
+        backends = getattr(sys.modules.get("jax._src.xla_bridge"), "_backends", None) or ()
+        if any(platform in backends for platform in ("cuda", "rocm", "gpu")):
+            waiting.clear()
+            ready(jax)
+
+    waiting = [True]
+    look()
+    if waiting:
+        jax.monitoring.register_event_duration_secs_listener(listen)
+
+
+def _when_tensorflow_uses_a_gpu(tensorflow: ModuleType, ready: Ready) -> None:
+    """TensorFlow tells nobody: a little is added to the one private method that it runs when it has its devices."""
+    context = sys.modules.get("tensorflow.python.eager.context")
+    kind = getattr(context, "Context", None)
+    initialise = getattr(kind, "_initialize_logical_devices", None)
+    if kind is None or initialise is None:  # another TensorFlow than those that are known: it stays as it is
+        return
+
+    def look(context: Any) -> None:
+        devices = getattr(context, "_logical_devices", None) or ()
+        if waiting and any(device.device_type == "GPU" for device in devices):
+            waiting.clear()
+            ready(tensorflow)
+
+    def initialise_and_look(context: Any, *arguments: Any) -> Any:
+        answer = initialise(context, *arguments)
+        _quietly(look, context)
+        return answer
+
+    waiting = [True]
+    look(getattr(context, "_context", None))
+    if waiting:
+        kind._initialize_logical_devices = initialise_and_look
+
+
+FRAMEWORKS: dict[str, Callable[[Any, Ready], None]] = {
+    "torch": _when_cuda_is_in_use,
+    "jax": _when_jax_uses_a_gpu,
+    "tensorflow": _when_tensorflow_uses_a_gpu,
+}
 """The module to wait for, and how it tells that its device is in use; its adapter is in `sources.ADAPTERS`."""
 
 

@@ -28,13 +28,19 @@ def want(settings: AgentSettings) -> None:
 
 
 def launch(framework: ModuleType) -> None:
-    """Begin for a framework that uses a device. Raises UsageError for an environment variable that is no number."""
+    """Begin for a framework that uses a device; where an agent has begun for another one, have it read this one too.
+
+    Raises UsageError for an environment variable that is no number.
+    """
+    if (agent := _agent) is not None:
+        agent.add(connect(framework, agent.trouble))
+        return
     trouble = Trouble()
     if before := os.environ.get(FAILURES):
         trouble.note("injection", f"{before} process(es) above or in this one had a shim that failed", "see stderr")
     settings = _wanted or from_environment()
     begin(connect(framework, trouble), settings, trouble)
-    if settings.anchor is not None:
+    if settings.anchor is not None and framework.__name__ == "torch":
         from .anchor import Anchor
 
         Anchor(framework, settings.anchor, trouble).drop_when_chosen()

@@ -40,7 +40,9 @@ class TorchSource:
 
     @property
     def framework_version(self) -> str:
-        return self._surface.version
+        """Torch's own; a ROCm build that does not say so in its version has it added."""
+        version, rocm = self._surface.version, self._surface.value("version.hip")
+        return version if not rocm or "rocm" in version else f"{version}{'.' if '+' in version else '+'}rocm{rocm}"
 
     def facts(self, device: int) -> DeviceFacts:
         return torch_devices.facts(self._surface, device, self._environment)

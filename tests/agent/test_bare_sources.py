@@ -1,0 +1,164 @@
+"""JAX and TensorFlow tell what they tell, and are never asked before the program has initialised a GPU."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import pytest
+
+from fake_frameworks import GIB, GROWING, PREALLOCATED, JaxDevice, jax, tensorflow
+from gpufrag.agent import arrival
+from gpufrag.agent.jax_source import JaxSource, sums
+from gpufrag.agent.sources import Live, connect
+from gpufrag.agent.tensorflow_source import TensorflowSource
+from gpufrag.agent.trouble import Trouble
+from gpufrag.sample import Sums
+
+
+def test_a_pool_that_jax_has_filled_tells_all_that_a_request_can_get() -> None:
+    assert sums(PREALLOCATED, 1.0, "bfc") == Sums(
+        time=1.0,
+        allocated=20 * GIB,
+        active=20 * GIB,
+        reserved=100 * GIB,
+        peak_active=60 * GIB,
+        peak_reserved=100 * GIB,
+        free_cached=80 * GIB,
+        largest_free_block=30 * GIB,
+        free_total=80 * GIB,
+        largest_allocatable=30 * GIB,
+    )
+
+
+def test_what_a_growing_pool_could_get_from_the_driver_is_not_known() -> None:
+    found = sums(GROWING, 1.0, "bfc")
+    assert (found.free_cached, found.largest_free_block) == (44 * GIB, 30 * GIB)
+    assert (found.free_total, found.largest_allocatable) == (None, None)
+
+
+@pytest.mark.parametrize("backend", ["cuda_async", "platform"])
+def test_of_another_allocator_the_free_blocks_are_not_known(backend: str) -> None:
+    found = sums(PREALLOCATED, 1.0, backend)
+    assert (found.allocated, found.free_cached, found.largest_free_block) == (20 * GIB, None, None)
+
+
+@pytest.mark.parametrize("name", sorted(PREALLOCATED))
+def test_a_figure_that_a_version_has_not_is_absent(name: str) -> None:
+    left = {key: value for key, value in PREALLOCATED.items() if key != name}
+    whole, found = vars(sums(PREALLOCATED, 1.0, "bfc")), vars(sums(left, 1.0, "bfc"))
+    assert {key for key in whole if found[key] != whole[key]} == {key for key in found if found[key] is None} - {
+        key for key in whole if whole[key] is None
+    }
+
+
+def test_a_free_block_of_nothing_beside_free_memory_is_a_figure_that_is_not_kept_up() -> None:
+    found = sums({**PREALLOCATED, "largest_free_block_bytes": 0}, 1.0, "bfc")
+    assert (found.largest_free_block, found.largest_allocatable, found.free_cached) == (None, None, 80 * GIB)
+
+
+def test_a_full_pool_has_a_largest_block_of_nothing() -> None:
+    full = {**PREALLOCATED, "bytes_in_use": 100 * GIB, "largest_free_block_bytes": 0}
+    assert (sums(full, 1.0, "bfc").largest_allocatable, sums(full, 1.0, "bfc").free_total) == (0, 0)
+
+
+def test_jax_is_not_asked_before_it_has_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = jax(monkeypatch)
+    source = JaxSource(fake.module, Trouble(), {})
+    assert source.read() == []
+    fake.initialise("cpu")
+    assert source.read() == []
+
+
+@pytest.mark.parametrize("platform", ["cuda", "rocm"])
+def test_every_gpu_of_this_process_is_read_under_its_number_here(
+    monkeypatch: pytest.MonkeyPatch, platform: str
+) -> None:
+    fake = jax(monkeypatch)
+    second, of_an_older_jax = JaxDevice(id=9, local_hardware_id=1), JaxDevice(id=2, local_hardware_id=None)
+    fake.initialise(platform, JaxDevice(), second, of_an_older_jax)
+    source = JaxSource(fake.module, Trouble(), {})
+    assert [(reading.device, reading.limit) for reading in source.read()] == [(n, 100 * GIB) for n in (0, 1, 2)]
+    assert source.live(1) == Live(20 * GIB, None)
+    assert (source.live(7), source.capture(), source.recording()) == (None, None, False)
+
+
+def test_an_allocator_without_statistics_is_counted_and_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake, trouble = jax(monkeypatch), Trouble()
+    fake.initialise("cuda", JaxDevice(fault=RuntimeError("UNIMPLEMENTED")), JaxDevice(stats=None))
+    assert JaxSource(fake.module, trouble, {}).read() == []
+    assert trouble.counts == {"jax.Device.memory_stats": 1}
+
+
+def test_the_allocator_that_jax_was_told_to_use_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = jax(monkeypatch).module
+    environment = {"XLA_PYTHON_CLIENT_ALLOCATOR": "platform", "CUDA_VISIBLE_DEVICES": f"3,GPU-{'0' * 8}-1-2-3"}
+    assert JaxSource(module, Trouble(), {}).facts(0).backend == "bfc"
+    assert JaxSource(module, Trouble(), environment).facts(0).backend == "platform"
+
+
+def test_tensorflow_tells_two_figures_and_only_once_it_has_its_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = tensorflow(monkeypatch)
+    source = TensorflowSource(fake.module, Trouble(), {})
+    assert (source.read(), fake.calls) == ([], [])
+    fake.initialise(gpus=2)
+    first, second = source.read()
+    assert first.sums is not None
+    assert first.sums == Sums(first.sums.time, allocated=3 * GIB, active=3 * GIB, peak_active=5 * GIB)
+    assert (second.device, fake.calls, source.facts(0).backend) == (1, ["GPU:0", "GPU:1"], "bfc")
+
+
+def test_the_adapters_are_found_by_the_modules_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert connect(jax(monkeypatch).module, Trouble()).framework_version == "0.10.2"
+    assert connect(tensorflow(monkeypatch).module, Trouble()).framework_version == "2.21.0"
+
+
+def test_jax_arrives_with_the_first_thing_that_it_compiles_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake, ready = jax(monkeypatch), list[ModuleType]()
+    arrival.when_in_use(ready.append, {"jax": fake.module}, [])
+    fake.compile()
+    assert ready == []
+    fake.initialise()
+    fake.compile()
+    fake.compile()
+    assert ready == [fake.module]
+
+
+def test_tensorflow_arrives_when_it_makes_its_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake, ready = tensorflow(monkeypatch), list[ModuleType]()
+    arrival.when_in_use(ready.append, {"tensorflow": fake.module}, [])
+    fake.initialise(gpus=0)
+    assert ready == []
+    fake.initialise(gpus=1)
+    fake.initialise(gpus=1)
+    assert ready == [fake.module]
+
+
+def test_what_is_in_use_already_arrives_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_jax, with_tensorflow, ready = jax(monkeypatch), tensorflow(monkeypatch), list[ModuleType]()
+    with_jax.initialise()
+    with_tensorflow.initialise()
+    modules = {"jax": with_jax.module, "tensorflow": with_tensorflow.module}
+    arrival.when_in_use(ready.append, modules, [])
+    assert ready == list(modules.values())
+    assert with_jax.listeners == []
+
+
+def test_a_tensorflow_without_that_method_is_left_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake, ready = tensorflow(monkeypatch), list[ModuleType]()
+    del fake.context.Context._initialize_logical_devices  # type: ignore[attr-defined]
+    monkeypatch.setattr(fake.context, "Context", object)
+    arrival.when_in_use(ready.append, {"tensorflow": fake.module}, [])
+    assert (ready, capsys.readouterr().err) == ([], "")
+
+
+def test_an_error_of_ours_is_not_the_programs_compilation(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake = jax(monkeypatch)
+    arrival.when_in_use(lambda module: 1 // 0, {"jax": fake.module}, [])
+    fake.initialise()
+    fake.compile()
+    fake.compile()
+    assert capsys.readouterr().err.count("no agent in this process") == 1

@@ -1,0 +1,141 @@
+"""A process that uses two frameworks: one agent, one sample, and the devices of both in it, told apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from fake_frameworks import FakeJax, JaxDevice, jax
+from fake_source import ScriptedSource
+from fake_torch import Machine, torch_of
+from gpufrag.agent import lifecycle
+from gpufrag.agent.agent import Agent
+from gpufrag.agent.settings import AgentSettings
+from gpufrag.agent.sources import connect
+from gpufrag.agent.trouble import Trouble
+from gpufrag.metrics import families
+from gpufrag.sample import DeviceSample, ProcessSample, decode, encode
+from gpufrag.view import Fleet, RankView
+
+Eventually = Callable[[Callable[[], object]], None]
+
+
+@pytest.fixture
+def with_jax(monkeypatch: pytest.MonkeyPatch) -> FakeJax:
+    fake = jax(monkeypatch)
+    fake.initialise("cuda", JaxDevice())
+    return fake
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> AgentSettings:
+    return AgentSettings(interval=1000.0, publish_every=0.02, folder=tmp_path)
+
+
+@pytest.fixture
+def agent_of(settings: AgentSettings) -> Iterator[Callable[[ModuleType], Agent]]:
+    begun: list[Agent] = []
+
+    def begin(framework: ModuleType) -> Agent:
+        begun.append(Agent(connect(framework, Trouble()), settings))
+        begun[-1].start()
+        return begun[-1]
+
+    yield begin
+    for agent in begun:
+        agent.stop()
+
+
+def _devices(agent: Agent) -> list[tuple[str | None, int, str]]:
+    devices: tuple[DeviceSample, ...] = agent.latest.devices if agent.latest else ()
+    return [(device.framework, device.device, device.backend) for device in devices]
+
+
+BOTH = [("jax", 0, "bfc"), (None, 0, "native")]
+
+
+@pytest.mark.parametrize("first", ["torch", "jax"])
+def test_both_are_in_one_sample_whichever_came_first(
+    with_jax: FakeJax, agent_of: Callable[[ModuleType], Agent], eventually: Eventually, first: str
+) -> None:
+    torch = torch_of(Machine())
+    one, other = (torch, with_jax.module) if first == "torch" else (with_jax.module, torch)
+    agent = agent_of(one)
+    agent.add(connect(other, agent.trouble))
+    agent.add(connect(other, agent.trouble))
+    eventually(lambda: _devices(agent) == BOTH)
+    assert agent.latest is not None
+    assert agent.latest.identity.framework == "torch"
+    assert {device.framework_version for device in agent.latest.devices} == {None, "0.10.2"}
+
+
+def test_torch_that_comes_second_has_its_steps_snapshots_and_errors(
+    with_jax: FakeJax, agent_of: Callable[[ModuleType], Agent], eventually: Eventually
+) -> None:
+    machine = Machine()
+    agent = agent_of(with_jax.module)
+    agent.add(connect(torch_of(machine), agent.trouble))
+    eventually(lambda: _devices(agent) == BOTH)
+    machine.step("optimizer")
+    eventually(lambda: agent.latest and agent.latest.steps == 1 and agent.latest.devices[-1].snapshots)
+    assert len(machine.observers) == 1
+
+
+def test_errors_of_the_first_are_not_counted_to_the_second(
+    with_jax: FakeJax, agent_of: Callable[[ModuleType], Agent], eventually: Eventually
+) -> None:
+    agent = agent_of(torch_of(Machine()))
+    agent.add(connect(with_jax.module, agent.trouble))
+    eventually(lambda: _devices(agent) == BOTH)
+    assert agent.latest is not None
+    assert [device.ooms is None for device in agent.latest.devices] == [True, False]
+
+
+def test_a_second_framework_that_fails_costs_only_its_own_figures(
+    with_jax: FakeJax, agent_of: Callable[[ModuleType], Agent], eventually: Eventually
+) -> None:
+    with_jax.initialise("cuda", JaxDevice(fault=RuntimeError("gone")))
+    agent = agent_of(torch_of(Machine()))
+    agent.add(connect(with_jax.module, agent.trouble))
+    eventually(lambda: agent.trouble.counts.get("jax.Device.memory_stats"))
+    eventually(lambda: _devices(agent) == BOTH[1:])
+
+
+def test_what_launches_second_joins_the_agent_that_there_is(
+    with_jax: FakeJax, settings: AgentSettings, eventually: Eventually
+) -> None:
+    lifecycle.begin(connect(torch_of(Machine()), Trouble()), settings)
+    try:
+        lifecycle.launch(with_jax.module)
+        eventually(lambda: (sample := lifecycle.latest()) and len(sample.devices) == 2)
+    finally:
+        lifecycle.stop()
+
+
+def test_a_source_of_the_users_own_stays_the_first(source: ScriptedSource, settings: AgentSettings) -> None:
+    agent = Agent(source, settings)
+    agent.add(connect(torch_of(Machine()), agent.trouble))
+    assert agent._source is source
+
+
+def _sample(agent: Agent) -> ProcessSample:
+    assert agent.latest is not None
+    return decode(encode(agent.latest))
+
+
+def test_no_two_series_of_them_are_alike(
+    with_jax: FakeJax, agent_of: Callable[[ModuleType], Agent], eventually: Eventually
+) -> None:
+    agent = agent_of(torch_of(Machine()))
+    agent.add(connect(with_jax.module, agent.trouble))
+    eventually(lambda: _devices(agent) == BOTH)
+    sample = _sample(agent)
+    fleet = Fleet(sample.time, (RankView(replace(sample, identity=replace(sample.identity, rank=0))),))
+    series = [(s.name, *sorted(s.labels.items())) for family in families(fleet) for s in family.samples]
+    assert len(series) == len(set(series))
+    labels = [dict(rest) for name, *rest in series if name == "gpufrag_allocator_reserved_bytes"]
+    assert sorted(map(sorted, labels)) == [["device", "framework", "rank"], *[["device", "pool", "rank"]] * 2]

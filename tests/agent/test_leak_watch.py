@@ -1,0 +1,192 @@
+"""Growing memory is noticed at step boundaries, within its budget, and told once."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from fake_source import HandClock, ScriptedSource
+from gpufrag.agent.leak_watch import CREDIT, SHARE
+from gpufrag.agent.sampler import Sampler
+from gpufrag.agent.settings import AgentSettings
+from gpufrag.agent.sources import Capture, Live
+from gpufrag.agent.trouble import Trouble
+from gpufrag.model.leaks import FEWEST, LASTING
+from gpufrag.model.sites import Held, Sites
+from gpufrag.sample import Identity, Leak
+
+IDENTITY = Identity("host", 1, 1.0)
+MB = 1_000_000
+PLACE = ("train.py:7 step",)
+
+
+@dataclass
+class LiveSource(ScriptedSource):
+    """One that tells what is live, and takes `cost` seconds for it."""
+
+    clock: HandClock = field(default_factory=HandClock)
+    cost: float = 15e-6
+    allocated: int = 1000 * MB
+    blocks: int | None = 500
+    lives: int = 0
+    places: Callable[[], Sites] | None = None
+
+    def live(self, device: int) -> Live | None:
+        self.lives += 1
+        self.clock.tick(self.cost)
+        return Live(self.allocated, self.blocks)
+
+    def capture(self) -> Capture | None:
+        capture = super().capture()
+        return capture and replace(capture, sites=self.places)
+
+    def keep(self, size: int) -> None:
+        self.allocated += size
+        self.blocks = self.blocks and self.blocks + 1
+
+
+@dataclass
+class Job:
+    source: LiveSource
+    sampler: Sampler
+    clock: HandClock
+    woken: list[int] = field(default_factory=list)
+
+    def steps(self, count: int, kept: int = 0, length: float = 0.1) -> None:
+        for _ in range(count):
+            self.clock.tick(length)
+            self.source.keep(kept) if kept else None
+            self.source.step()
+
+    def leak(self) -> Leak | None:
+        self.sampler.read()
+        self.sampler.digest()
+        (device,) = self.sampler.sample(IDENTITY).devices
+        return device.leak
+
+
+def job(clock: HandClock, threshold: int = MB, **scripted: object) -> Job:
+    source = LiveSource(clock=clock, **scripted)  # type: ignore[arg-type]
+    sampler = Sampler(source, AgentSettings(leak_threshold=threshold), Trouble(), clock.clocks)
+    made = Job(source, sampler, clock)
+    sampler.watch_steps(lambda: made.woken.append(source.lives))
+    sampler.read()
+    return made
+
+
+def test_two_megabytes_a_step_are_found_within_sixty_steps(clock: HandClock) -> None:
+    training = job(clock)
+    training.steps(60, kept=2 * MB)
+    leak = training.leak()
+    assert leak is not None
+    assert (leak.unit, round(leak.rate)) == ("step", 2 * MB)
+
+
+def test_the_agents_thread_is_woken_when_there_is_enough_to_judge(clock: HandClock) -> None:
+    training = job(clock)
+    training.steps(FEWEST + 1, kept=2 * MB)
+    assert training.source.lives - 1 == FEWEST + 1, "one point a step, and one second before the first"
+    assert training.woken[-1] == FEWEST + 1
+    assert training.sampler.read_in() <= 0
+
+
+def test_enough_without_growth_is_no_leak_and_too_little_is_not_known(clock: HandClock) -> None:
+    training = job(clock)
+    training.steps(FEWEST - 1)
+    assert training.leak() is None
+    training.steps(10)
+    assert training.leak() == Leak("step")
+
+
+def test_growth_below_the_threshold_is_none(clock: HandClock) -> None:
+    training = job(clock, threshold=3 * MB)
+    training.steps(100, kept=2 * MB)
+    assert training.leak() == Leak("step")
+
+
+@pytest.mark.parametrize("length", [0.001, 0.02, 0.1])
+def test_points_keep_within_their_share_of_wall_time(clock: HandClock, length: float) -> None:
+    training = job(clock)
+    lived = training.source.lives
+    began = clock.now
+    training.steps(int(60 / length), length=length)
+    spent = (training.source.lives - lived) * training.source.cost
+    assert spent <= CREDIT + SHARE * (clock.now - began) + training.source.cost
+    assert spent > 0.5 * min(SHARE * 60, training.source.cost * 60 / length)
+
+
+def test_short_steps_are_judged_by_every_so_many_of_them(clock: HandClock) -> None:
+    training = job(clock)
+    training.steps(3000, kept=2 * MB, length=0.005)
+    leak = training.leak()
+    assert leak is not None
+    assert round(leak.rate) == 2 * MB
+
+
+def test_a_reading_that_had_to_wait_is_paid_for(clock: HandClock) -> None:
+    training = job(clock, cost=0.02)
+    training.steps(1)
+    lived = training.source.lives
+    training.steps(500)
+    assert training.source.lives == lived, "20 ms are paid for by a hundred seconds"
+
+
+def test_a_source_without_these_figures_has_no_reading(source: ScriptedSource, clock: HandClock) -> None:
+    sampler = Sampler(source, AgentSettings(), Trouble(), clock.clocks)
+    training = Job(source, sampler, clock)  # type: ignore[arg-type]
+    sampler.watch_steps(lambda: None)
+    sampler.read()
+    training.steps(200)
+    assert training.leak() is None
+
+
+def _serve(serving: Job, seconds: float, kept: int) -> None:
+    for _ in range(int(seconds)):
+        serving.clock.tick(1.0)
+        serving.source.keep(kept)
+        serving.leak()
+
+
+@pytest.mark.parametrize("blocks", [500, None])
+def test_a_server_is_judged_by_seconds_after_a_longer_time(clock: HandClock, blocks: int | None) -> None:
+    serving = job(clock, steps=False, blocks=blocks)
+    _serve(serving, LASTING / 2, kept=MB)
+    assert serving.leak() is None
+    _serve(serving, LASTING / 2 + 2, kept=MB)
+    leak = serving.leak()
+    assert leak is not None
+    assert (leak.unit, round(leak.rate, -3)) == ("second", MB)
+
+
+def test_a_training_that_begins_later_is_judged_by_its_steps(clock: HandClock) -> None:
+    loading = job(clock)
+    _serve(loading, LASTING + 2, kept=MB)
+    loading.steps(FEWEST + 1)
+    assert loading.leak() == Leak("step")
+
+
+def test_it_is_told_once(clock: HandClock, caplog: pytest.LogCaptureFixture) -> None:
+    training = job(clock)
+    with caplog.at_level(logging.WARNING, "gpufrag"):
+        for _ in range(5):
+            training.steps(60, kept=2 * MB)
+            training.leak()
+    (line,) = caplog.messages
+    assert line.startswith("gpufrag: device 0: allocated memory grows by 1.91 MiB a step")
+    assert "docs/leaks.md" in line
+
+
+def test_with_history_the_growing_place_is_named(clock: HandClock, caplog: pytest.LogCaptureFixture) -> None:
+    held = iter(range(1, 1000))
+    training = job(clock, places=lambda: {0: {PLACE: Held(next(held) * 40 * MB, next(held)), ("a",): Held(1, 1)}})
+    with caplog.at_level(logging.WARNING, "gpufrag"):
+        for _ in range(5):
+            training.steps(60, kept=2 * MB, length=0.2)
+            leak = training.leak()
+    assert leak is not None
+    assert [place.frames for place in leak.stacks] == [PLACE]
+    assert leak.stacks[0].grown > 0
+    assert [PLACE[0] in line for line in caplog.messages] == [False, True]

@@ -1,0 +1,74 @@
+"""What torch's other allocators and builds tell: no heap, sums where there are some, and never a made-up 0."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from fake_torch import SIZE, VERSIONS, Machine, torch_of
+from gpufrag.agent.sources import Live
+from gpufrag.agent.torch_source import TorchSource
+from gpufrag.agent.trouble import Trouble
+from gpufrag.sample import Sums
+from helpers import golden_case_named
+
+STATS = golden_case_named("streams-default").raw["stats"]
+
+
+@pytest.fixture(params=VERSIONS)
+def machine(request: pytest.FixtureRequest) -> Machine:
+    return Machine(version=request.param, backend="cudaMallocAsync")
+
+
+def test_cuda_malloc_async_tells_sums_and_nothing_that_torch_does_not_count(machine: Machine) -> None:
+    trouble = Trouble()
+    source = TorchSource(torch_of(machine), trouble, {})
+    sums = source.read()[0].sums
+    assert sums is not None
+    assert sums == Sums(
+        time=sums.time,
+        allocated=STATS["allocated_bytes.all.current"],
+        active=STATS["active_bytes.all.current"],
+        reserved=STATS["reserved_bytes.all.current"],
+        peak_active=STATS["active_bytes.all.peak"],
+        peak_reserved=STATS["reserved_bytes.all.peak"],
+    )
+    assert (source.capture(), source.level(0), trouble.counts) == (None, None, {})
+    assert source.live(0) == Live(STATS["allocated_bytes.all.current"], 0)
+
+
+def test_the_drivers_allocator_is_not_asked_about_a_device_that_is_not_in_use(machine: Machine) -> None:
+    machine.contexts = set()
+    source = TorchSource(torch_of(machine), Trouble(), {})
+    assert (source.read(), source.live(0)) == ([], None)
+    assert "cuda.memory_stats_as_nested_dict" not in machine.calls
+
+
+def test_a_pluggable_allocator_tells_what_the_driver_tells(machine: Machine) -> None:
+    machine.backend = "pluggable"
+    trouble = Trouble()
+    source = TorchSource(torch_of(machine), trouble, {})
+    (reading,) = source.read()
+    assert (reading.sums, reading.totals, source.live(0), source.level(0)) == (None, None, None, None)
+    assert reading.driver is not None
+    assert (source.facts(0).backend, trouble.counts) == ("pluggable", {})
+
+
+@pytest.mark.parametrize(
+    ("version", "told"),
+    [
+        ("2.4.1+rocm6.1", "2.4.1+rocm6.1"),
+        ("2.4.0a0+git1", "2.4.0a0+git1.rocm6.1.40091"),
+        ("2.4.0", "2.4.0+rocm6.1.40091"),
+    ],
+)
+def test_a_rocm_build_is_read_by_the_same_calls_and_says_so(version: str, told: str) -> None:
+    torch = torch_of(Machine(version=version))
+    torch.version = SimpleNamespace(hip="6.1.40091", cuda=None)  # type: ignore[attr-defined]
+    source = TorchSource(torch, Trouble(), {"HIP_VISIBLE_DEVICES": "1"})
+    (reading,) = source.read()
+    assert (source.framework_version, source.facts(0).backend) == (told, "native")
+    assert reading.driver is not None
+    assert (reading.driver.free, reading.driver.size) == (100_000_000_000, SIZE)
+    assert source.capture() is not None

@@ -1,0 +1,94 @@
+"""Which places in the program hold memory, and which hold more than before."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpufrag.model import sites
+from gpufrag.model.sites import GROWN, MOST_TEXT, Held, Stack, grown
+from gpufrag.snapshot_file import load
+from helpers import SNAPSHOTS
+
+TORCH = "/env/lib/python3.12/site-packages/torch/nn/modules/module.py"
+HELD = st.builds(Held, st.integers(1, 1 << 40), st.integers(1, 1000))
+PLACES = st.dictionaries(st.tuples(st.sampled_from("abcdefgh")), HELD)
+
+
+def frame(file: str, line: int = 1, name: str = "step") -> dict[str, object]:
+    return {"filename": file, "line": line, "name": name}
+
+
+def heap(*stacks: list[dict[str, object]], state: str = "active_allocated") -> dict[str, object]:
+    """A snapshot with one block of 512 bytes for each stack."""
+    blocks = [{"state": state, "size": 512, "frames": stack} for stack in stacks]
+    return {"segments": [{"device": 0, "blocks": blocks}]}
+
+
+def test_memory_is_that_of_the_innermost_frames_outside_torch() -> None:
+    stack = [frame("aten/src/Functions.cpp"), frame(TORCH), frame("train.py", 7), frame(TORCH), frame("main.py", 9)]
+    assert sites.read(heap(stack, stack)) == {0: {("train.py:7 step", "main.py:9 step"): Held(1024, 2)}}
+
+
+def test_a_cell_of_a_notebook_is_a_place_too() -> None:
+    assert sites.read(heap([frame("<ipython-input-3>", 2, "<module>")])) == {
+        0: {("<ipython-input-3>:2 <module>",): Held(512, 1)}
+    }
+
+
+def test_what_is_free_is_held_by_nobody() -> None:
+    assert sites.read(heap([frame("train.py")], state="inactive")) == {0: {}}
+
+
+def test_memory_without_a_python_stack_is_one_place() -> None:
+    assert sites.read(heap([], [frame("engine.cpp")])) == {0: {(): Held(1024, 2)}}
+
+
+def test_a_place_is_bounded() -> None:
+    (stack,) = sites.read(heap([frame("d/" * 5000 + "train.py", n) for n in range(50)]))[0]
+    assert (len(stack), {len(text) for text in stack}) == (sites.FRAMES, {MOST_TEXT})
+
+
+def test_the_trace_of_a_recorded_training_has_its_places() -> None:
+    """The blocks of the recording are older than its history: the stacks of its trace stand in for theirs."""
+    trace = [e for entries in load(SNAPSHOTS / "train-varlen.pickle.gz")["device_traces"] for e in entries]
+    allocated = [{**entry, "state": "active_allocated"} for entry in trace if entry["action"] == "alloc"]
+    found = sites.read({"segments": [{"device": 0, "blocks": allocated}]})[0]
+    assert sum(held.size for held in found.values()) == sum(entry["size"] for entry in allocated)
+    files = Counter(text.rpartition(":")[0].rpartition("/")[2] for stack in found for text in stack)
+    assert set(files) == {"exp5.py"}
+
+
+def test_the_blocks_of_a_recorded_heap_are_all_counted() -> None:
+    snapshot = load(SNAPSHOTS / "train-varlen.pickle.gz")
+    blocks = [b["size"] for s in snapshot["segments"] for b in s["blocks"] if b["state"] == "active_allocated"]
+    assert sites.read(snapshot) == {0: {(): Held(sum(blocks), len(blocks))}}
+
+
+def test_the_three_that_grew_most_are_told() -> None:
+    before: dict[Stack, Held] = {("a",): Held(100, 1), ("b",): Held(500, 5)}
+    now: dict[Stack, Held] = {
+        ("a",): Held(900, 9), ("b",): Held(500, 5), ("c",): Held(300, 3), ("d",): Held(50, 1), ("e",): Held(60, 1)
+    }  # fmt: skip
+    assert [(place.stack, place.size, place.blocks) for place in grown(before, now)] == [
+        (("a",), 800, 8), (("c",), 300, 3), (("e",), 60, 1)
+    ]  # fmt: skip
+
+
+def test_larger_blocks_alone_are_no_kept_tensors() -> None:
+    assert grown({("a",): Held(100, 4)}, {("a",): Held(900, 4)}) == []
+
+
+@given(PLACES, PLACES)
+def test_what_is_told_did_grow(before: dict[Stack, Held], now: dict[Stack, Held]) -> None:
+    told = grown(before, now)
+    assert len(told) <= GROWN
+    for place in told:
+        assert place.size == now[place.stack].size - before.get(place.stack, Held(0, 0)).size > 0
+
+
+@given(PLACES)
+def test_nothing_grows_from_itself(places: dict[Stack, Held]) -> None:
+    assert grown(places, places) == []
