@@ -8,7 +8,7 @@ from helpers import TESTS
 
 SOURCE = """
 from fake_torch import Machine, torch_of
-machine = Machine(initialised=False, count=1)
+machine = Machine(initialised=False, count=1, heaps={})
 names = ("cuda", "optim", "_C", "__version__")
 globals().update({name: value for name, value in vars(torch_of(machine)).items() if name in names})
 """

@@ -160,7 +160,7 @@ def test_it_is_dropped_when_cuda_begins_and_what_hinders_it_is_published(scripts
     program = """
 import os, sys, time
 from fake_torch import Machine, torch_of
-machine = Machine(initialised=False, count=1)
+machine = Machine(initialised=False, count=1, heaps={})
 sys.modules["torch"] = torch_of(machine)
 machine.free = 5
 sys.modules["torch"].cuda.current_device = lambda: 0
