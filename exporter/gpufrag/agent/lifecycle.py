@@ -32,18 +32,23 @@ def launch(framework: ModuleType) -> None:
 
     Raises UsageError for an environment variable that is no number.
     """
-    if (agent := _agent) is not None:
-        agent.add(connect(framework, agent.trouble))
-        return
-    trouble = Trouble()
-    if before := os.environ.get(FAILURES):
-        trouble.note("injection", f"{before} process(es) above or in this one had a shim that failed", "see stderr")
     settings = _wanted or from_environment()
-    begin(connect(framework, trouble), settings, trouble)
+    if (agent := _agent) is not None:
+        trouble = agent.trouble
+        agent.add(connect(framework, trouble))
+    else:
+        trouble = Trouble()
+        _note_failures_above(trouble)
+        begin(connect(framework, trouble), settings, trouble)
     if settings.anchor is not None and framework.__name__ == "torch":
         from .anchor import Anchor
 
         Anchor(framework, settings.anchor, trouble).drop_when_chosen()
+
+
+def _note_failures_above(trouble: Trouble) -> None:
+    if before := os.environ.get(FAILURES):
+        trouble.note("injection", f"{before} process(es) above or in this one had a shim that failed", "see stderr")
 
 
 def begin(source: Source, settings: AgentSettings, trouble: Trouble | None = None) -> None:
