@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpufrag.sample import DeviceSample, DriverReading, Identity, PoolTotals, ProcessSample, Totals
+from gpufrag.sample import DeviceSample, DriverReading, Identity, PoolTotals, ProcessSample, Sums, Totals
 from gpufrag.sidecar.join import join
 from gpufrag.sidecar.readings import Device, HostProcess, Instance, Memory, NvmlReading, Sight
 from gpufrag.view import DeviceView, ProcessView, RankView
@@ -122,6 +122,13 @@ def test_memory_that_the_driver_will_not_tell_has_no_context() -> None:
     joined = join([a_rank(a_sample())], a_reading(a_gpu({42: None, 7: 5})), seen(42, 7))
     assert joined.ranks[0].memory[0] == ProcessView("GPU-aaaa", None, None, None)
     assert joined.devices[0].other_used == 5
+
+
+@pytest.mark.parametrize(("others", "context"), [(30, 20), (51, None), (None, None)])
+def test_context_is_what_no_framework_of_the_process_holds(others: int | None, context: int | None) -> None:
+    second = DeviceSample(0, "bfc", framework="jax", sums=Sums(NOW, reserved=others))
+    memory = join([a_rank(second, a_sample())], a_reading(a_gpu({42: 150})), seen(42)).ranks[0].memory
+    assert memory == {0: ProcessView("GPU-aaaa", None, 150, context)}
 
 
 @pytest.mark.parametrize(("reserved", "read_at"), [(151, NOW), (100, NOW - 3)], ids=["do not fit", "too far apart"])

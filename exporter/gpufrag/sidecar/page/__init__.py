@@ -17,6 +17,7 @@ from ...units import format_bytes, format_duration
 from ...view import CollectorResult, Fleet
 from ...web.html import HEADERS, STYLE, filled, template
 from ..sample_files import REMEDIES, Skip
+from .leaks import leak_rows
 
 __all__ = ["HEADERS", "RankRow", "rank_rows", "render"]
 
@@ -55,6 +56,7 @@ def render(fleet: Fleet) -> bytes:
         summary=html.escape(_summary(fleet)),
         ranks=_fill("rank", (row._asdict() for row in rank_rows(fleet))) or _template("no_ranks").substitute(),
         ooms=_fill("oom", oom_rows(fleet)) or _template("no_ooms").substitute(),
+        leaks=_fill("leak", leak_rows(fleet)) or _template("no_leaks").substitute(),
         collectors=_fill("collector", collector_rows(fleet)),
     )
     return page.encode()
@@ -76,7 +78,7 @@ def _row(rank: NamedRank, device: DeviceSample | None, now: float) -> RankRow:
     ratio = measured.ratio if measured else None
     return RankRow(
         rank=", ".join(value if name == "rank" else f"{name} {value}" for name, value in rank.labels.items()),
-        device=str(device.device) if device else NONE,
+        device=_place(device) if device else NONE,
         state=rank.view.state,
         age=format_duration(max(0.0, now - sample.time)),
         ratio=NONE if ratio is None else f"{ratio:.2f}",
@@ -87,6 +89,10 @@ def _row(rank: NamedRank, device: DeviceSample | None, now: float) -> RankRow:
         reserved=_bytes(measured.reserved if measured else None),
         limit=_bytes(measured.limit if measured else None),
     )
+
+
+def _place(device: DeviceSample) -> str:
+    return f"{device.device} ({device.framework})" if device.framework else str(device.device)
 
 
 def _latest(device: DeviceSample) -> Snapshot | None:
