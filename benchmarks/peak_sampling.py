@@ -1,13 +1,14 @@
 """How near the agent's samples come to a step's memory peak, and what they show before an out-of-memory error.
 
-    PYTHONPATH=exporter python3 benchmarks/peak_sampling.py [--out peak_sampling.json] [--seconds 36] [--runs 10]
+    PYTHONPATH=exporter python3 benchmarks/peak_sampling.py [--out peak_sampling.json] [--seconds 24] [--runs 10]
 
-A decoder trains on batches of one length, then of many. The true peak of each batch is torch's own, from a pass
+A decoder (12 layers of width 2304, bf16) trains on batches of one length, then of many; then a small one (8 of 768,
+fp32), whose peak is the short spike of its loss. The true peak of each batch is torch's own, from a pass
 without the agent that resets torch's peaks at each step; in the pass with the agent nobody resets them. The windows are
 30 times as short as by default, and what one may cost is as much as by default (10 ms). Printed is active at the copy
 over the true peak of that step (p10, p50, p90), of every copy at a peak from the first one on.
 
-Then it trains, again and again, under a limit until memory fails: each step leaves a few small tensors behind between
+Then the small one trains, again and again, under a limit until memory fails: each step leaves a few small tensors behind between
 the large ones, and drops others. Printed is the highest fragmentation ratio at a peak and at a boundary in the last 50
 steps beside the ratio at the error itself.
 """
@@ -37,15 +38,29 @@ DISTINCT = 48
 LIMIT = 13 << 29
 MOST_STEPS = 500
 LAST_STEPS = 50
-SHAPES: dict[str, Callable[[random.Random], tuple[int, int]]] = {
-    "fixed": lambda rng: (16, 384),
-    "varying": lambda rng: (rng.randrange(8, 25), rng.randrange(64, 512)),
+Shape = Callable[[random.Random], tuple[int, int]]
+
+
+def fixed(rng: random.Random) -> tuple[int, int]:
+    return 16, 384
+
+
+def varying(rng: random.Random) -> tuple[int, int]:
+    return rng.randrange(8, 25), rng.randrange(64, 512)
+
+
+KINDS: dict[str, tuple[bool, Shape]] = {
+    "fixed": (False, fixed),
+    "varying": (False, varying),
+    "small, fixed": (True, fixed),
+    "small, varying": (True, varying),
 }
+"""Whether the decoder is the small one, and the shape of a batch."""
 
 
 class Training:
-    def __init__(self) -> None:
-        self._model = Decoder(vocabulary=VOCABULARY).to("cuda")
+    def __init__(self, *, small: bool) -> None:
+        self._model = Decoder().to("cuda") if small else Decoder(width=2304, layers=12).to("cuda", torch.bfloat16)
         self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=1e-5)
 
     def step(self, batch: int, length: int, keep: Callable[[], None] = lambda: None) -> None:
@@ -72,8 +87,9 @@ def true_peaks(training: Training, shapes: list[tuple[int, int]]) -> list[int]:
 
 def coverage(kind: str, seconds: float) -> dict[str, Any]:
     rng = random.Random(11)
-    shapes = [SHAPES[kind](rng) for _ in range(DISTINCT)]
-    training = Training()
+    small, shape = KINDS[kind]
+    shapes = [shape(rng) for _ in range(DISTINCT)]
+    training = Training(small=small)
     peaks = true_peaks(training, shapes)
     steps, began = 0, time.perf_counter()
     with agent_of(10.0 / 30) as (source, agent):
@@ -119,7 +135,7 @@ class Leftovers:
 
 def until_it_fails(seed: int) -> dict[str, Any]:
     rng = random.Random(seed)
-    training, leftovers = Training(), Leftovers(rng)
+    training, leftovers = Training(small=True), Leftovers(rng)
     with agent_of(0.1) as (source, _):
         try:
             for step in range(MOST_STEPS):
@@ -184,11 +200,11 @@ def summary(kind: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--seconds", type=float, default=36.0, help="of training for each kind of batch")
+    parser.add_argument("--seconds", type=float, default=24.0, help="of training for each kind of batch")
     parser.add_argument("--runs", type=int, default=10, help="until memory fails")
     options = parser.parse_args()
     rows = []
-    for kind in SHAPES:
+    for kind in KINDS:
         gc.collect()
         torch.cuda.empty_cache()
         rows.append(coverage(kind, options.seconds))

@@ -80,7 +80,7 @@ def replayed_graph(rng: Random) -> Iterator[Event]:
         (varying_large, 0.88, 0.8),
         (minute, 0.92, 0.9),
         (accumulated, 0.82, 0.65),
-        (minute_of_micro_batches, 0.7, 0.6),
+        (minute_of_micro_batches, 0.7, 0.55),
         (sometimes_evaluated, 0.85, 0.7),
         (two_models, 0.88, 0.8),
         (other_layers_each_time, 0.75, 0.65),

@@ -106,7 +106,9 @@ tell()
 def test_of_several_devices_it_waits_for_a_forward_pass_outside_a_graph(tmp_path: Path) -> None:
     program = """
 real = torch.cuda.device_count
-torch.cuda.device_count = lambda: 2
+def two_for_the_agent():
+    return 2 if sys._getframe(1).f_globals["__name__"].startswith("gpufrag") else real()
+torch.cuda.device_count = two_for_the_agent
 net, rows = torch.nn.Linear(8, 8).cuda(), torch.zeros(8, 8, device="cuda")
 torch.cuda.device_count = real
 early = torch.cuda.memory_reserved()

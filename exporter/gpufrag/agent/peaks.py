@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from statistics import median
 from typing import NamedTuple
 
 from .clocks import Clocks
@@ -18,6 +19,8 @@ STUDIES = 3
 """Steps that are studied before the first copy; later one before each."""
 TRIES = 3
 """Steps in which a copy is tried. Without success the snapshot is left to chance."""
+RECENT = 31
+"""Readings by whose median the next ones are planned: the first one of a step is the slowest by far."""
 NAP = 0.002
 """Seconds. Longer pauses than this can be ended by whoever wants something of the agent's thread."""
 
@@ -50,6 +53,7 @@ class Peaks:
         self.step_seconds = 0.0
         """What the last step took; 0 before the second boundary."""
         self._followed = 0
+        self._costs: deque[float] = deque(maxlen=RECENT)
         self.method = TIMER
         """How the last peak was found; TIMER where it was not, or none was looked for yet."""
 
@@ -73,13 +77,13 @@ class Peaks:
         """Follow the step that begins now. False where that leads to nothing: then chance is better."""
         experience = self._experience.setdefault(device, Experience())
         study = self._followed < (1 if experience.known >= STUDIES else STUDIES)
-        level, took = self._read(device)
+        level, _ = self._read(device)
         hopeless = self._followed >= STUDIES + TRIES or (experience.rule is None and not study)
         if hopeless or level is None or self.step_seconds == 0.0:
             self._followed, self.method = 0, TIMER
             return False
         self._followed += 1
-        plan = Plan(self.step_seconds, self._allowance, took)
+        plan = Plan(self.step_seconds, self._allowance, median(self._costs))
         self._step = Step(device, Following(experience, level, self._clocks.monotonic(), plan, study=study))
         return True
 
@@ -121,5 +125,6 @@ class Peaks:
         began = self._clocks.monotonic()
         level = self._source.level(device)
         took = self._clocks.monotonic() - began
+        self._costs.append(took)
         self._spent("wait" if took > LONG_READING else "stats", took)
         return level, took

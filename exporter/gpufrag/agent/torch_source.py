@@ -7,6 +7,7 @@ figures. What one of torch's functions tells is missing where this torch has not
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +26,8 @@ from .trouble import Trouble
 ASYNC = "cudaMallocAsync"
 LONG_PROBE = 0.001
 """Seconds. Statistics are copied in microseconds: above this they waited for the allocator's lock."""
+FRESH = 0.0005
+"""Seconds. So long ago the lock was to be had, and at a peak the heap must be copied at once."""
 
 
 class TorchSource:
@@ -35,6 +38,7 @@ class TorchSource:
     def __init__(self, torch: ModuleType, trouble: Trouble, environment: Mapping[str, str] = os.environ) -> None:
         self._surface, self._trouble, self._environment = TorchSurface(torch, trouble), trouble, environment
         self._counters: dict[int, torch_stats.CounterMemory] = {}
+        self._looked_at = -math.inf
         self._on_step: Callable[[object], None] | None = None
         self._on_oom: Callable[[Fault], None] | None = None
 
@@ -55,7 +59,8 @@ class TorchSource:
         if not self._surface.ask("cuda.is_initialized") or self._backend() != "native":
             return None
         began = time.perf_counter()
-        stats = {device: self._stats(device) for device in tuple(self._counters)}  # waits out whoever holds the lock
+        if began - self._looked_at > FRESH:
+            self._probe()
         waited = time.perf_counter() - began
         snapshot = torch_snapshot.take(self._surface, self._trouble)
         held = time.perf_counter() - began
@@ -63,6 +68,7 @@ class TorchSource:
             return None
         conf = torch_snapshot.conf(snapshot, self._environment)
         settings = torch_snapshot.settings(conf, self._trouble)
+        stats = {device: self._stats(device) for device in tuple(self._counters)}
         limits = {device: torch_devices.limit(self._surface, device, settings) for device in stats}
         return Capture(
             heap=lambda: parse(snapshot, settings),
@@ -76,6 +82,7 @@ class TorchSource:
 
     def level(self, device: int) -> Level | None:
         stats = self._stats(device)
+        self._looked_at = time.perf_counter()
         return torch_stats.level(stats) if stats and self._backend() == "native" else None
 
     def live(self, device: int) -> Live | None:
@@ -112,6 +119,11 @@ class TorchSource:
         if (on_oom := self._on_oom) is not None:
             self._counters.setdefault(fault.device, torch_stats.CounterMemory())  # its first request may have failed
             on_oom(fault)
+
+    def _probe(self) -> None:
+        """Waits out whoever holds the allocator's lock, so that the copy itself does not."""
+        for device in tuple(self._counters):
+            self._stats(device)
 
     def _backend(self) -> Any:
         return self._surface.ask("cuda.get_allocator_backend")
