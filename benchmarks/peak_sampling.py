@@ -8,9 +8,9 @@ without the agent that resets torch's peaks at each step; in the pass with the a
 30 times as short as by default, and what one may cost is as much as by default (10 ms). Printed is active at the copy
 over the true peak of that step (p10, p50, p90), of every copy at a peak from the first one on.
 
-Then the small one trains, again and again, under a limit until memory fails: each step leaves a few small tensors behind between
-the large ones, and drops others. Printed is the highest fragmentation ratio at a peak and at a boundary in the last 50
-steps beside the ratio at the error itself.
+Then the small one trains, again and again, under a limit until memory fails: each step leaves a few small tensors
+behind between the large ones, and drops others. Printed is the highest fragmentation ratio at a peak and at a boundary
+in the last 50 steps beside the ratio at the error itself.
 """
 
 from __future__ import annotations
