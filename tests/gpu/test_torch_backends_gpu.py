@@ -1,0 +1,95 @@
+"""Torch's other allocators and its private pools on a real GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpufrag.agent.torch_source import TorchSource
+from gpufrag.agent.trouble import Trouble
+from gpufrag.model.fragmentation import measure
+from gpufrag.model.reach import Driver
+
+torch = pytest.importorskip("torch")
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU here"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning"),
+]
+MIB = 1 << 20
+PATIENCE = 120
+ASYNC = """
+import json, threading
+import torch
+from dataclasses import asdict
+from gpufrag.agent.torch_source import TorchSource
+from gpufrag.agent.trouble import Trouble
+trouble = Trouble()
+source = TorchSource(torch, trouble)
+kept = [torch.empty(n << 20, dtype=torch.uint8, device="cuda") for n in (1, 20, 300)]
+torch.cuda.synchronize()
+stats, (reading,) = torch.cuda.memory_stats(), source.read()
+graph, over, reads = torch.cuda.CUDAGraph(), threading.Event(), []
+def read():
+    while not over.is_set():
+        reads.append(len(source.read()))
+thread = threading.Thread(target=read)
+thread.start()
+x = torch.ones(1 << 20, device="cuda")
+(x * 2).sum()
+with torch.cuda.graph(graph):
+    y = (x * 2 + 1).sum()
+graph.replay()
+torch.cuda.synchronize()
+over.set(); thread.join()
+names = ("allocated", "active", "reserved")
+print(json.dumps({
+    "ours": {name: getattr(reading.sums, name) for name in names},
+    "torch": {name: stats[f"{name}_bytes.all.current"] for name in names},
+    "backend": source.facts(0).backend, "capture": source.capture(), "totals": reading.totals,
+    "graph": float(y), "reads": len(reads), "errors": trouble.counts,
+}))
+"""
+
+
+def _run(script: str, folder: Path, **environment: str) -> dict[str, Any]:
+    variables = {**os.environ, "GPUFRAG_DIR": str(folder), "PYTHONWARNINGS": "ignore", **environment}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=variables, capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return told
+
+
+def test_cuda_malloc_async_tells_its_sums_while_a_graph_is_captured(tmp_path: Path) -> None:
+    told = _run(ASYNC, tmp_path, PYTORCH_CUDA_ALLOC_CONF="backend:cudaMallocAsync")
+    assert told["ours"] == told["torch"]
+    assert told["ours"]["allocated"] >= 321 * MIB
+    assert (told["backend"], told["capture"], told["totals"]) == ("cudaMallocAsync", None, None)
+    assert (told["graph"], told["errors"]) == (3.0 * MIB, {})
+    assert told["reads"] > 0
+
+
+def test_what_is_free_in_a_private_pool_is_captive() -> None:
+    """A MemPool's blocks are in its own segments; nobody else can have them."""
+    torch.cuda.empty_cache()
+    source = TorchSource(torch, Trouble())
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        kept = torch.empty(64 * MIB, dtype=torch.uint8, device="cuda")
+        freed = torch.empty(32 * MIB, dtype=torch.uint8, device="cuda")
+    del freed
+    source.read()
+    capture = source.capture()
+    assert capture is not None
+    found = measure(capture.heap().on_device(0), Driver())
+    assert found.private_pool_reserved >= 96 * MIB
+    assert 32 * MIB <= found.captive <= found.private_pool_reserved - kept.numel()
