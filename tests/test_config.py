@@ -61,7 +61,7 @@ def test_every_key_is_read(load: Load, tmp_path: Path) -> None:
         ("web: {prot: 1}", "web.prot is not a key; known are config_file, drain_timeout, "),
         ("web: {max_request: 1}", "web.max_request is not a key; did you mean max_requests?"),
         ("webs: {}", "webs is not a key; did you mean web?"),
-        ("1: {}", "1 is not a key; known are folder, log, metrics, nvml, web"),
+        ("1: {}", "1 is not a key; known are control, folder, log, metrics, nvml, web"),
         ("web: {max_requests: 0}", "web.max_requests is a number: a whole number from 1 up belongs here"),
         ("web: {max_requests: true}", "web.max_requests is true or false: a whole number"),
         ("web: {max_requests: 1.5}", "web.max_requests is a number: a whole number"),

@@ -83,6 +83,14 @@ class MetricsSettings:
 
 
 @dataclass(frozen=True)
+class ControlSettings:
+    """What a sidecar lets others do to its ranks: have them save a checkpoint, and end."""
+
+    token_file: Path | None = None
+    """Bearer tokens, one a line, read anew for each request. None: no such paths exist. No password opens them."""
+
+
+@dataclass(frozen=True)
 class LogSettings:
     """What is logged, to stderr, a line an event."""
 
@@ -149,6 +157,7 @@ class ServeConfig:
     web: WebSettings = WebSettings()
     nvml: NvmlSettings = NvmlSettings()
     metrics: MetricsSettings = MetricsSettings()
+    control: ControlSettings = ControlSettings()
     log: LogSettings = LogSettings()
 
     def __post_init__(self) -> None:

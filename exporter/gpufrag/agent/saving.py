@@ -138,7 +138,7 @@ class Saving:
         with self._changed:  # so that nobody promises a step that ends just now
             now = self._clock()
             if self._ended_at is not None:
-                self._step_seconds = now - self._ended_at
+                self._step_seconds = _smoothed(self._step_seconds, now - self._ended_at)
             self._step, self._ended_at = step, now
             due = not self._promise.idle and self._promise.due(step, now)
         if due:
@@ -200,3 +200,8 @@ class Saving:
         with self._changed:
             change()
             self._changed.notify_all()
+
+
+def _smoothed(before: float | None, latest: float) -> float:
+    """Steps differ, and one that was cut short says little of the next ones."""
+    return latest if before is None else before + (latest - before) / 8

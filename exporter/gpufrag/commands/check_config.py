@@ -13,12 +13,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from .. import config
-    from ..web import files, listen
+    from ..web import bearer, files, listen
 
     if options.web:
         files.read(options.file)
     else:
-        settings = config.load(options.file).web
+        whole = config.load(options.file)
+        settings = whole.web
+        if whole.control.token_file:
+            bearer.TokenFile(whole.control.token_file).check()
         listen.parse(settings.listen_address, f"{options.file}: web.listen_address")
         files.read(settings.config_file)
     print(f"{options.file}: good")

@@ -104,6 +104,7 @@ def configured(options: argparse.Namespace) -> ServeConfig:
             config_file=web.config_file if options.web_config is None else options.web_config,
         ),
         nvml=nvml if options.nvml is None else replace(nvml, enabled=options.nvml),
+        control=settings.control,
         metrics=metrics if options.detail is None else replace(metrics, detail=options.detail),
         log=log if options.log_level is None else replace(log, level=options.log_level),
     )

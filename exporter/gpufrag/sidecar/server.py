@@ -20,7 +20,7 @@ from ..web.listen import Address
 from ..web.routes import only
 from ..web.runner import Reload, Service
 from ..web.worker import Worker
-from . import page
+from . import control, page
 from .sample_files import REMEDIES, Skip
 from .source import FleetSource, nvml_collector
 
@@ -43,6 +43,7 @@ class Sidecar:
         self._folder = folder(config)
         self._source = _source(config, self._folder)
         self._detail = config.metrics.detail
+        self._control = control.control(config.control, lambda: self._folder)
 
     def service(self) -> Service:
         """What the runner is to run."""
@@ -52,13 +53,14 @@ class Sidecar:
             Route("/-/healthy", self._healthy),
             Route("/-/ready", self._ready),
         ]
-        return Service(
+        service = Service(
             only(routes),
             open_paths=PROBES,
             reload=self._reload,
             started=self._started,
             background=self._keep_reading,
         )
+        return control.added(service, routes, self._control) if self._control else service
 
     async def _metrics(self, request: Request) -> Response:
         zipped = _accepts_gzip(request.headers.get("accept-encoding", ""))

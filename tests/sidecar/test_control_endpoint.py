@@ -1,0 +1,169 @@
+"""POST /v1/checkpoint and the commands behind it: who may, and what the ranks do then."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from gpufrag.agreement.records import COMMANDS, decode
+from gpufrag.config import ControlSettings, NvmlSettings, ServeConfig
+from gpufrag.errors import BadInput, Unavailable
+from gpufrag.sidecar.control import MAX_BODY
+from gpufrag.sidecar.server import Sidecar
+from live_ranks import PATIENCE, live_ranks, saves_at
+from running_server import Running, running
+
+TOKEN = "0123456789abcdef0123"
+
+
+def _sidecar(folder: Path, token_file: Path | None) -> Sidecar:
+    config = replace(ServeConfig(nvml=NvmlSettings(enabled=False)), control=ControlSettings(token_file))
+    return Sidecar(config, lambda config: folder, lambda: config)
+
+
+@pytest.fixture
+def token_file(tmp_path: Path) -> Path:
+    path = tmp_path / "token"
+    path.write_text(TOKEN)
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "ranks"
+
+
+@pytest.fixture
+def served(folder: Path, token_file: Path) -> Iterator[Running]:
+    with running(_sidecar(folder, token_file).service()) as one:
+        yield one
+
+
+def _send(one: Running, path: str = "", token: str | None = TOKEN, **arguments: Any) -> httpx.Response:
+    headers = {"authorization": f"Bearer {token}"} if token else {}
+    method = arguments.pop("method", "POST")
+    url = one.url(f"/v1/checkpoint{path}")
+    with httpx.Client(trust_env=False, timeout=PATIENCE) as client:
+        return client.request(method, url, headers=headers, **arguments)
+
+
+def _outcome(one: Running) -> dict[str, Any]:
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        answer: dict[str, Any] = _send(one, method="GET").json()
+        if answer["outcome"] != "running":
+            return answer
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_without_a_token_there_is_no_such_path(folder: Path) -> None:
+    with running(_sidecar(folder, None).service()) as one:
+        assert _send(one, method="GET").status_code == 404
+        assert _send(one).status_code == 405  # no POST is taken at all
+        assert _send(one, "/prepare").status_code == 405
+
+
+@pytest.mark.parametrize("token", [None, "wrong-wrong-wrong-wrong", TOKEN[:-1], ""])
+def test_without_the_token_nothing_happens(served: Running, folder: Path, token: str | None) -> None:
+    with live_ranks(folder, [saves_at]) as ranks:
+        assert _send(served, token=token).status_code == 401
+        assert _send(served, token=token, method="GET").status_code == 401
+        for command in COMMANDS:
+            assert _send(served, f"/{command}", token=token, json={"id": "one"}).status_code == 401
+        assert ranks[0].saving.state(ranks[0].identity).id is None
+
+
+def test_the_token_opens_nothing_else_and_a_new_one_is_good_at_once(served: Running, token_file: Path) -> None:
+    token_file.write_text("another-token-another-token")
+    assert _send(served, method="GET").status_code == 401
+    assert _send(served, method="GET", token="another-token-another-token").status_code == 404
+    with httpx.Client(trust_env=False) as client:
+        assert client.post(served.url("/metrics")).status_code == 405
+
+
+def test_a_token_file_that_admits_nobody_is_told_at_the_start(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(Unavailable, match="is to hold the bearer tokens"):
+        _sidecar(folder, tmp_path / "missing")
+    (tmp_path / "short").write_text("short")
+    with pytest.raises(BadInput, match="at least 16 characters"):
+        _sidecar(folder, tmp_path / "short")
+
+
+def test_all_ranks_save_and_train_on(served: Running, folder: Path) -> None:
+    with live_ranks(folder, [saves_at] * 2) as ranks:
+        begun = _send(served, json={"timeout": PATIENCE})
+        assert begun.status_code == 202
+        told = _outcome(served)
+        assert told["outcome"] == "saved"
+        assert told["id"] == begun.json()["id"]
+        assert [rank.saved for rank in ranks] == [[told["step"]]] * 2
+        assert told["text"] == f"2 ranks saved at step {told['step']} to /checkpoints/{told['step']}."
+        assert not any(rank.exited for rank in ranks)
+
+
+def test_all_ranks_save_and_end_where_that_is_wanted(served: Running, folder: Path) -> None:
+    with live_ranks(folder, [saves_at] * 2) as ranks:
+        _send(served, json={"timeout": PATIENCE, "exit": True})
+        assert _outcome(served)["outcome"] == "saved"
+        for rank in ranks:
+            rank.thread.join(PATIENCE)
+        assert all(rank.exited for rank in ranks)
+
+
+def test_what_fails_and_what_cannot_be_is_told(served: Running, folder: Path) -> None:
+    with live_ranks(folder, [saves_at, None]):
+        _send(served)
+        assert _outcome(served)["text"].startswith("rank 1 has no checkpoint callback")
+    with live_ranks(folder, [None]):
+        _send(served)
+        assert _outcome(served)["outcome"] == "no-callback"
+
+
+def test_one_at_a_time(served: Running, folder: Path) -> None:
+    allowed = threading.Event()
+    with live_ranks(folder, [lambda request: allowed.wait(PATIENCE) and "saved"]):
+        first = _send(served)
+        second = _send(served)
+        assert (first.status_code, second.status_code) == (202, 409)
+        assert second.json()["id"] == first.json()["id"]
+        allowed.set()
+        assert _outcome(served)["path"] == "saved"
+
+
+def test_a_receiver_leads_it_by_single_commands(served: Running, folder: Path) -> None:
+    with live_ranks(folder, [saves_at] * 2) as ranks:
+        heard = decode(_send(served, "/prepare", json={"id": "one"}).json())
+        assert [one.state for one in heard.ranks] == ["prepared", "prepared"]
+        step = max(one.step or 0 for one in heard.ranks) + 50
+        terms = {"id": "one", "step": step, "patience": PATIENCE, "hold": PATIENCE, "command": "ping"}
+        assert {one.state for one in decode(_send(served, "/at", json=terms).json()).ranks} == {"promised"}
+        _send(served, "/confirm", json={"id": "one"})
+        deadline = time.monotonic() + PATIENCE
+        while [one.state for one in decode(_send(served, "/status", json={"id": "one"}).json()).ranks] != ["saved"] * 2:
+            assert time.monotonic() < deadline
+        assert [rank.saved for rank in ranks] == [[step]] * 2
+        _send(served, "/release", json={"id": "one", "exit": False})
+
+
+@pytest.mark.parametrize("body", [b"[]", b"{", b'{"timeout": -1}', b'{"timeout": 1e9}', b'{"exit": 1}', b"\xff"])
+def test_a_body_that_is_none_is_refused(served: Running, body: bytes) -> None:
+    assert _send(served, content=body).status_code == 400
+
+
+def test_a_large_body_is_refused_before_it_is_read(served: Running) -> None:
+    assert _send(served, content=b"x" * (MAX_BODY + 1)).status_code == 413
+
+
+def test_a_field_that_cannot_be_comes_back_as_the_ranks_answer(served: Running, folder: Path) -> None:
+    with live_ranks(folder, [saves_at]):
+        heard = decode(_send(served, "/prepare", json={"id": 5}).json())
+    assert heard.ranks == ()
+    assert "a text of up to 100 characters belongs here" in heard.silent[0]
