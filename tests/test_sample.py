@@ -22,10 +22,13 @@ from gpufrag.sample import (
     Counters,
     DeviceSample,
     DriverReading,
+    GrowingStack,
     Identity,
+    Leak,
     PoolTotals,
     ProcessSample,
     Snapshot,
+    Sums,
     Totals,
     decode,
     encode,
@@ -71,9 +74,15 @@ TOTALS = st.builds(
     counters=st.builds(Counters, alloc_retries=maybe(NUMBERS), ooms=maybe(NUMBERS)),
     private_pool_reserved=maybe(NUMBERS),
 )
+SUMS = st.builds(Sums, time=SECONDS, allocated=maybe(NUMBERS), reserved=maybe(NUMBERS), free_total=maybe(NUMBERS))
+STACKS = st.builds(GrowingStack, grown=NUMBERS, blocks=NUMBERS, frames=st.lists(TEXTS, max_size=2).map(tuple))
+LEAKS = st.builds(Leak, unit=TEXTS, rate=SECONDS, low=SECONDS, stacks=st.lists(STACKS, max_size=2).map(tuple))
 DEVICES = st.builds(
     DeviceSample,
     device=NUMBERS,
+    sums=maybe(SUMS),
+    leak=maybe(LEAKS),
+    framework=maybe(TEXTS),
     backend=TEXTS,
     uuid=maybe(TEXTS),
     alloc_conf=maybe(TEXTS),

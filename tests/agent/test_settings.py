@@ -41,3 +41,14 @@ def test_an_anchor_is_a_share_and_off_by_default(text: str, share: float | None)
 def test_an_anchor_that_is_no_share_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match=r"(?i)anchor is"):
         from_environment({"GPUFRAG_ANCHOR": text})
+
+
+@pytest.mark.parametrize(("text", "size"), [("5MB", 5_000_000), ("1MiB", 1 << 20), ("4096", 4096), ("", 1_000_000)])
+def test_a_leak_threshold_is_a_size_and_a_megabyte_by_default(text: str, size: int) -> None:
+    assert from_environment({"GPUFRAG_LEAK_THRESHOLD": text}).leak_threshold == size
+
+
+@pytest.mark.parametrize("text", ["0", "much", "-1MB", "5M"])
+def test_a_leak_threshold_that_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match=r"(?i)leak.threshold"):
+        from_environment({"GPUFRAG_LEAK_THRESHOLD": text})

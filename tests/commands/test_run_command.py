@@ -103,6 +103,8 @@ def test_signals_are_the_commands(number: signal.Signals) -> None:
         (["--budget", "2", "--", "true"], 2, "budget is 2.0"),
         (["--anchor", "120%", "--", "true"], 2, "anchor is 120%"),
         (["--anchor", "much", "--", "true"], 2, "'much'"),
+        (["--leak-threshold", "much", "--", "true"], 2, "--leak-threshold: 'much' is not a size"),
+        (["--leak-threshold", "0", "--", "true"], 2, "leak threshold is 0"),
         (["--name", "train", "--", "true"], 2, "add --restartable"),
         (["--restartable", "--grace", "0s", "--", "true"], 2, "--grace is 0s"),
         (["--", "no-such-command"], 1, "cannot run 'no-such-command': no such command on PATH"),
@@ -137,3 +139,7 @@ def test_an_anchor_is_a_share_for_every_process_and_never_there_by_itself() -> N
 )
 def test_a_job_is_called_after_its_script(job: list[str], name: str) -> None:
     assert name_of(job) == name
+
+
+def test_a_leak_threshold_is_bytes_for_every_process() -> None:
+    assert _tell("--leak-threshold", "5MB")["environment"]["GPUFRAG_LEAK_THRESHOLD"] == "5000000"
