@@ -37,6 +37,7 @@ COMMANDS = (
     Command("oom", "why requests for GPU memory failed", "gpufrag oom list"),
     Command("check-config", "say what is wrong with a sidecar's config file", "gpufrag check-config gpufrag.yaml"),
     Command("healthcheck", "does the sidecar of this container answer?", "gpufrag healthcheck"),
+    Command("doctor", "what keeps alerts and restarts from working here", "gpufrag doctor --kubernetes --namespace ml"),
     Command("restarter", "restart jobs that alerts ask for", "gpufrag restarter --config restarter.yaml"),
     Command("mixin", "rules, alerts and dashboards for Prometheus and Grafana", "gpufrag mixin build --out mixin"),
     Command("completion", "commands and flags for the shell's Tab key", "source <(gpufrag completion bash)"),

@@ -24,6 +24,7 @@ LEADER_WORKER_SET = GroupKind("leaderworkerset.x-k8s.io", "LeaderWorkerSet")
 WORKFLOW = GroupKind("argoproj.io", "Workflow")
 EVENT = GroupKind("events.k8s.io", "Event")
 EVICTION = GroupKind("policy", "Eviction")
+POD_MONITOR = GroupKind("monitoring.coreos.com", "PodMonitor")
 
 
 class Resource(NamedTuple):
@@ -50,6 +51,7 @@ RESOURCES: Mapping[GroupKind, Resource] = {
     LEADER_WORKER_SET: Resource("v1", "leaderworkersets"),
     WORKFLOW: Resource("v1alpha1", "workflows"),
     EVENT: Resource("v1", "events"),
+    POD_MONITOR: Resource("v1", "podmonitors"),
 }
 
 

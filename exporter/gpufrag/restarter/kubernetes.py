@@ -117,13 +117,16 @@ class KubernetesCluster:
         return tuple(pod_from(raw) for raw in self._list(path, {"labelSelector": selector}))
 
     def list_marked(self, kind: GroupKind, namespace: str) -> tuple[Owner, ...]:
+        return tuple(owner for owner in self.list_all(kind, namespace) if PHASE in owner.annotations)
+
+    def list_all(self, kind: GroupKind, namespace: str) -> tuple[Owner, ...]:
+        """All of a kind, pods too; empty where the server has no such kind."""
         try:
-            version = self._served_version(kind)
+            version = self._served_version(kind) if kind.group else group_version(kind)
             found = self._list(_path(version, kind, namespace))
         except NotFound:
             return ()
-        owners = [owner_from(raw, version, kind.kind) for raw in found]
-        return tuple(owner for owner in owners if PHASE in owner.annotations)
+        return tuple(owner_from(raw, version, kind.kind) for raw in found)
 
     def can_i(self, verb: str, kind: GroupKind, namespace: str, subresource: str = "") -> bool:
         review = bodies.access_review(verb, kind, namespace, subresource)

@@ -116,6 +116,9 @@ SCHEMAS = {
             networkConfig=ANYTHING,
         )
     ),
+    "PodMonitor": resource(
+        spec=some(selector=some(), namespaceSelector=some(), podMetricsEndpoints={"type": "array"}),
+    ),
     "Workflow": resource(
         spec=some(entrypoint=TEXT, templates={"type": "array"}, templateDefaults=ANYTHING, suspend=YES_OR_NO)
     ),

@@ -35,6 +35,7 @@ ALL = (
     Served("jobset.x-k8s.io", "v1alpha2", "jobsets", "JobSet", True),
     Served("kubeflow.org", "v1", "pytorchjobs", "PyTorchJob", True),
     Served("leaderworkerset.x-k8s.io", "v1", "leaderworkersets", "LeaderWorkerSet", True),
+    Served("monitoring.coreos.com", "v1", "podmonitors", "PodMonitor", True),
     Served("ray.io", "v1", "rayclusters", "RayCluster", True),
     Served("ray.io", "v1", "rayjobs", "RayJob", True),
     Served("trainer.kubeflow.org", "v1alpha1", "trainjobs", "TrainJob", True),
