@@ -69,9 +69,15 @@ def test_the_second_framework_of_a_process_has_its_name_in_every_series(told, a_
 
 
 def test_what_the_driver_tells_of_a_process_is_told_once(told, a_device) -> None:
-    series = told(JAX, a_device("train-default"), memory=ProcessView("GPU-0", None, 1000, 100))
+    series = told(replace(JAX, uuid="GPU-0"), a_device("train-default"), memory=ProcessView("GPU-0", None, 1000, 100))
     assert series["gpufrag_process_device_memory_used_bytes"] == {(): 1000}
     assert series["gpufrag_process_context_memory_bytes"] == {(): 100}
+    assert ["uuid=GPU-0" in labels for labels in series["gpufrag_process_info"]] == [True, False]
+
+
+def test_a_device_that_only_the_second_framework_uses_is_told_in_full(told, a_device) -> None:
+    series = told(JAX, a_device("train-default", device=1), memory=ProcessView("GPU-0", None, 1000, 100))
+    assert series["gpufrag_process_device_memory_used_bytes"] == {("framework=jax",): 1000}
 
 
 @pytest.mark.parametrize(

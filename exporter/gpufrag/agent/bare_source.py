@@ -8,13 +8,21 @@ from .sources import Capture, DeviceReading, Live
 
 
 class BareSource:
-    """What such sources have in common; each adds its name, its devices and their figures."""
+    """What such sources have in common; each adds its name, its devices and their figures.
+
+    `figures` reads every device in use. Without steps `live` is asked directly after `read`, and answers from that.
+    """
+
+    def __init__(self, figures: Callable[[], Sequence[DeviceReading]]) -> None:
+        self._figures = figures
+        self._latest: Sequence[DeviceReading] = ()
 
     def read(self) -> Sequence[DeviceReading]:
-        raise NotImplementedError
+        self._latest = self._figures()
+        return self._latest
 
     def live(self, device: int) -> Live | None:
-        sums = next((reading.sums for reading in self.read() if reading.device == device), None)
+        sums = next((reading.sums for reading in self._latest if reading.device == device), None)
         return Live(sums.allocated, None) if sums and sums.allocated is not None else None
 
     def capture(self) -> Capture | None:

@@ -35,6 +35,7 @@ class JaxSource(BareSource):
     framework = "jax"
 
     def __init__(self, jax: ModuleType, trouble: Trouble, environment: Mapping[str, str] = os.environ) -> None:
+        super().__init__(self._all)
         self._jax, self._trouble, self._environment = jax, trouble, environment
 
     @property
@@ -50,7 +51,7 @@ class JaxSource(BareSource):
     def facts(self, device: int) -> DeviceFacts:
         return named(self.backend, device, self._environment)
 
-    def read(self) -> Sequence[DeviceReading]:
+    def _all(self) -> Sequence[DeviceReading]:
         return [reading for device in _gpus() if (reading := self._read(device)) is not None]
 
     def _read(self, device: Any) -> DeviceReading | None:

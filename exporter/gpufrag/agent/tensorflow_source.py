@@ -30,6 +30,7 @@ class TensorflowSource(BareSource):
     framework = "tensorflow"
 
     def __init__(self, tensorflow: ModuleType, trouble: Trouble, environment: Mapping[str, str] = os.environ) -> None:
+        super().__init__(self._all)
         self._tensorflow: Any = tensorflow
         self._trouble, self._environment = trouble, environment
 
@@ -40,7 +41,7 @@ class TensorflowSource(BareSource):
     def facts(self, device: int) -> DeviceFacts:
         return named(self._environment.get(ALLOCATOR) or "bfc", device, self._environment)
 
-    def read(self) -> Sequence[DeviceReading]:
+    def _all(self) -> Sequence[DeviceReading]:
         return [reading for device in range(_gpus()) if (reading := self._read(device)) is not None]
 
     def _read(self, device: int) -> DeviceReading | None:

@@ -6,7 +6,7 @@ A place is (labels, item). Several metrics share a source, so the labels of a pl
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from ..model.fragmentation import Fragmentation, Pool
@@ -69,12 +69,11 @@ def _devices(scene: Scene) -> Places[OnDevice]:
             yield {**rank.labels, "device": clean(device)}, OnDevice(rank, sample, memory)
         for (device, framework), sample in sorted(others.items()):
             labels = {**rank.labels, "device": clean(device), "framework": clean(framework)}
-            yield labels, OnDevice(rank, sample, _named(rank.view.memory.get(device)))
-
-
-def _named(memory: ProcessView | None) -> ProcessView:
-    """What the driver tells of a process is told once, not again for its second framework."""
-    return ProcessView(memory.uuid, memory.mig_uuid) if memory else ProcessView()
+            memory = rank.view.memory.get(device, ProcessView())
+            alone = OnDevice(rank, sample, memory)
+            # what the driver tells of a process, and its device's name, stand once: sums and joins count them once
+            shared = OnDevice(rank, replace(sample, uuid=None, mig_uuid=None), ProcessView())
+            yield labels, shared if device in own else alone
 
 
 def _totals(scene: Scene) -> Places[Totals | Sums]:
