@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gpufrag.agent.clocks import Clocks
 from gpufrag.agent.peak import Level
-from gpufrag.agent.sources import Capture, DeviceFacts, DeviceReading, Fault
+from gpufrag.agent.sources import Capture, DeviceFacts, DeviceReading, Fault, Live
 from gpufrag.model.heap import Heap
+from gpufrag.model.sites import Sites
 from gpufrag.sample import Counters, DriverReading, PoolTotals, Totals
 from helpers import golden_case_named
 
@@ -115,3 +116,28 @@ class FollowedSource(ScriptedSource):
         self.place += 1
         self.made += 1
         return Level(active, self.made, 0)
+
+
+@dataclass
+class LiveSource(ScriptedSource):
+    """One that tells what is live, and takes `cost` seconds for it."""
+
+    clock: HandClock = field(default_factory=HandClock)
+    cost: float = 15e-6
+    allocated: int = 1_000_000_000
+    blocks: int | None = 500
+    lives: int = 0
+    places: Callable[[], Sites] | None = None
+
+    def live(self, device: int) -> Live | None:
+        self.lives += 1
+        self.clock.tick(self.cost)
+        return Live(self.allocated, self.blocks)
+
+    def capture(self) -> Capture | None:
+        capture = super().capture()
+        return capture and replace(capture, sites=self.places)
+
+    def keep(self, size: int) -> None:
+        self.allocated += size
+        self.blocks = self.blocks and self.blocks + 1

@@ -3,49 +3,22 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import pytest
 
-from fake_source import HandClock, ScriptedSource
+from fake_source import HandClock, LiveSource, ScriptedSource
 from gpufrag.agent.leak_watch import CREDIT, SHARE
 from gpufrag.agent.sampler import Sampler
 from gpufrag.agent.settings import AgentSettings
-from gpufrag.agent.sources import Capture, Live
 from gpufrag.agent.trouble import Trouble
 from gpufrag.model.leaks import FEWEST, LASTING
-from gpufrag.model.sites import Held, Sites
+from gpufrag.model.sites import Held
 from gpufrag.sample import Identity, Leak
 
 IDENTITY = Identity("host", 1, 1.0)
 MB = 1_000_000
 PLACE = ("train.py:7 step",)
-
-
-@dataclass
-class LiveSource(ScriptedSource):
-    """One that tells what is live, and takes `cost` seconds for it."""
-
-    clock: HandClock = field(default_factory=HandClock)
-    cost: float = 15e-6
-    allocated: int = 1000 * MB
-    blocks: int | None = 500
-    lives: int = 0
-    places: Callable[[], Sites] | None = None
-
-    def live(self, device: int) -> Live | None:
-        self.lives += 1
-        self.clock.tick(self.cost)
-        return Live(self.allocated, self.blocks)
-
-    def capture(self) -> Capture | None:
-        capture = super().capture()
-        return capture and replace(capture, sites=self.places)
-
-    def keep(self, size: int) -> None:
-        self.allocated += size
-        self.blocks = self.blocks and self.blocks + 1
 
 
 @dataclass
