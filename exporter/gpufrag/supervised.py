@@ -77,6 +77,8 @@ class SupervisedJob:
     elastic: Elastic | None = None
     """None where no worker of torchrun runs now."""
     paused: bool = False
+    ending: bool = False
+    """Somebody has told it to end."""
     annotations: dict[str, str] = field(default_factory=dict)
 
     @property

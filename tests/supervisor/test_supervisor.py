@@ -145,7 +145,7 @@ def test_a_job_that_somebody_ends_in_the_middle_of_a_restart_has_ended(start: An
         "--",
         "sh",
         "-c",
-        "trap 'echo told >> $LOG' TERM; trap 'exit 5' INT; echo ready >> $LOG; " + WAIT,
+        "trap 'echo told >> $LOG' TERM; trap 'exit 5' INT; " + READY,
     )
     it.until("ready")
     assert it.ask("restart", restarts=0)["ok"]

@@ -30,11 +30,14 @@ def run(options: argparse.Namespace) -> int:
         server.check(config)
         print(f"{options.config or 'the defaults'}: good")
         return 0
-    from ..restarter import kubernetes
+    from ..restarter import platforms
 
     logs.setup(config.log.level)
-    cluster = kubernetes.connect(options.kubeconfig, options.context)
-    server.run(config, server.assemble(config, cluster, own_namespace()))
+    it = platforms.connect(config, options.kubeconfig, options.context)
+    server.run(
+        it.config,
+        server.assemble(it.config, it.cluster, own_namespace(), it.checkpointer, targets=it.targets, locate=it.locate),
+    )
     return 0
 
 

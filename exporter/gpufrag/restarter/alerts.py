@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import BadInput, NewerVersion
 from ..json_record import loads
@@ -21,6 +21,13 @@ FIRING, RESOLVED = "firing", "resolved"
 _TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)")
 
 
+class Place(NamedTuple):
+    """Where a receiver off Kubernetes looks for the job of an alert."""
+
+    namespace: str
+    name: str | None
+
+
 @dataclass(frozen=True)
 class Alert:
     """One alert of a group, by its own status: a group that fires may hold resolved ones."""
@@ -31,6 +38,8 @@ class Alert:
     fingerprint: str = ""
     starts_at_s: float | None = None
     """Unix time since which it fires."""
+    place: Place | None = None
+    """None: the labels tell it, as in Kubernetes."""
 
     @property
     def name(self) -> str:
@@ -38,11 +47,13 @@ class Alert:
 
     @property
     def namespace(self) -> str | None:
-        return self.labels.get("namespace") or None
+        return self.place.namespace if self.place else self.labels.get("namespace") or None
 
     @property
     def pod(self) -> str | None:
         """A pod of the job; alerts about a whole job name its worst in an annotation."""
+        if self.place:
+            return self.place.name
         return self.labels.get("pod") or self.annotations.get("worst_pod") or None
 
 

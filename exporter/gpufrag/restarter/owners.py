@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
-from .cluster import Cluster, Owner, Pod, Ref
+from .cluster import Cluster, GroupKind, Owner, Pod, Ref
 from .errors import NotFound, Refused
 from .kinds import JOB, RESOURCES
 from .objects import controller_of
-from .targets import TARGETS
+from .targets import TARGETS, Target
 
 MAX_HOPS = 5
 """A worker pod of a LeaderWorkerSet is four away from it; more than five is nothing that we know."""
@@ -23,16 +24,22 @@ class Resolved:
     chain: tuple[Ref, ...]
 
 
-def resolve(cluster: Cluster, namespace: str, pod_name: str, pod_uid: str | None = None) -> Resolved:
+def resolve(
+    cluster: Cluster,
+    namespace: str,
+    pod_name: str,
+    pod_uid: str | None = None,
+    targets: Mapping[GroupKind, Target] = TARGETS,
+) -> Resolved:
     """The topmost owner of a kind that is known. Raises Refused, or ClusterError.
 
     `pod_uid` is the uid that the alert tells of, where it does: a later pod of that name is another one.
     """
     pod = _pod(cluster, namespace, pod_name, pod_uid)
-    owners = _climb(cluster, pod)
+    owners = _climb(cluster, pod, RESOURCES.keys() | targets.keys())
     chain = tuple(owner.ref for owner in owners)
     for owner in reversed(owners):
-        if owner.group_kind in TARGETS:
+        if owner.group_kind in targets:
             return Resolved(owner, pod, chain)
     raise _nobody(pod, chain)
 
@@ -47,11 +54,11 @@ def _pod(cluster: Cluster, namespace: str, name: str, uid: str | None) -> Pod:
     return pod
 
 
-def _climb(cluster: Cluster, pod: Pod) -> list[Owner]:
+def _climb(cluster: Cluster, pod: Pod, known: Set[GroupKind]) -> list[Owner]:
     """All owners of known kinds, the nearest first; what is above a kind that is not known is not looked at."""
     owners: list[Owner] = []
     above = controller_of(pod.owner_references, pod.namespace)
-    while above is not None and above.group_kind in RESOURCES:
+    while above is not None and above.group_kind in known:
         if len(owners) == MAX_HOPS:
             raise Refused("chain-too-long", f"pod {pod.namespace}/{pod.name} has over {MAX_HOPS} owners in a row")
         owner = _owner(cluster, above)

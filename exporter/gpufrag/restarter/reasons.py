@@ -127,6 +127,16 @@ _OF_TARGETS = (
     Reason("no-retry", "the Workflow would fail, for a step has no retry", "set retryStrategy.retryPolicy Always"),
     Reason("max-retry", "the Volcano Job has one try left, and would fail", "raise its maxRetry"),
     Reason("shared-cluster", "the RayJob runs in a cluster that it shares", "give it one of its own"),
+    Reason(
+        "no-supervisor", "no job of that name runs on this host", "start it with gpufrag run --restartable --name NAME"
+    ),
+    Reason("ambiguous", "several jobs on this host have that name", "give each a --name of its own"),
+    Reason("not-elastic", "no worker of torchrun runs now", "leave --in-place out where there is no torchrun"),
+    Reason("elastic-spent", "torchrun may not start its workers again", "raise its --max-restarts"),
+    Reason("no-job-number", "the alert names no job of Slurm", "let the sidecar write its target: --write-target"),
+    Reason("other-user", "the Slurm job is another user's", "add the user to slurm.users"),
+    Reason("no-requeue", "the Slurm job must not be put back into the queue", "submit it with --requeue"),
+    Reason("not-running", "the Slurm job does not run now", "nothing to do"),
     Reason("keeps-cluster", "the RayJob cannot be suspended", "set shutdownAfterJobFinishes: true"),
 )
 """What `errors.Refused` names."""

@@ -109,7 +109,7 @@ class Restarter:
 
     def _try_to_claim(self, order: Order) -> Resolved:
         pod, cluster = order.job.pod, self.finisher.cluster
-        job = resolve(cluster, pod.namespace, pod.name, pod.uid)
+        job = resolve(cluster, pod.namespace, pod.name, pod.uid, self.finisher.targets)
         memory = Memory.read(job.owner.annotations)
         if memory.by == order.by:  # done, but the answer was lost
             return job

@@ -7,7 +7,7 @@ import logging
 import secrets
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TextIO
@@ -23,12 +23,14 @@ from ..web import files, listen
 from ..web.bearer import TokenFile
 from ..web.routes import only
 from ..web.runner import Service, WebServer
+from .agreed import AgreedCheckpointer
+from .alerts import Alert
 from .announce import Announcer
 from .checkpoint import Checkpointer, NoCheckpointer
 from .checks import checker
 from .circuit import ConfigMapStore
 from .clock import Clock
-from .cluster import Cluster
+from .cluster import Cluster, GroupKind
 from .decisions import Recorder
 from .finish import Finisher
 from .fuse import Fuse
@@ -36,7 +38,8 @@ from .ledger import Said
 from .metrics import DRY_RUN, Metrics
 from .restart import Restarter
 from .settings import RestarterConfig
-from .targets import TARGETS
+from .sidecars import reaching
+from .targets import TARGETS, Target
 from .webhook import Webhook
 from .worker import Worker
 
@@ -62,19 +65,29 @@ def assemble(
     checkpointer: Checkpointer | None = None,
     clock: Clock | None = None,
     audit: TextIO | None = None,
+    targets: Mapping[GroupKind, Target] = TARGETS,
+    locate: Callable[[Alert], Alert] = lambda alert: alert,
 ) -> Assembly:
-    """`namespace`: of the ConfigMap that remembers the circuit. Raises Unavailable for a file that is named."""
+    """`namespace`: of the ConfigMap that remembers the circuit. Raises Unavailable for a file that is named.
+
+    `locate` is applied to each alert that comes in, and gives it the place of its job where its labels do not.
+    """
     clock, metrics = clock or Clock(), Metrics()
     metrics.set(DRY_RUN, config.policy.dry_run)
     recorder = Recorder(cluster, metrics, audit)
     store = ConfigMapStore(cluster, config.circuit.namespace or namespace, config.circuit.config_map)
     fuse = Fuse(store, config.policy, clock, metrics)
-    finisher = Finisher(cluster, TARGETS, config.restart, clock)
-    restarter = Restarter(finisher, checkpointer or NoCheckpointer(), config.checkpoint, metrics)
+    finisher = Finisher(cluster, targets, config.restart, clock)
+    checkpointer = checkpointer or _checkpointer(config, cluster, targets)
+    restarter = Restarter(finisher, checkpointer, config.checkpoint, metrics)
     announcer = Announcer(recorder, metrics, clock, Said(SAID_AGAIN_S))
     name = f"{socket.gethostname()}-{secrets.token_hex(4)}"
     worker = Worker(config, restarter, fuse, announcer, metrics, checker(config.prometheus), name)
-    return Assembly(worker, Webhook(worker.offer, recorder, fuse, metrics, clock.wall), metrics)
+
+    def offer(alerts: Iterable[Alert]) -> bool:
+        return worker.offer(map(locate, alerts))
+
+    return Assembly(worker, Webhook(offer, recorder, fuse, metrics, clock.wall), metrics)
 
 
 def run(config: RestarterConfig, assembly: Assembly) -> None:
@@ -83,6 +96,14 @@ def run(config: RestarterConfig, assembly: Assembly) -> None:
     server, metrics_server = WebServer(service, config.web), WebServer(probes(assembly), config.metrics_web)
     with _working(assembly.worker), _in_thread(metrics_server):
         asyncio.run(server.serve())
+
+
+def _checkpointer(config: RestarterConfig, cluster: Cluster, targets: Mapping[GroupKind, Target]) -> Checkpointer:
+    settings = config.checkpoint
+    if settings.token_file is None:
+        return NoCheckpointer()
+    TokenFile(settings.token_file).check()
+    return AgreedCheckpointer(reaching(cluster, targets, settings), settings.hold)
 
 
 def check(config: RestarterConfig) -> None:

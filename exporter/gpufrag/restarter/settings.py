@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from .. import yaml_record
-from ..config import LogSettings, WebSettings
+from ..config import DEFAULT_PORT, LogSettings, WebSettings
 from ..errors import UsageError
 from ..yaml_record import Count, Seconds
 
@@ -86,6 +86,18 @@ class CheckpointSettings:
     """Until all ranks have saved."""
     on_timeout: str = "abort"
     """abort: the job goes on, and nothing is lost. restart: work since its last checkpoint is lost."""
+    token_file: Path | None = None
+    """The bearer token of the sidecars' control endpoint, read anew for each call. None: no job is asked to save."""
+    port: Count = DEFAULT_PORT
+    """Of the sidecars, in each pod of a job."""
+    ca_file: Path | None = None
+    """The authority of the sidecars' certificates; None: they are asked in clear."""
+    server_name: str | None = None
+    """The name in their certificates, which pods' addresses are not; None: the address."""
+    call_timeout: Seconds = 5.0
+    """Of one call; a rank answers at once."""
+    hold: Seconds = 120.0
+    """How long ranks that have saved stand still and wait to be stopped; after that they train on, and it is lost."""
 
     def __post_init__(self) -> None:
         if self.on_timeout not in ("abort", "restart"):
@@ -125,6 +137,28 @@ class CircuitSettings:
 
 
 @dataclass(frozen=True)
+class ProcessSettings:
+    """Of target process: jobs on this host, started with `gpufrag run --restartable`."""
+
+    folder: Path | None = None
+    """The jobs' GPUFRAG_DIR; None: as the environment and the defaults have it."""
+
+
+@dataclass(frozen=True)
+class SlurmSettings:
+    """Of target slurm: jobs that `scontrol requeue` puts back into the queue."""
+
+    users: tuple[str, ...] = ()
+    """Whose jobs may be touched; none named: those of the user whom the restarter runs as."""
+    timeout: Seconds = 20.0
+    """Of one command of Slurm's."""
+    signal_grace: Seconds = 120.0
+    """From the signal that a job's comment names to its requeue, unless the job says earlier that it has saved."""
+    start_now: bool = True
+    """Slurm lets a job that was put back wait for two minutes; it need not."""
+
+
+@dataclass(frozen=True)
 class AlertsWeb(WebSettings):
     """Where alerts come in, and decisions are shown."""
 
@@ -152,9 +186,19 @@ class RestarterConfig:
     checkpoint: CheckpointSettings = CheckpointSettings()
     prometheus: PrometheusSettings = PrometheusSettings()
     circuit: CircuitSettings = CircuitSettings()
+    target: str = "kubernetes"
+    """Where the jobs run: kubernetes, process (this host), or slurm."""
+    state_file: Path | None = None
+    """Of target process and slurm: where is written down what a ConfigMap and annotations hold in Kubernetes."""
+    process: ProcessSettings = ProcessSettings()
+    slurm: SlurmSettings = SlurmSettings()
     queue: Count = 1000
     """Alerts that wait; one more is answered 503, and Alertmanager sends it again."""
     log: LogSettings = LogSettings()  # noqa: RUF009 frozen
+
+    def __post_init__(self) -> None:
+        if self.target not in ("kubernetes", "process", "slurm"):
+            raise UsageError(f"target is {self.target!r:.40}: kubernetes, process or slurm belongs here")
 
 
 def load(path: Path) -> RestarterConfig:

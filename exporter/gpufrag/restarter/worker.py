@@ -134,7 +134,8 @@ class Worker:
             self.announcer.refused(alert, skip)
             return
         try:
-            job = resolve(self._cluster, alert.namespace or "", alert.pod or "")
+            targets = self.restarter.finisher.targets
+            job = resolve(self._cluster, alert.namespace or "", alert.pod or "", targets=targets)
         except Refused as refusal:
             self.announcer.refused(alert, reasons.refused(refusal))
         except ClusterError as error:

@@ -23,7 +23,7 @@ class Record:
     def __init__(self, job: SupervisedJob, path: Path, pause: Path, wake: Callable[[], None]) -> None:
         self._job, self._path, self._pause, self._wake = job, path, pause, wake
         self._lock = threading.Lock()
-        self._wanted = self._ending = False
+        self._wanted, self._seen = False, 0
         self._elastic: Callable[[], Elastic | None] = lambda: None
 
     @property
@@ -66,7 +66,7 @@ class Record:
     def restart(self, request: Mapping[str, Any]) -> Answer:
         with self._lock:
             job = self._now()
-            if self._ending:
+            if job.ending:
                 raise GpufragError(f"{job.name} was told to end, and is not started again")
             if request.get("restarts") != job.restarts or self._wanted or not job.running:
                 return {"refused": CONFLICT}
@@ -77,7 +77,7 @@ class Record:
 
     def ends(self) -> None:
         """Somebody has told the job to end."""
-        self._ending = True
+        self._change(ending=True)
 
     def stopped(self) -> None:
         """The restart that was wanted has begun."""
@@ -112,8 +112,8 @@ class Record:
         if not job.in_place:
             return job
         elastic = self._elastic()
-        restarts = max(job.restarts, elastic.restarts) if elastic else job.restarts
-        return replace(job, elastic=elastic, restarts=restarts, running=elastic is not None)
+        self._seen = max(self._seen, elastic.restarts if elastic else 0)
+        return replace(job, elastic=elastic, restarts=self._seen, running=elastic is not None)
 
 
 def _annotations(raw: Any) -> dict[str, str | None]:

@@ -1,0 +1,74 @@
+"""Where the jobs run that a receiver restarts: one row of PLATFORMS for each `target` of the config."""
+
+from __future__ import annotations
+
+import getpass
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from .. import folder
+from ..errors import UsageError
+from . import process, slurm
+from .alerts import Alert
+from .checkpoint import Checkpointer
+from .clock import Clock
+from .cluster import Cluster, GroupKind
+from .settings import RestarterConfig
+from .slurm_commands import runner
+from .state_file import StateFile
+from .targets import TARGETS, Target
+
+
+@dataclass(frozen=True)
+class Platform:
+    """What the worker acts on; `config` has the platform's own namespace in it."""
+
+    config: RestarterConfig
+    cluster: Cluster
+    targets: Mapping[GroupKind, Target]
+    locate: Callable[[Alert], Alert] = lambda alert: alert
+    """From an alert's labels to its job's place."""
+    checkpointer: Checkpointer | None = None
+
+
+def connect(config: RestarterConfig, kubeconfig: Path | None = None, context: str | None = None) -> Platform:
+    """Raises GpufragError where there is none, or a file cannot be used."""
+    if config.target == "kubernetes":
+        from . import kubernetes
+
+        return Platform(config, kubernetes.connect(kubeconfig, context), TARGETS)
+    return PLATFORMS[config.target](config, _state(config))
+
+
+def _process(config: RestarterConfig, state: StateFile) -> Platform:
+    place = config.process.folder or folder.to_read(os.environ)
+    cluster = process.ProcessCluster(place, state)
+    return Platform(_within(config, process.NAMESPACE), cluster, process.TARGETS, process.locate)
+
+
+def _slurm(config: RestarterConfig, state: StateFile) -> Platform:
+    settings, run = config.slurm, runner(config.slurm.timeout)
+    users = settings.users or (getpass.getuser(),)
+    return Platform(
+        _within(config, slurm.NAMESPACE),
+        slurm.SlurmCluster(run, state),
+        slurm.targets(users, settings.start_now),
+        slurm.locate,
+        slurm.SignalCheckpointer(run, Clock(), settings.signal_grace),
+    )
+
+
+PLATFORMS: Mapping[str, Callable[[RestarterConfig, StateFile], Platform]] = {"process": _process, "slurm": _slurm}
+
+
+def _state(config: RestarterConfig) -> StateFile:
+    if config.state_file is None:
+        raise UsageError(f"target {config.target} needs state_file, where the restarter remembers; name one")
+    return StateFile(config.state_file)
+
+
+def _within(config: RestarterConfig, namespace: str) -> RestarterConfig:
+    """There is one namespace, and all jobs are in it."""
+    return replace(config, policy=replace(config.policy, namespaces=(namespace,)))

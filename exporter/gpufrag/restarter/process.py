@@ -1,0 +1,166 @@
+"""Jobs on this host that were started with `gpufrag run --restartable`. Their supervisors remember, and restart."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ..errors import BadInput, Unavailable
+from ..folder import socket_address
+from ..json_record import loads
+from ..supervised import CONFLICT, SOCKET, JobFile, SupervisedJob, decode
+from .alerts import Alert, Place
+from .cluster import PHASE, Body, GroupKind, Owner, Pod, Ref
+from .commanded import PROCESS, Commanded, expected_restarts, owner, pod, reference
+from .errors import Away, ClusterError, Conflict, Invalid, NotFound, Refused
+from .off_cluster import OffCluster, annotations_in
+from .policy import OPT_IN, PAUSE
+from .state_file import StateFile
+
+NAMESPACE = "host"
+LOOPBACK = "127.0.0.1"
+MAX_ANSWER = 64 << 10
+TIMEOUT_S = 5.0
+
+
+def locate(alert: Alert) -> Alert:
+    """By its label job_name."""
+    return replace(alert, place=Place(NAMESPACE, alert.labels.get("job_name") or None))
+
+
+def _refusal(job: Owner) -> Refused | None:
+    """In place, torchrun must be able to start its workers once more."""
+    status = job.status
+    if not status["in_place"]:
+        return None
+    elastic = status["elastic"]
+    if elastic is None:
+        return Refused(
+            "not-elastic", f"{job.ref}: no worker of torchrun runs now; start it without --in-place, or wait"
+        )
+    if elastic.restarts >= elastic.max_restarts:
+        spent = f"torchrun has used {elastic.restarts} of --max-restarts {elastic.max_restarts}"
+        return Refused("elastic-spent", f"{job.ref}: {spent}, and would end the job; raise it at the next start")
+    return None
+
+
+TARGETS: Mapping[GroupKind, Commanded] = {
+    PROCESS: Commanded(PROCESS, "its processes are stopped and started together, on the same GPUs", _refusal)
+}
+
+
+class ProcessCluster(OffCluster):
+    """A Cluster of the supervisors whose sockets lie in `folder`: those of this user, or of all for root."""
+
+    def __init__(self, folder: Path, state: StateFile, timeout_s: float = TIMEOUT_S) -> None:
+        super().__init__(state)
+        self._folder, self._timeout_s = folder, timeout_s
+
+    def get_pod(self, namespace: str, name: str) -> Pod:
+        """Raises Refused where not exactly one job has that name."""
+        found = [job for job in self._jobs() if job.name == name]
+        if not found:
+            raise Refused(
+                "no-supervisor", f"no job {name!r:.80} runs here by gpufrag run --restartable; see its --name"
+            )
+        if len(found) > 1:
+            raise Refused("ambiguous", f"{len(found)} jobs here are called {name!r:.80}; give each a --name of its own")
+        return _pod(found[0])
+
+    def get_owner(self, ref: Ref) -> Owner:
+        return _owner(self._ask(ref, "job")) if ref.group_kind == PROCESS else self.stored(ref)
+
+    def patch(self, ref: Ref, body: Body, resource_version: str | None, dry_run: bool = False) -> Owner:
+        if ref.group_kind != PROCESS:
+            return self.store(ref, body, resource_version, dry_run)
+        version = int(self.get_owner(ref).resource_version if resource_version is None else resource_version)
+        changes = annotations_in(body)
+        return _owner(self._ask(ref, "remember", version=version, annotations=changes, dry_run=dry_run))
+
+    def create_command(self, ref: Ref, action: str, name: str, dry_run: bool = False) -> None:
+        self._ask(ref, action, restarts=expected_restarts(name), dry_run=dry_run)
+
+    def list_pods(self, namespace: str, selector: str) -> tuple[Pod, ...]:
+        """The selector is the job's name."""
+        return tuple(_pod(job) for job in self._jobs() if job.name == selector)
+
+    def list_marked(self, kind: GroupKind, namespace: str) -> tuple[Owner, ...]:
+        return tuple(_owner(job) for job in self._jobs() if PHASE in job.annotations)
+
+    def _jobs(self) -> Iterator[SupervisedJob]:
+        """Of all supervisors that answer; those of other users are nobody's here."""
+        for file in self._sockets():
+            with suppress(NotFound):
+                yield self._exchange(self._folder / file.name, {"command": "job"})
+
+    def _sockets(self) -> list[JobFile]:
+        try:
+            names = sorted(os.listdir(self._folder))
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise Away(f"{self._folder}: {error.strerror}; name the jobs' GPUFRAG_DIR by process.folder") from None
+        return [file for name in names if (file := JobFile.parse(name)) and file.suffix == SOCKET]
+
+    def _ask(self, ref: Ref, command: str, **fields: Any) -> SupervisedJob:
+        for file in self._sockets():
+            if f"{file.process.pid}-{file.process.start}" == ref.uid:
+                return self._exchange(self._folder / file.name, {"command": command, **fields})
+        raise NotFound(f"{ref} is gone: its supervisor has ended, or is not to be asked by this user")
+
+    def _exchange(self, path: Path, request: Mapping[str, Any]) -> SupervisedJob:
+        """The answer's job. Raises NotFound where nobody listens, or not to this user; or another ClusterError."""
+        try:
+            answer = loads(self._converse(path, json.dumps(request).encode() + b"\n"))
+            if refusal := _refused(answer):
+                raise refusal
+            return decode(answer.get("job"))
+        except (ConnectionRefusedError, FileNotFoundError, PermissionError):
+            raise NotFound(f"{path.name}: nobody listens there, or not to this user") from None
+        except (OSError, Unavailable, BadInput, ValueError, RecursionError, AttributeError) as error:
+            raise Away(f"{path.name}: no answer that could be read ({error}); it is worth another try") from None
+
+    def _converse(self, path: Path, line: bytes) -> bytes:
+        deadline = time.monotonic() + self._timeout_s
+        with socket.socket(socket.AF_UNIX) as caller:
+            caller.settimeout(self._timeout_s)
+            with socket_address(path) as address:
+                caller.connect(address)
+            caller.sendall(line)
+            answer = b""
+            while (chunk := caller.recv(MAX_ANSWER)) and len(answer) <= MAX_ANSWER and time.monotonic() < deadline:
+                answer += chunk
+        return answer
+
+
+def _refused(answer: Any) -> ClusterError | None:
+    if answer.get("refused") == CONFLICT:
+        return Conflict("the job has changed meanwhile; read it again")
+    return None if answer.get("ok") is True else Invalid(f"the job's supervisor refuses: {answer.get('error')!s:.300}")
+
+
+def _ref(job: SupervisedJob) -> Ref:
+    return reference(PROCESS, NAMESPACE, job.name, job.uid)
+
+
+def _pod(job: SupervisedJob) -> Pod:
+    return pod(_ref(job), job.name, LOOPBACK, job.running)
+
+
+def _owner(job: SupervisedJob) -> Owner:
+    """To be started with --restartable is to opt in."""
+    annotations = {**job.annotations, OPT_IN: "true", **({PAUSE: "true"} if job.paused else {})}
+    status = {
+        "restarts": job.restarts,
+        "running": job.running,
+        "in_place": job.in_place,
+        "elastic": job.elastic,
+    }
+    return owner(_ref(job), job.version, annotations, status, deleting=job.ending)

@@ -1,0 +1,92 @@
+"""What Slurm's commands answer, as records; no text of a user's passes for another field."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from gpufrag.restarter import slurm_commands
+from gpufrag.restarter.errors import Away, ClusterError, Conflict, Denied, Invalid, NotFound
+from gpufrag.restarter.slurm_commands import COLUMNS, Answer, show
+
+
+def row(**fields: str) -> str:
+    found = {"JobID": "7", "UserName": "ann", "State": "RUNNING", "RestartCnt": "1", "Requeue": "1", "Reason": "None"}
+    return "".join((found | fields)[name].ljust(width)[:width] for name, width in COLUMNS.items()) + "\n"
+
+
+@dataclass
+class FakeSlurm:
+    """Answers as the commands do; `errors` by the command's first two words."""
+
+    table: str = field(default_factory=row)
+    name: str = "train"
+    comment: str = ""
+    nodes: str = "n[1-2]"
+    errors: dict[str, str] = field(default_factory=dict)
+    ran: list[list[str]] = field(default_factory=list)
+
+    def __call__(self, command: Sequence[str]) -> Answer:
+        self.ran.append(list(command))
+        if error := self.errors.get(" ".join(command[:2])):
+            return Answer(1, "", error)
+        return Answer(0, self._out(command), "")
+
+    def _out(self, command: Sequence[str]) -> str:
+        texts = {"--format=%j": self.name, "--format=%k": self.comment, "--format=%N": self.nodes}
+        if command[0] == "squeue":
+            return texts[command[-1]] + "\n" if command[-1] in texts else self.table
+        return "n1\nn2\n" if command[:2] == ["scontrol", "show"] else ""
+
+
+def test_a_job_is_read_column_by_column() -> None:
+    job = show(FakeSlurm(comment="gpufrag.dev/restart=true"), 7)
+    assert (job.id, job.name, job.user, job.state, job.restarts, job.requeue) == (7, "train", "ann", "RUNNING", 1, True)
+    assert (job.comment, job.nodes) == ("gpufrag.dev/restart=true", ("n1", "n2"))
+
+
+def test_a_job_s_name_cannot_pass_for_another_job() -> None:
+    hostile = "x\n" + row(UserName="root")
+    job = show(FakeSlurm(name=hostile, comment=hostile), 7)
+    assert (job.user, job.name) == ("ann", hostile.removesuffix("\n") + "\n")
+
+
+def test_of_an_array_the_task_with_the_number_is_meant() -> None:
+    table = row(JobID="8", UserName="bob") + row()
+    assert show(FakeSlurm(table=table), 7).user == "ann"
+    with pytest.raises(NotFound, match="no job 9"):
+        show(FakeSlurm(table=table), 9)
+
+
+@pytest.mark.parametrize("table", [row(RestartCnt="many"), row(RestartCnt="")])
+def test_a_count_that_is_none_is_no_answer(table: str) -> None:
+    with pytest.raises(Away, match="a number belongs"):
+        show(FakeSlurm(table=table), 7)
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        ("slurm_load_jobs error: Invalid job id specified", NotFound),
+        ("Job/step already completing or completed for job 7", NotFound),
+        ("Access/permission denied for job 7", Denied),
+        ("slurm_load_jobs error: Unable to contact slurm controller (connect failure)", Away),
+        ("Job is in transitional state", Conflict),
+        ("Requested operation is presently disabled for job 7", Invalid),
+    ],
+)
+def test_an_error_is_what_it_says(said: str, kind: type[ClusterError]) -> None:
+    with pytest.raises(kind, match="scontrol requeue: "):
+        slurm_commands.requeue(FakeSlurm(errors={"scontrol requeue": said}), 7)
+
+
+def test_a_command_that_hangs_or_is_not_there() -> None:
+    run = slurm_commands.runner(0.2)
+    with pytest.raises(Away, match=r"no answer within 0\.2 s"):
+        run([sys.executable, "-c", "import time; time.sleep(60)"])
+    with pytest.raises(Invalid, match="install Slurm's commands"):
+        run(["no-such-command"])
+    assert slurm_commands.runner(30.0)(["sh", "-c", "echo $LC_ALL; exit 3"]) == Answer(3, "C\n", "")
