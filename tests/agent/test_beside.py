@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -103,6 +104,34 @@ def test_a_second_framework_that_fails_costs_only_its_own_figures(
     agent.add(connect(with_jax.module, agent.trouble))
     eventually(lambda: agent.trouble.counts.get("jax.Device.memory_stats"))
     eventually(lambda: _devices(agent) == BOTH[1:])
+
+
+def test_one_that_raises_what_nobody_foresaw_does_so_too(
+    with_jax: FakeJax, agent_of: Callable[[ModuleType], Agent], eventually: Eventually
+) -> None:
+    with_jax.initialise("cuda", JaxDevice(fault=ZeroDivisionError("gone")))
+    agent = agent_of(torch_of(Machine()))
+    agent.add(connect(with_jax.module, agent.trouble))
+    eventually(lambda: agent.trouble.counts.get("sampler"))
+    eventually(lambda: _devices(agent) == BOTH[1:])
+
+
+def test_what_it_costs_to_read_them_is_counted(
+    with_jax: FakeJax, agent_of: Callable[[ModuleType], Agent], eventually: Eventually
+) -> None:
+    class Slow(JaxDevice):
+        def memory_stats(self) -> dict[str, int] | None:
+            until = time.perf_counter() + 0.002
+            while time.perf_counter() < until:
+                pass
+            return super().memory_stats()
+
+    with_jax.initialise("cuda", Slow())
+    agent = agent_of(torch_of(Machine()))
+    agent.add(connect(with_jax.module, agent.trouble))
+    eventually(lambda: _devices(agent) == BOTH)
+    assert agent.latest is not None
+    assert agent.latest.health.stall_seconds["wait"] >= 0.002
 
 
 def test_what_launches_second_joins_the_agent_that_there_is(

@@ -103,8 +103,10 @@ def test_a_reading_that_had_to_wait_is_paid_for(clock: HandClock) -> None:
     training = job(clock, cost=0.02)
     training.steps(1)
     lived = training.source.lives
-    training.steps(500)
-    assert training.source.lives == lived, "20 ms are paid for by a hundred seconds"
+    training.steps(95)
+    assert training.source.lives == lived, "it is paid for by ten seconds"
+    training.steps(10)
+    assert training.source.lives == lived + 1
 
 
 def test_a_source_without_these_figures_has_no_reading(source: ScriptedSource, clock: HandClock) -> None:
@@ -150,6 +152,18 @@ def test_it_is_told_once(clock: HandClock, caplog: pytest.LogCaptureFixture) -> 
     (line,) = caplog.messages
     assert line.startswith("gpufrag: device 0: allocated memory grows by 1.91 MiB a step")
     assert "docs/leaks.md" in line
+
+
+def test_what_a_step_holds_at_its_peak_is_no_place_that_grows(clock: HandClock) -> None:
+    training = job(clock)
+    watch = training.sampler._leaks
+    assert watch is not None
+    for held in (1, 2):
+        watch.compare("peak", {0: {PLACE: Held(held * MB, held)}})
+    training.steps(60, kept=2 * MB)
+    leak = training.leak()
+    assert leak is not None
+    assert leak.stacks == ()
 
 
 def test_with_history_the_growing_place_is_named(clock: HandClock, caplog: pytest.LogCaptureFixture) -> None:

@@ -148,10 +148,14 @@ class Agent:
             self._sampler.take("timer")
         self._sampler.digest()
         if publishing:
+            self._guarded(self._read_beside)
             self._publish()
         with self._answers:
             self._answered, self._heard = asked, urged
             self._answers.notify_all()
+
+    def _read_beside(self) -> None:
+        self._beside.read(self._identity)
 
     def _timer_is_due(self) -> bool:
         return not self._sampler.following and self._sampler.schedule.at_timer(self._clocks.wall())

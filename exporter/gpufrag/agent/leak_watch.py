@@ -23,7 +23,8 @@ from .sources import TellsLive
 SHARE = 0.0002
 """Of wall time that points may take in the trainer's thread, and as much again for judging them in the agent's."""
 CREDIT = 0.002
-"""Seconds that may be spent at once: the first hundred steps are all read, however short they are."""
+"""Seconds that may be spent at once, so that the first hundred steps are all read, however short they are. No more is
+owed for one reading: if it took long, it has waited for what the program's next request would have waited for."""
 MOST_WAITING = 4096
 """Points that wait for the agent's thread."""
 STEP, SECOND = "step", "second"
@@ -43,7 +44,7 @@ class Purse:
         return self._left > 0
 
     def pay(self, seconds: float) -> None:
-        self._left -= seconds
+        self._left = max(-CREDIT, self._left - seconds)
 
 
 class LeakWatch:
@@ -98,7 +99,12 @@ class LeakWatch:
         return self._leaks.get((self.unit, device))
 
     def compare(self, at: str, sites: Sites) -> None:
-        """What the program holds by place at a snapshot of the moment `at`: compared with the last one of that kind."""
+        """What the program holds by place at a snapshot of the moment `at`: compared with the last one of that kind.
+
+        Not at a peak, where most of it is of that step alone.
+        """
+        if at == "peak":
+            return
         for device, now in sites.items():
             before, self._sites[device, at] = self._sites.get((device, at)), now
             if before is not None:
