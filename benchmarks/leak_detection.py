@@ -45,8 +45,8 @@ def start(name: str, steps: int, folder: Path) -> subprocess.Popen[str]:
 
 def finish(name: str, process: subprocess.Popen[str], until: float) -> dict[str, Any]:
     out, err = process.communicate(timeout=max(1.0, until - time.monotonic()))
-    if process.returncode:
-        raise SystemExit(f"{name}: {err.strip()[-2000:]}")
+    if process.returncode:  # the others may still tell something
+        return {"loop": name, "error": err.strip()[-2000:], "right": False}
     result: dict[str, Any] = json.loads(out.splitlines()[-1])
     return {"loop": name, "leaks": name in LEAKING, **result, "right": right(name, result)}
 
@@ -64,6 +64,9 @@ def right(name: str, result: dict[str, Any]) -> bool:
 def show(rows: list[dict[str, Any]]) -> None:
     print(f"{'loop':<34}{'told':>6}{'published':>11}{'step ms':>9}{'stall':>9}  right")
     for row in rows:
+        if "error" in row:
+            print(f"{row['loop']:<34}failed: {row['error'].splitlines()[-1] if row['error'] else 'without a word'}")
+            continue
         seconds = row["step_seconds"] * row["agent_steps"]
         stall = sum(row["stall_seconds"].values()) / seconds if seconds else 0.0
         told, published = row["told_at"] or "-", row["published_at"] or "-"

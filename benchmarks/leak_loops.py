@@ -77,7 +77,7 @@ class LateLeak(Leak):
 
 class LeakWithHistory(Leak):
     def __init__(self) -> None:
-        torch.cuda.memory._record_memory_history(max_entries=10_000)
+        torch.cuda.memory._record_memory_history(stacks="python", max_entries=10_000)
         super().__init__()
 
 
