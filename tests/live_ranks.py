@@ -40,6 +40,8 @@ class LiveRank:
     def close(self) -> None:
         self._stop.set()
         self.control.close()
+        if under_way := self.saving.state(self.identity).id:
+            self.saving.command("release", {"id": under_way, "exit": False}, self.identity)
         self.thread.join(PATIENCE)
 
     def _command(self, name: str) -> Callable[..., dict[str, Any]]:

@@ -97,7 +97,7 @@ class CheckpointSettings:
     call_timeout: Seconds = 5.0
     """Of one call; a rank answers at once."""
     hold: Seconds = 120.0
-    """How long ranks that have saved stand still and wait to be stopped; after that they train on, and it is lost."""
+    """How long ranks that have saved stand still and wait to be stopped; after that they train on."""
 
     def __post_init__(self) -> None:
         if self.on_timeout not in ("abort", "restart"):

@@ -1,0 +1,155 @@
+"""The receiver leads ranks through real sidecars, one for each of two pods."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpufrag.config import ControlSettings, NvmlSettings, ServeConfig
+from gpufrag.errors import Unavailable
+from gpufrag.restarter.agreed import AgreedCheckpointer
+from gpufrag.restarter.checkpoint import Checkpoint, CheckpointFailed
+from gpufrag.restarter.cluster import GroupKind, Owner, Pod
+from gpufrag.restarter.owners import Resolved
+from gpufrag.restarter.settings import CheckpointSettings
+from gpufrag.restarter.sidecars import Sidecars, reaching
+from gpufrag.sidecar.server import Sidecar
+from live_ranks import PATIENCE, LiveRank, saves_at
+from running_server import running
+
+TOKEN = "0123456789abcdef0123"
+OWNER = Owner("batch/v1", "Job", "ml", "train", "uid", "1")
+KIND = GroupKind("batch", "Job")
+
+
+@dataclass
+class Target:
+    """Of which only the pods are asked."""
+
+    found: list[Pod]
+
+    def pods(self, cluster: Any, owner: Owner) -> tuple[Pod, ...]:
+        return tuple(self.found)
+
+
+@dataclass
+class Pods:
+    """Two pods with two ranks each, on addresses of their own and one port."""
+
+    ranks: list[LiveRank]
+    pods: list[Pod]
+    settings: CheckpointSettings
+
+    def save(self) -> Checkpoint:
+        targets: Any = {KIND: Target(self.pods)}
+        cluster: Any = None
+        checkpointer = AgreedCheckpointer(reaching(cluster, targets, self.settings), hold_s=PATIENCE)
+        waiting = checkpointer.save(Resolved(OWNER, self.pods[0], ()), PATIENCE)
+        while True:
+            try:
+                next(waiting)
+            except StopIteration as end:
+                result: Checkpoint = end.value
+                return result
+
+
+def _sidecar(folder: Path, token: Path | None) -> Sidecar:
+    config = replace(ServeConfig(nvml=NvmlSettings(enabled=False)), control=ControlSettings(token))
+    return Sidecar(config, lambda config: folder, lambda: config)
+
+
+@contextmanager
+def _two_pods(home: Path, token: Path | None, web: Path | None = None) -> Iterator[Pods]:
+    port, ranks, pods = 0, [], []
+    with ExitStack() as stack:
+        for number in range(2):
+            folder, address = home / f"pod-{number}", f"127.0.0.{number + 1}"
+            for rank in (2 * number, 2 * number + 1):
+                ranks.append(LiveRank(folder, rank, 4, saves_at))
+                stack.callback(ranks[-1].close)
+            service = _sidecar(folder, token).service()
+            port = stack.enter_context(running(service, listen_address=f"{address}:{port}", config_file=web)).port
+            pods.append(Pod("ml", f"train-{number}", f"uid-{number}", phase="Running", ip=address))
+        settings = CheckpointSettings(token_file=home / "token", port=port, call_timeout=PATIENCE)
+        yield Pods(ranks, pods, settings)
+
+
+@pytest.fixture
+def token(tmp_path: Path) -> Path:
+    (tmp_path / "token").write_text(TOKEN)
+    return tmp_path / "token"
+
+
+@pytest.fixture
+def two(tmp_path: Path, token: Path) -> Iterator[Pods]:
+    with _two_pods(tmp_path, token) as made:
+        yield made
+
+
+def test_the_ranks_of_all_pods_save_at_one_step(two: Pods) -> None:
+    saved = two.save()
+    assert saved.saved
+    assert [rank.saved for rank in two.ranks] == [[saved.step]] * 4
+    assert saved.text == f"All 4 ranks saved at step {saved.step} to /checkpoints/{saved.step}."
+
+
+def test_a_launcher_without_a_sidecar_is_passed_over(two: Pods) -> None:
+    two.pods.append(Pod("ml", "launcher", "uid-9", phase="Running", ip="127.0.0.9"))
+    two.pods.append(Pod("ml", "ended", "uid-8", phase="Succeeded", ip="127.0.0.9"))
+    assert two.save().saved
+
+
+def test_a_pod_that_is_missing_is_seen_by_its_ranks(two: Pods) -> None:
+    del two.pods[1]
+    with pytest.raises(CheckpointFailed, match=r"rank 2, 3 of 4 does not answer"):
+        two.save()
+    assert all(rank.saved == [] for rank in two.ranks)
+
+
+def test_a_pod_that_nobody_listens_in_is_named(two: Pods) -> None:
+    two.pods[1] = replace(two.pods[1], ip="127.0.0.9")
+    with pytest.raises(CheckpointFailed, match="pod train-1: nobody listens on port"):
+        two.save()
+
+
+def test_a_token_that_is_not_theirs_is_told(two: Pods, tmp_path: Path) -> None:
+    (tmp_path / "other").write_text("another-token-another")
+    two.settings = replace(two.settings, token_file=tmp_path / "other")
+    with pytest.raises(CheckpointFailed, match="its sidecar does not know our token"):
+        two.save()
+
+
+def test_sidecars_whose_endpoint_is_off_are_told(tmp_path: Path, token: Path) -> None:
+    with _two_pods(tmp_path, None) as pods, pytest.raises(CheckpointFailed, match=r"give it control.token_file"):
+        pods.save()
+
+
+def test_pods_without_an_address_and_jobs_without_a_pod_are_told(two: Pods) -> None:
+    two.pods[:] = [replace(pod, ip=None) for pod in two.pods]
+    with pytest.raises(CheckpointFailed, match="pod train-0 has no address yet"):
+        two.save()
+    two.pods[:] = [replace(pod, phase="Failed") for pod in two.pods]
+    with pytest.raises(CheckpointFailed, match="the job has no pod that runs"):
+        two.save()
+
+
+def test_an_authority_that_is_none_is_told_at_the_start(tmp_path: Path) -> None:
+    with pytest.raises(Unavailable, match=r"checkpoint.ca_file: .*certificates of authorities"):
+        Sidecars(CheckpointSettings(ca_file=tmp_path / "missing"))
+
+
+def test_over_tls_their_certificate_is_checked_by_its_name(tmp_path: Path, token: Path, certificate: Any) -> None:
+    web = tmp_path / "web.yml"
+    web.write_text(f"tls_server_config: {{cert_file: {certificate.cert}, key_file: {certificate.key}}}")
+    with _two_pods(tmp_path, token, web) as pods:
+        named = replace(pods.settings, ca_file=certificate.cert, server_name="127.0.0.1")
+        pods.settings = replace(named, server_name="another.name")
+        with pytest.raises(CheckpointFailed, match="CERTIFICATE_VERIFY_FAILED"):
+            pods.save()
+        pods.settings = named
+        assert pods.save().saved
