@@ -9,14 +9,22 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from typing import Annotated
 
 from . import json_record
+from .json_record import Most
 from .model.fragmentation import Fragmentation
 
 SCHEMA = 1
 MAX_BYTES = 4 << 20  # a file above this is not ours
 MOMENTS = ("boundary", "peak", "timer")
 """When a snapshot was taken: at the end of an optimizer step, at a step's memory peak, or by the clock."""
+
+# No agent comes near these. They bound the series that one file can make: a broken agent's, or a forger's.
+DEVICES = 64
+SNAPSHOTS = 8
+CAUSES = 16
+SOURCES = 64
 
 
 @dataclass(frozen=True)
@@ -89,6 +97,13 @@ class Sums:
     free_total: int | None = None
     largest_allocatable: int | None = None
 
+    @property
+    def ratio(self) -> float | None:
+        """free_total / largest_allocatable; None where one is not known, or nothing can be allocated."""
+        if self.free_total is None or not self.largest_allocatable:
+            return None
+        return self.free_total / self.largest_allocatable
+
 
 @dataclass(frozen=True)
 class DriverReading:
@@ -113,7 +128,7 @@ class Snapshot:
 class Ooms:
     """Out-of-memory errors of one device as the agent explained them, since the process began."""
 
-    causes: dict[str, int] = field(default_factory=dict)
+    causes: Annotated[dict[str, int], Most(CAUSES)] = field(default_factory=dict)
     """By model.verdict.Cause; a cause that has not come up yet is there with 0."""
     last_time: float | None = None
     last_requested: int | None = None
@@ -161,7 +176,7 @@ class DeviceSample:
     totals: Totals | None = None
     driver: DriverReading | None = None
     largest_recurring: int | None = None
-    snapshots: tuple[Snapshot, ...] = ()
+    snapshots: Annotated[tuple[Snapshot, ...], Most(SNAPSHOTS)] = ()
     ooms: Ooms | None = None
     """None where the framework does not tell of them."""
     sums: Sums | None = None
@@ -184,9 +199,9 @@ class DeviceSample:
 class AgentHealth:
     """What the agent cost and where it failed, since the process began."""
 
-    stall_seconds: dict[str, float] = field(default_factory=dict)
+    stall_seconds: Annotated[dict[str, float], Most(CAUSES)] = field(default_factory=dict)
     """By cause (stats, snapshot, wait): how long the process's Python was held."""
-    errors: dict[str, int] = field(default_factory=dict)
+    errors: Annotated[dict[str, int], Most(SOURCES)] = field(default_factory=dict)
     """By source: errors that were swallowed."""
 
 
@@ -196,7 +211,7 @@ class ProcessSample:
 
     identity: Identity
     time: float
-    devices: tuple[DeviceSample, ...] = ()
+    devices: Annotated[tuple[DeviceSample, ...], Most(DEVICES)] = ()
     steps: int | None = None
     """Optimizer steps since the agent began; None where the process has no step hook."""
     health: AgentHealth = AgentHealth()

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from fake_agents import process_sample
-from gpufrag.sample import GrowingStack, Leak
+from gpufrag.sample import GrowingStack, Leak, Sums
 from gpufrag.sidecar import page
 from gpufrag.sidecar.page.leaks import leak_rows
 from gpufrag.view import Fleet, RankView
@@ -51,6 +51,16 @@ def test_nothing_from_outside_becomes_markup() -> None:
     text = page.render(fleet(replace(LEAK, stacks=(GrowingStack(1, 1, ("<b>x</b>.py:1 <module>",)),)))).decode()
     assert "&lt;b&gt;x&lt;/b&gt;.py:1 &lt;module&gt;" in text
     assert "<b>" not in text
+
+
+def test_an_allocator_without_a_heap_shows_what_it_tells() -> None:
+    sample = process_sample(3, time=1000.0)
+    told = Sums(1000.0, reserved=100 << 30, free_total=80 << 30, largest_allocatable=16 << 30)
+    device = replace(sample.devices[0], totals=None, snapshots=(), sums=told, limit=101 << 30)
+    (row,) = page.rank_rows(Fleet(1042.0, (RankView(replace(sample, devices=(device,))),)))
+    assert (row.ratio, row.verdict, row.stranded) == ("5.00", "bad", page.NONE)
+    assert (row.free_total, row.largest_allocatable) == ("80.0 GiB", "16.0 GiB")
+    assert (row.reserved, row.limit) == ("100 GiB", "101 GiB")
 
 
 def test_a_second_framework_has_its_name_beside_the_device() -> None:

@@ -73,9 +73,8 @@ def rank_rows(fleet: Fleet) -> list[RankRow]:
 
 def _row(rank: NamedRank, device: DeviceSample | None, now: float) -> RankRow:
     sample = rank.view.sample
-    latest = _latest(device) if device and rank.view.alive else None
-    measured = latest.measured if latest else None
-    ratio = measured.ratio if measured else None
+    found = _figures(device) if device and rank.view.alive else _Figures()
+    ratio = found.ratio
     return RankRow(
         rank=", ".join(value if name == "rank" else f"{name} {value}" for name, value in rank.labels.items()),
         device=_place(device) if device else NONE,
@@ -83,12 +82,31 @@ def _row(rank: NamedRank, device: DeviceSample | None, now: float) -> RankRow:
         age=format_duration(max(0.0, now - sample.time)),
         ratio=NONE if ratio is None else f"{ratio:.2f}",
         verdict="unknown" if ratio is None else "bad" if ratio > _TRIGGER else "good",
-        free_total=_bytes(measured.free_total if measured else None),
-        largest_allocatable=_bytes(measured.largest_allocatable if measured else None),
-        stranded=_bytes(measured.stranded if measured else None),
-        reserved=_bytes(measured.reserved if measured else None),
-        limit=_bytes(measured.limit if measured else None),
+        free_total=_bytes(found.free_total),
+        largest_allocatable=_bytes(found.largest_allocatable),
+        stranded=_bytes(found.stranded),
+        reserved=_bytes(found.reserved),
+        limit=_bytes(found.limit),
     )
+
+
+class _Figures(NamedTuple):
+    ratio: float | None = None
+    free_total: int | None = None
+    largest_allocatable: int | None = None
+    stranded: int | None = None
+    reserved: int | None = None
+    limit: int | None = None
+
+
+def _figures(device: DeviceSample) -> _Figures:
+    """Of the latest snapshot; of an allocator that has none, the sums that it tells."""
+    if latest := _latest(device):
+        told = latest.measured
+        return _Figures(told.ratio, told.free_total, told.largest_allocatable, told.stranded, told.reserved, told.limit)
+    if sums := device.sums:
+        return _Figures(sums.ratio, sums.free_total, sums.largest_allocatable, None, sums.reserved, device.limit)
+    return _Figures()
 
 
 def _place(device: DeviceSample) -> str:
