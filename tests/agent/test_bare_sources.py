@@ -153,6 +153,15 @@ def test_a_tensorflow_without_that_method_is_left_as_it_is(
     assert (ready, capsys.readouterr().err) == ([], "")
 
 
+def test_a_jax_that_tells_nobody_is_left_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake, ready = jax(monkeypatch), list[ModuleType]()
+    del fake.module.monitoring
+    arrival.when_in_use(ready.append, {"jax": fake.module}, [])
+    assert (ready, capsys.readouterr().err) == ([], "")
+
+
 def test_an_error_of_ours_is_not_the_programs_compilation(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,7 +1,8 @@
 """Learns that this process has begun to use a framework's device, at no cost until it does.
 
 No thread and no polling: an import hook tells that torch is there, and torch itself tells, by the queue in which
-it keeps what is to happen at the end of CUDA's initialisation, that a device is in use. A process that never gets
+it keeps what is to happen at the end of CUDA's initialisation, that a device is in use. JAX and TensorFlow have no such
+queue; each has a place that it passes when it has a device, and nobody passes it before. A process that never gets
 so far (a launcher, a data loader's worker) has nothing of the agent but these two entries. Both outlive a fork, so
 that a child that initialises CUDA itself has an agent of its own.
 
@@ -54,9 +55,10 @@ def _when_jax_uses_a_gpu(jax: Any, ready: Ready) -> None:
             ready(jax)
 
     waiting = [True]
+    register = getattr(getattr(jax, "monitoring", None), "register_event_duration_secs_listener", None)
     look()
-    if waiting:
-        jax.monitoring.register_event_duration_secs_listener(listen)
+    if waiting and register is not None:  # else another JAX than those that are known
+        register(listen)
 
 
 def _when_tensorflow_uses_a_gpu(tensorflow: ModuleType, ready: Ready) -> None:
