@@ -1,6 +1,7 @@
-"""JSON to frozen dataclasses, by their annotations: int, float, str, bool, records, `X | None`, tuple, list, dict by text.
+"""JSON to frozen dataclasses, by their annotations: int, float, str, bool, records, `X | None`, tuple, list, dict.
 
-All numbers here are counts, sizes, names or times: one that is negative or beyond 64 bits is refused.
+All numbers here are counts, sizes, names or times: one that is negative or beyond 64 bits is refused. So is a
+tuple, list or dict that has more items than its annotation says, as in `Annotated[tuple[X, ...], Most(8)]`.
 """
 
 from __future__ import annotations
@@ -13,11 +14,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from reprlib import repr as shown
-from typing import Any, NoReturn, TypeVar
+from typing import Annotated, Any, NamedTuple, NoReturn, TypeVar
 
 from .errors import BadInput, NewerVersion
 
 Record = TypeVar("Record")
+
+
+class Most(NamedTuple):
+    """A bound on the items of what it annotates: the writer of a file must not choose how much a reader makes of it."""
+
+    items: int
 
 
 class Misfit(Exception):
@@ -81,6 +88,8 @@ def _reader(kind: Any) -> Callable[[Any], Any]:
     if is_dataclass(kind):
         return _record_reader(kind)
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Annotated:
+        return _bounded_reader(_reader(arguments[0]), arguments[1].items)
     if origin is types.UnionType:  # only `X | None` is used here
         inner = _reader(arguments[0])
         return lambda raw: None if raw is None else inner(raw)
@@ -91,8 +100,17 @@ def _reader(kind: Any) -> Callable[[Any], Any]:
     return {int: _read_int, float: _read_float, str: _read_text, bool: _read_bool}[kind]
 
 
+def _bounded_reader(inner: Callable[[Any], Any], most: int) -> Callable[[Any], Any]:
+    def read(raw: Any) -> Any:
+        if isinstance(raw, (list, dict)) and len(raw) > most:
+            raise Misfit(f"has {len(raw)} items: the most is {most}")
+        return inner(raw)
+
+    return read
+
+
 def _record_reader(kind: Any) -> Callable[[Any], Any]:
-    readers = {name: _reader(hint) for name, hint in typing.get_type_hints(kind).items()}
+    readers = {name: _reader(hint) for name, hint in typing.get_type_hints(kind, include_extras=True).items()}
     required = {f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING}
 
     def read(raw: Any) -> Any:

@@ -10,7 +10,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from gpufrag.errors import BadInput
 from gpufrag.metrics import families, render
-from gpufrag.sample import AgentHealth, decode, encode
+from gpufrag.sample import AgentHealth, Sums, decode, encode
 from gpufrag.view import CollectorResult, Fleet, RankView
 
 NASTY = st.one_of(st.none(), st.sampled_from([-1, 10**400, "\ud800", True]), st.floats(), st.integers(), st.text())
@@ -107,6 +107,28 @@ def test_a_device_or_moment_said_twice_is_shown_once(a_device, a_process):
     _assert_no_series_twice(fleet)
     times = [value for name, _, value in _parsed(fleet) if name == "gpufrag_snapshot_timestamp_seconds"]
     assert times == [device.snapshots[-1].time]
+
+
+@pytest.mark.parametrize("frameworks", [("",), ("x" * 300, "x" * 301)], ids=["none", "alike when cut"])
+def test_frameworks_that_cannot_be_told_apart_are_shown_once(a_device, a_process, frameworks):
+    device = a_device("train-cap4")
+    others = [replace(device, framework=framework) for framework in frameworks]
+    fleet = Fleet(0.0, (RankView(a_process(device, *others, rank=0)),))
+    said = [name for name, _, _ in _parsed(fleet) if name == "gpufrag_process_info"]
+    assert len(said) == (1 if frameworks == ("",) else 2)
+
+
+def test_moments_that_are_alike_when_cut_are_shown_once(a_device, a_process):
+    device = a_device("train-cap4", moments=("x" * 300, "x" * 301))
+    fleet = Fleet(0.0, (RankView(a_process(device, rank=0)),))
+    assert [name for name, _, _ in _parsed(fleet)].count("gpufrag_snapshot_timestamp_seconds") == 1
+
+
+def test_an_allocator_that_tells_its_free_memory_in_two_ways_is_shown_once(a_device, a_process):
+    device = replace(a_device("train-cap4", moments=("timer",)), sums=Sums(1.0, free_total=5, free_cached=5))
+    fleet = Fleet(0.0, (RankView(a_process(device, rank=0)),))
+    (told,) = [value for name, _, value in _parsed(fleet) if name == "gpufrag_allocator_free_total_bytes"]
+    assert told == device.snapshots[0].measured.free_total
 
 
 def test_nothing_tells_where_the_process_runs(fleet):

@@ -36,7 +36,7 @@ class Scene:
 
     def places(self, source: Source[T]) -> list[tuple[Labels, T]]:
         if source not in self._walked:
-            self._walked[source] = list(source.walk(self))
+            self._walked[source] = list(_told_apart(source.walk(self)))
         return self._walked[source]
 
     def living(self) -> Scene:
@@ -54,6 +54,19 @@ class Source(Generic[T]):
 
     labels: tuple[str, ...]
     walk: Callable[[Scene], Places[T]]
+
+
+def _told_apart(places: Places[T]) -> Places[T]:
+    """Of places with one set of labels the first: a series said twice would spoil the scrape for all.
+
+    Labels that were different may be alike once they are cut, and an empty one is none to Prometheus.
+    """
+    seen = set()
+    for labels, item in places:
+        key = frozenset(label for label in labels.items() if label[1])
+        if key not in seen:
+            seen.add(key)
+            yield labels, item
 
 
 def _ranks(scene: Scene) -> Places[NamedRank]:

@@ -1,0 +1,64 @@
+"""How much one file may hold: what a broken agent, or a forger, can make a reader show is bounded."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from gpufrag.errors import BadInput
+from gpufrag.model.verdict import Cause
+from gpufrag.sample import (
+    CAUSES,
+    DEVICES,
+    MOMENTS,
+    SNAPSHOTS,
+    SOURCES,
+    AgentHealth,
+    DeviceSample,
+    Identity,
+    Ooms,
+    ProcessSample,
+    decode,
+    encode,
+)
+
+Raw = dict[str, Any]
+
+
+def device(number: int = 0, **changes: Any) -> Raw:
+    return {"device": number, "backend": "native", **changes}
+
+
+def counts(number: int) -> Raw:
+    return {f"kind {index}": 1 for index in range(number)}
+
+
+TOO_MUCH: dict[str, tuple[Raw, str]] = {
+    "error sources": ({"health": {"errors": counts(SOURCES + 1)}}, "health.errors has 65 items: the most is 64"),
+    "stall causes": ({"health": {"stall_seconds": counts(CAUSES + 1)}}, "health.stall_seconds has 17 items"),
+    "devices": ({"devices": [device(number) for number in range(DEVICES + 1)]}, "devices has 65 items"),
+    "moments": ({"devices": [device(snapshots=[{}] * (SNAPSHOTS + 1))]}, "snapshots has 9 items"),
+    "verdicts": ({"devices": [device(ooms={"causes": counts(CAUSES + 1)})]}, "ooms.causes has 17 items"),
+}
+
+
+@pytest.mark.parametrize("what", TOO_MUCH)
+def test_a_file_with_more_than_any_agent_tells_is_refused(what: str) -> None:
+    changes, message = TOO_MUCH[what]
+    raw = json.loads(encode(ProcessSample(Identity("host", 1, 0.5), 1.5)))
+    with pytest.raises(BadInput, match=message):
+        decode(json.dumps({**raw, **changes}).encode())
+
+
+def test_as_much_as_is_allowed_is_read() -> None:
+    devices = tuple(DeviceSample(number, "native", ooms=Ooms(counts(CAUSES))) for number in range(DEVICES))
+    health = AgentHealth(counts(CAUSES), counts(SOURCES))
+    sample = ProcessSample(Identity("host", 1, 0.5), 1.5, devices, health=health)
+    assert decode(encode(sample)) == sample
+
+
+def test_there_is_room_for_twice_what_this_release_tells() -> None:
+    assert len(MOMENTS) * 2 <= SNAPSHOTS
+    assert len(Cause) * 2 <= CAUSES
