@@ -36,7 +36,8 @@ class Supervised:
         self.folder, self.log = folder / "agents", folder / "log"
         self.folder.mkdir(exist_ok=True)
         self.log.touch()
-        environment = {**os.environ, "PYTHONPATH": str(EXPORTER), "LOG": str(self.log), "GPUFRAG_DIR": str(self.folder)}
+        path = os.pathsep.join(filter(None, [str(EXPORTER), os.environ.get("PYTHONPATH")]))
+        environment = {**os.environ, "PYTHONPATH": path, "LOG": str(self.log), "GPUFRAG_DIR": str(self.folder)}
         command = [sys.executable, "-m", "gpufrag", "run", "--restartable", *words]
         self.errors = (folder / "stderr").open("w+", encoding="utf-8")
         self.process = subprocess.Popen(command, env=environment, stderr=self.errors, **how)

@@ -1,0 +1,106 @@
+"""With a real Slurm: an alert comes in, the job is signalled, put back into the queue, and runs again."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from e2e import slurm_cluster
+from e2e.slurm_cluster import Slurm
+from restarter.restarter_process import TOKEN, Process, get, write_config
+from restarter.webhook_bodies import ALERT, body
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.skipif(bool(slurm_cluster.missing()), reason=f"not installed: {', '.join(slurm_cluster.missing())}"),
+    pytest.mark.skipif(os.geteuid() != 0, reason="slurmd starts the jobs of others, as root alone can"),
+]
+WISHES = "gpufrag.dev/restart=true gpufrag.dev/signal=B:USR1"
+JOB = """#!/bin/bash
+save() {
+    echo "$1" >> $LOG
+    scontrol update JobId=$SLURM_JOB_ID Comment="$WISHES gpufrag.dev/saved=17"
+}
+trap 'save USR1' USR1
+trap 'echo TERM >> $LOG; exit 3' TERM
+echo "run ${SLURM_RESTART_COUNT:-0}" >> $LOG
+while :; do sleep 0.1; done
+"""
+
+
+@pytest.fixture
+def slurm() -> Iterator[Slurm]:
+    with tempfile.TemporaryDirectory(prefix="gpufrag-slurm-") as folder:
+        os.chmod(folder, 0o755)  # munge trusts no other
+        with slurm_cluster.running(Path(folder)) as one:
+            yield one
+
+
+@pytest.fixture
+def receiver(slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Process]:
+    monkeypatch.setenv("SLURM_CONF", slurm.environment["SLURM_CONF"])
+    config = write_config(tmp_path, target="slurm", state_file="state.json", policy={"dry_run": False})
+    process = Process(tmp_path, "--config", str(config))
+    process.wait_until_it_listens()
+    yield process
+    process.kill()
+
+
+def submit(slurm: Slurm, *flags: str) -> str:
+    script = slurm.folder / "train.sh"
+    script.write_text(JOB)
+    words = ["sbatch", "--parsable", "--job-name=train", f"--comment={WISHES}", "--output=/dev/null", *flags]
+    return slurm.command(*words, f"--export=ALL,LOG={log(slurm)},WISHES={WISHES}", str(script))
+
+
+def log(slurm: Slurm) -> Path:
+    return slurm.folder / "job.out"
+
+
+def lines(slurm: Slurm) -> list[str]:
+    return log(slurm).read_text().splitlines() if log(slurm).exists() else []
+
+
+def send(process: Process, job_name: str) -> None:
+    labels = {"alertname": ALERT["labels"]["alertname"], "gpufrag_action": "restart", "job_name": job_name}
+    headers = {"authorization": f"Bearer {TOKEN}"}
+    content = body(alerts=[{**ALERT, "labels": labels}])
+    answer = httpx.post(process.url("/v1/alerts"), content=content, headers=headers, trust_env=False, timeout=20)
+    assert answer.status_code == 202
+
+
+def test_from_an_alert_to_a_job_that_runs_again(slurm: Slurm, receiver: Process, tmp_path: Path) -> None:
+    number = submit(slurm, "--requeue")
+    slurm.until(lambda: lines(slurm) == ["run 0"])
+    send(receiver, f"train-{number}")
+    slurm.until(lambda: lines(slurm) == ["run 0", "USR1", "TERM", "run 1"])
+    slurm.until(lambda: receiver.outcomes == ["started", "restarted"])
+    started = get(receiver, "/v1/decisions").json()[1]
+    assert "The job says that it has saved (17)." in started["text"]
+    assert remembered(tmp_path, number)["gpufrag.dev/restart-count"] == "1"
+    send(receiver, f"train-{number}")
+    slurm.until(lambda: receiver.outcomes == ["started", "restarted", "refused"])
+    assert get(receiver, "/v1/decisions").json()[0]["reason"] == "cool-down"
+
+
+def remembered(folder: Path, number: str) -> dict[str, Any]:
+    state = json.loads((folder / "state.json").read_text())
+    (entry,) = [entry for key, entry in state.items() if f"slurm/{number} " in key]
+    annotations: dict[str, Any] = entry["annotations"]
+    return annotations
+
+
+def test_a_job_that_must_stay_is_left_alone(slurm: Slurm, receiver: Process) -> None:
+    number = submit(slurm, "--no-requeue")
+    slurm.until(lambda: lines(slurm) == ["run 0"])
+    send(receiver, f"train-{number}")
+    slurm.until(lambda: receiver.outcomes == ["refused"])
+    assert get(receiver, "/v1/decisions").json()[0]["reason"] == "no-requeue"
+    assert lines(slurm) == ["run 0"]

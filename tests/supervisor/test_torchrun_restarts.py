@@ -1,0 +1,99 @@
+"""torchrun under a supervisor, on torch's CPU build: restarted whole, and in place, from an alert on."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpufrag.supervised import Elastic
+from restarter.off_cluster_rig import Receiver, alert, receiving
+from supervisor.supervised_process import Supervised, alive, eventually
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed"),
+]
+TRAIN = """
+import os, signal, sys, time
+log = open(os.environ["LOG"], "a", buffering=1)
+say = lambda text: log.write(f"rank {os.environ['RANK']} {text}\\n")
+def save(number, frame):
+    say("saved")
+    sys.exit(42)
+signal.signal(signal.SIGTERM, save)
+say(f"pid {os.getpid()}")
+say(f"counts {os.environ['TORCHELASTIC_RESTART_COUNT']} {os.environ['GPUFRAG_RESTART_COUNT']}")
+while True:
+    time.sleep(0.05)
+"""
+
+
+@pytest.fixture
+def receiver(tmp_path: Path) -> Iterator[Receiver]:
+    (tmp_path / "agents").mkdir()
+    with receiving(tmp_path, target="process", process={"folder": "agents"}) as one:
+        yield one
+
+
+def torchrun(start: Any, tmp_path: Path, *flags: str, max_restarts: int) -> Supervised:
+    script = tmp_path / "train.py"
+    script.write_text(TRAIN)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    it: Supervised = start(*flags, "--", *launcher, f"--max-restarts={max_restarts}", str(script))
+    for rank in (0, 1):
+        it.until(f"rank {rank} counts 0 0")
+    return it
+
+
+def counts(it: Supervised) -> list[str]:
+    return sorted(line.partition("counts ")[2] for line in it.lines if "counts" in line)
+
+
+def pids(it: Supervised) -> list[int]:
+    return [int(line.split()[-1]) for line in it.lines if "pid" in line]
+
+
+def test_in_place_the_workers_alone_are_restarted(start: Any, receiver: Receiver, tmp_path: Path) -> None:
+    it = torchrun(start, tmp_path, "--in-place", max_restarts=1)
+    receiver.send(alert("train"))
+    receiver.until("started started", "restarted restarted")
+    eventually(lambda: counts(it) == ["0 0", "0 0", "1 0", "1 0"])
+    assert it.job.elastic == Elastic(max_restarts=1, restarts=1)
+    assert [alive(pid) for pid in pids(it)] == [False, False, True, True]
+
+
+def test_in_place_is_refused_where_torchrun_would_end_the_job(start: Any, receiver: Receiver, tmp_path: Path) -> None:
+    it = torchrun(start, tmp_path, "--in-place", max_restarts=0)
+    receiver.send(alert("train"))
+    receiver.until("refused elastic-spent")
+    assert all(alive(pid) for pid in pids(it))
+
+
+def test_workers_that_have_restarted_by_themselves_are_not_restarted_again(start: Any, tmp_path: Path) -> None:
+    it = torchrun(start, tmp_path, "--in-place", max_restarts=2)
+    (worker, _) = pids(it)
+    os.kill(worker, signal.SIGTERM)
+    eventually(lambda: it.job.restarts == 1)
+    assert it.ask("restart", restarts=0) == {"ok": True, "refused": "conflict"}
+
+
+def test_restarted_whole_no_worker_of_before_is_left(start: Any, receiver: Receiver, tmp_path: Path) -> None:
+    it = torchrun(start, tmp_path, max_restarts=0)
+    receiver.send(alert("train"))
+    receiver.until("started started", "restarted restarted")
+    eventually(lambda: counts(it) == ["0 0", "0 0", "0 1", "0 1"])
+    assert [alive(pid) for pid in pids(it)] == [False, False, True, True]
+    assert sum("saved" in line for line in it.lines) == 2
+
+
+def test_killed_supervisor_and_no_worker_is_left(start: Any, tmp_path: Path) -> None:
+    it = torchrun(start, tmp_path, max_restarts=0)
+    it.process.kill()
+    eventually(lambda: not any(alive(pid) for pid in pids(it)))
