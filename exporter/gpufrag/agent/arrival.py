@@ -1,10 +1,10 @@
 """Learns that this process has begun to use a framework's device, at no cost until it does.
 
 No thread and no polling: an import hook tells that torch is there, and torch itself tells, by the queue in which
-it keeps what is to happen at the end of CUDA's initialisation, that a device is in use. JAX and TensorFlow have no such
-queue: JAX's listeners hear of the first thing that it compiles, and TensorFlow's context says when it makes its devices.
-A process that never gets so far (a launcher, a data loader's worker) has nothing of the agent but these entries. They
-outlive a fork, so that a child that initialises CUDA itself has an agent of its own.
+it keeps what is to happen at the end of CUDA's initialisation, that a device is in use. JAX and TensorFlow have no
+such queue: JAX's listeners hear of the first thing that it compiles, TensorFlow's context makes its devices in one
+place. A process that never gets so far (a launcher, a data loader's worker) has nothing of the agent but these
+entries. They outlive a fork, so that a child that initialises CUDA itself has an agent of its own.
 
 This module is loaded into every Python process of a job, so it imports next to nothing.
 """
