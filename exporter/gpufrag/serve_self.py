@@ -35,10 +35,14 @@ class _Server(ThreadingMixIn, WSGIServer):
     _room = threading.BoundedSemaphore(CONNECTIONS)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if self._room.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
+        if not self._room.acquire(blocking=False):
             self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except RuntimeError:  # no thread can be had: the base class closes the connection
+            self._room.release()
+            raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
@@ -73,13 +77,18 @@ def serve(port: int, host: str, latest: Callable[[], ProcessSample | None]) -> N
     registry = CollectorRegistry()
     registry.register(FleetCollector(lambda: _fleet(latest())))
     try:
-        _server = (_Server6 if ":" in host else _Server)((host, port), _Handler)
+        server = (_Server6 if ":" in host else _Server)((host, port), _Handler)
     except OSError as error:
         raise Unavailable(f"{host}:{port}: {_told(error)}") from None
     except OverflowError:
         raise Unavailable(f"{host}:{port}: no such port; give one from 1 to 65535") from None
-    _server.set_app(make_wsgi_app(registry))
-    threading.Thread(target=_server.serve_forever, name="gpufrag-serve", daemon=True).start()
+    server.set_app(make_wsgi_app(registry))
+    try:
+        threading.Thread(target=server.serve_forever, name="gpufrag-serve", daemon=True).start()
+    except RuntimeError as error:
+        server.server_close()
+        raise Unavailable(f"{host}:{port}: {error}; raise the limit on threads, or run a sidecar") from None
+    _server = server
 
 
 def close() -> None:

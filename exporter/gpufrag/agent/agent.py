@@ -57,9 +57,14 @@ class Agent:
         self.latest: ProcessSample | None = None
 
     def start(self) -> None:
+        """Raises RuntimeError where no thread can be had; then nothing of the agent stays in the process."""
         self._watch_ooms()
         self._sampler.watch_steps(self._wake.set)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:
+            self._source.close()
+            raise
 
     def add(self, source: Source) -> None:
         """Another framework of this process uses a device too. In the user's own thread; once for each."""

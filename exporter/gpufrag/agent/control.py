@@ -149,11 +149,15 @@ class Control:
         caller.connection.close()
 
     def _converse(self, caller: Caller) -> None:
-        if self._answering.acquire(blocking=False):
-            name = "gpufrag-answer"
-            threading.Thread(target=self._carry_out, args=(caller,), name=name, daemon=True).start()
-        else:
+        if not self._answering.acquire(blocking=False):
             _send(caller.connection, {"ok": False, "error": f"busy with {ANSWERING} other commands; ask again later"})
+            return
+        thread = threading.Thread(target=self._carry_out, args=(caller,), name="gpufrag-answer", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # the limit of the container, or the interpreter is ending
+            self._answering.release()
+            _send(caller.connection, {"ok": False, "error": "the process can have no more threads; ask again later"})
 
     def _carry_out(self, caller: Caller) -> None:
         try:

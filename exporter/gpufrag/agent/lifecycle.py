@@ -16,7 +16,8 @@ from .trouble import Trouble
 FAILURES = "GPUFRAG_SHIM_FAILED"
 """Where the shim counts; it is read here because nothing can be published where the shim has failed."""
 
-_lock = threading.Lock()
+_lock = threading.RLock()
+"""Entered again by a signal handler that ends the agent while the program begins or ends it."""
 _agent: Agent | None = None
 _wanted: AgentSettings | None = None
 
@@ -52,12 +53,16 @@ def _note_failures_above(trouble: Trouble) -> None:
 
 
 def begin(source: Source, settings: AgentSettings, trouble: Trouble | None = None) -> None:
-    """In the user's own thread. A process has one agent: where it has one, nothing happens."""
+    """In the user's own thread. A process has one agent: where it has one, nothing happens.
+
+    Raises RuntimeError where the system has no thread for it; then there is no agent, and the next call tries again.
+    """
     global _agent
     with _lock:
         if _agent is None:
-            _agent = Agent(source, settings, trouble)
-            _agent.start()
+            agent = Agent(source, settings, trouble)
+            agent.start()
+            _agent = agent
             atexit.register(stop)
 
 
@@ -93,7 +98,7 @@ def _in_forked_child() -> None:
     """No thread has come along, and a lock may be held by one that has not: start from nothing."""
     global _agent, _lock
     agent, _agent = _agent, None
-    _lock = threading.Lock()
+    _lock = threading.RLock()
     if agent is not None:
         agent.abandon()
 

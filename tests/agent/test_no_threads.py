@@ -1,0 +1,114 @@
+"""Where there are no more threads (a limit of the container, an interpreter that ends), the program goes on unharmed."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import threading
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import gpufrag
+from fake_source import ScriptedSource
+from gpufrag import agent, serve_self
+from gpufrag.agent import control as control_module
+from gpufrag.agent import lifecycle
+from gpufrag.agent.control import Control
+from gpufrag.agent.trouble import Trouble
+from gpufrag.errors import Unavailable
+
+
+@pytest.fixture(autouse=True)
+def _stopped(folder: Path) -> Iterator[None]:
+    folder.mkdir()
+    yield
+    gpufrag.stop()
+
+
+@pytest.fixture
+def no_threads() -> Iterator[pytest.MonkeyPatch]:
+    """Undone by the test, once there are threads again."""
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threading.Thread, "start", _refuse)
+        yield patch
+
+
+def _refuse(thread: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+def test_an_agent_that_cannot_begin_leaves_nothing_and_can_begin_later(no_threads, source: ScriptedSource) -> None:
+    with pytest.raises(RuntimeError, match="new thread"):
+        agent.start(source)
+    assert not lifecycle.running()
+    assert source.on_step is None
+    gpufrag.stop()
+    no_threads.undo()
+    agent.start(source)
+    assert lifecycle.running()
+
+
+def test_metrics_that_cannot_be_served_are_an_error_of_their_own_and_the_end_does_not_wait(no_threads) -> None:
+    with pytest.raises(Unavailable, match="can't start new thread; raise the limit"):
+        gpufrag.start(port=0)
+    gpufrag.stop()
+    no_threads.undo()
+    gpufrag.start(port=0)
+
+
+def _ask(path: Path) -> dict[str, object]:
+    with socket.socket(socket.AF_UNIX) as caller:
+        caller.settimeout(20)
+        caller.connect(str(path))
+        caller.sendall(b'{"command": "ping"}\n')
+        answer: dict[str, object] = json.loads(caller.makefile().readline())
+    return answer
+
+
+def test_a_caller_is_told_and_the_next_one_is_answered(tmp_path: Path) -> None:
+    control = Control(tmp_path / "host-1-2.sock", {"ping": lambda request: {}}, Trouble())
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(threading.Thread, "start", _refuse)
+            answers = [_ask(control.path) for _ in range(control_module.ANSWERING + 1)]
+        assert all("no more threads" in str(answer["error"]) for answer in answers)
+        assert _ask(control.path) == {"ok": True}
+    finally:
+        control.close()
+
+
+def test_a_scraper_is_turned_away_and_the_next_one_is_answered() -> None:
+    gpufrag.start(port=0)
+    assert serve_self._server is not None
+    port = serve_self._server.server_port
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threading.Thread, "start", _refuse)
+        for _ in range(serve_self.CONNECTIONS + 1):
+            with socket.create_connection(("127.0.0.1", port), timeout=20) as refused:
+                assert refused.recv(1) == b""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer:
+        assert b"gpufrag_build_info" in answer.read()
+
+
+def test_a_signal_handler_may_end_the_agent_while_it_is_begun(source: ScriptedSource) -> None:
+    """One that waited for the lock would wait for the very code that it has interrupted."""
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: gpufrag.stop())
+    source.watch_steps = _interrupting(source.watch_steps)  # type: ignore[method-assign]
+    try:
+        agent.start(source)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert lifecycle.running()
+
+
+def _interrupting(watch: Callable[[Callable[[object], None]], bool]) -> Callable[[Callable[[object], None]], bool]:
+    def watch_interrupted(on_step: Callable[[object], None]) -> bool:
+        signal.raise_signal(signal.SIGUSR1)
+        return watch(on_step)
+
+    return watch_interrupted
