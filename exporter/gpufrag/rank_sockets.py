@@ -6,7 +6,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -25,13 +25,15 @@ MAX_ANSWER = 16 << 10
 MAX_RANKS = 1000
 
 
-def broadcast(folder: Path, command: str, fields: Mapping[str, Any]) -> Heard:
+def broadcast(folder: Path, command: str, fields: Mapping[str, Any], of: Container[int] | None = None) -> Heard:
     """What the ranks say that live now; whoever has left a socket and does not listen is dead, and left out.
+
+    `of`: only these processes are asked, by their pids; None: all.
 
     Raises Unavailable where the folder cannot be read.
     """
     line = json.dumps({"command": PREFIX + command, **fields}).encode() + b"\n"
-    sockets = _sockets(folder)
+    sockets = [path for path in _sockets(folder) if of is None or _pid(path) in of]
     if not sockets:
         return Heard()
     with ThreadPoolExecutor(min(AT_ONCE, len(sockets))) as pool:
@@ -75,6 +77,11 @@ def _sockets(folder: Path) -> list[Path]:
     if len(names) > MAX_RANKS:
         raise Unavailable(f"{folder}: over {MAX_RANKS} sockets: more than one job's")
     return [folder / name for name in names]
+
+
+def _pid(path: Path) -> int | None:
+    name = FileName.parse(path.name)
+    return name.pid if name else None
 
 
 def _is_ranks(entry: os.DirEntry[str]) -> bool:

@@ -79,6 +79,8 @@ class SupervisedJob:
     paused: bool = False
     ending: bool = False
     """Somebody has told it to end."""
+    processes: tuple[int, ...] = ()
+    """All that descend from the supervisor now."""
     annotations: dict[str, str] = field(default_factory=dict)
 
     @property

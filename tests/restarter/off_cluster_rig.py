@@ -64,7 +64,11 @@ class Receiver:
 def receiving(folder: Path, **raw: Any) -> Iterator[Receiver]:
     """A receiver whose config is `raw` on top of what makes tests quick."""
     path = folder / "restarter.yaml"
-    quick = {"policy": {"dry_run": False}, "restart": {"poll": "100ms", "retry": "100ms", "run_timeout": "40s"}}
+    quick = {
+        "policy": {"dry_run": False},
+        "checkpoint": {"on_timeout": "restart"},
+        "restart": {"poll": "100ms", "retry": "100ms", "run_timeout": "40s"},
+    }
     path.write_text(json.dumps({"state_file": "state.json", **quick, **raw}), encoding="utf-8")
     receiver = Receiver(settings.load(path))
     receiver.start()

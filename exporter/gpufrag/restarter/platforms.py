@@ -11,6 +11,7 @@ from pathlib import Path
 from .. import folder
 from ..errors import UsageError
 from . import process, slurm
+from .agreed import AgreedCheckpointer
 from .alerts import Alert
 from .checkpoint import Checkpointer
 from .clock import Clock
@@ -45,7 +46,8 @@ def connect(config: RestarterConfig, kubeconfig: Path | None = None, context: st
 def _process(config: RestarterConfig, state: StateFile) -> Platform:
     place = config.process.folder or folder.to_read(os.environ)
     cluster = process.ProcessCluster(place, state)
-    return Platform(_within(config, process.NAMESPACE), cluster, process.TARGETS, process.locate)
+    checkpointer = AgreedCheckpointer(cluster.ranks, config.checkpoint.hold)
+    return Platform(_within(config, process.NAMESPACE), cluster, process.TARGETS, process.locate, checkpointer)
 
 
 def _slurm(config: RestarterConfig, state: StateFile) -> Platform:

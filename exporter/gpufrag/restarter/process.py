@@ -12,15 +12,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ..agreement.records import Ask, Heard
 from ..errors import BadInput, Unavailable
 from ..folder import socket_address
 from ..json_record import loads
+from ..rank_sockets import broadcast
 from ..supervised import CONFLICT, SOCKET, JobFile, SupervisedJob, decode
+from .agreed import Asker
 from .alerts import Alert, Place
 from .cluster import PHASE, Body, GroupKind, Owner, Pod, Ref
 from .commanded import PROCESS, Commanded, expected_restarts, owner, pod, reference
 from .errors import Away, ClusterError, Conflict, Invalid, NotFound, Refused
 from .off_cluster import OffCluster, annotations_in
+from .owners import Resolved
 from .policy import OPT_IN, PAUSE
 from .state_file import StateFile
 
@@ -86,6 +90,15 @@ class ProcessCluster(OffCluster):
 
     def create_command(self, ref: Ref, action: str, name: str, dry_run: bool = False) -> None:
         self._ask(ref, action, restarts=expected_restarts(name), dry_run=dry_run)
+
+    def ranks(self, job: Resolved) -> Asker:
+        """What asks the agents of the job's own processes, of all that share the folder."""
+
+        def ask(wanted: Ask) -> Heard:
+            processes = frozenset(self._ask(job.owner.ref, "job").processes)
+            return broadcast(self._folder, wanted.command, wanted.fields, processes)
+
+        return ask
 
     def list_pods(self, namespace: str, selector: str) -> tuple[Pod, ...]:
         """The selector is the job's name."""

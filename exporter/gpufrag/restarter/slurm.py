@@ -19,6 +19,7 @@ from .commanded import RESTART, SLURM_JOB, Commanded, expected_restarts, owner, 
 from .errors import ClusterError, Conflict, NotFound, Refused
 from .off_cluster import OffCluster, annotations_in, key_of
 from .owners import Resolved
+from .policy import OPT_IN, PAUSE
 from .slurm_commands import Runner, SlurmJob, requeue, show, signal, start_now
 from .state_file import StateFile
 
@@ -26,6 +27,8 @@ NAMESPACE = "slurm"
 SIGNAL = f"{ANNOTATIONS}/signal"
 SAVED = f"{ANNOTATIONS}/saved"
 """What a job may write into its comment once it has saved: the step."""
+WISHES = frozenset({OPT_IN, PAUSE, SIGNAL, SAVED})
+"""All that a comment may say; what a restarter remembers is not in it."""
 SIGNALS = frozenset({"HUP", "INT", "TERM", "USR1", "USR2"})
 GOES_ON = frozenset({"COMPLETING", "CONFIGURING", "PENDING", "REQUEUED", "RUNNING", "SIGNALING", "SUSPENDED"})
 """States of jobs that have not come to their end."""
@@ -180,6 +183,6 @@ def _owner(job: SlurmJob, version: int, remembered: Mapping[str, str]) -> Owner:
 
 
 def _words(comment: str) -> dict[str, str]:
-    """`gpufrag.dev/restart=true` and the like, but for what a restarter remembers itself."""
+    """`gpufrag.dev/restart=true` and the like."""
     pairs = [word.partition("=")[::2] for word in comment.split()]
-    return {key: value for key, value in pairs if key.startswith(f"{ANNOTATIONS}/") and "restart-" not in key}
+    return {key: value for key, value in pairs if key in WISHES}

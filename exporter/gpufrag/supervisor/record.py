@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +25,7 @@ class Record:
         self._lock = threading.Lock()
         self._wanted, self._seen = False, 0
         self._elastic: Callable[[], Elastic | None] = lambda: None
+        self._processes: Callable[[], Sequence[int]] = tuple
 
     @property
     def commands(self) -> dict[str, Callable[[Mapping[str, Any]], Answer]]:
@@ -40,9 +41,9 @@ class Record:
         """Whether a restart has been asked for and has not begun."""
         return self._wanted
 
-    def observe(self, elastic: Callable[[], Elastic | None]) -> None:
-        """How to learn what torchrun has done by itself."""
-        self._elastic = elastic
+    def observe(self, elastic: Callable[[], Elastic | None], processes: Callable[[], Sequence[int]]) -> None:
+        """How to learn what torchrun has done by itself, and which processes there are."""
+        self._elastic, self._processes = elastic, processes
 
     def show(self, request: Mapping[str, Any]) -> Answer:
         with self._lock:
@@ -108,7 +109,7 @@ class Record:
         self.write()
 
     def _now(self) -> SupervisedJob:
-        job = replace(self._job, paused=self._pause.exists())
+        job = replace(self._job, paused=self._pause.exists(), processes=tuple(self._processes()))
         if not job.in_place:
             return job
         elastic = self._elastic()

@@ -70,8 +70,8 @@ class Supervisor:
         name = FileName.of(identify())
         files = {suffix: self._folder / JobFile(name, suffix).name for suffix in (SOCKET, RECORD, PAUSE)}
         self._record = Record(self._job(name), files[RECORD], files[PAUSE], self._wake)
-        self._record.observe(self._elastic)
         self._run = self._start()
+        self._record.observe(self._elastic, lambda: self._run.left())
         try:
             control = Control(files[SOCKET], self._record.commands, Trouble(), PRIVATE)
             self._record.write()
