@@ -1,4 +1,4 @@
-"""Where there are no more threads (a limit of the container, an interpreter that ends), the program goes on unharmed."""
+"""Where there are no more threads (a limit of the container, an interpreter that ends), the program goes on."""
 
 from __future__ import annotations
 
