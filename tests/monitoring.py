@@ -91,6 +91,8 @@ class Prometheus:
 
     def get(self, path: str, **parameters: str) -> Any:
         answer = httpx.get(f"{self.url}/api/v1/{path}", params=parameters, trust_env=False, timeout=10)
+        if answer.status_code == httpx.codes.SERVICE_UNAVAILABLE:  # it is not up yet, and says so in plain text
+            answer.raise_for_status()
         body = answer.json()
         assert body["status"] == "success", body
         return body["data"]

@@ -78,7 +78,7 @@ class Prometheus:
 
     def _request(self, query: str) -> urllib.request.Request:
         url = f"{(self._settings.url or '').rstrip('/')}/api/v1/query"
-        body = urllib.parse.urlencode({"query": query, "timeout": f"{self._settings.timeout}s"}).encode()
+        body = urllib.parse.urlencode({"query": query, "timeout": f"{self._settings.timeout:g}"}).encode()
         request = urllib.request.Request(url, body, method="POST")
         if self._settings.bearer_file is not None:
             token = self._settings.bearer_file.read_text(encoding="utf-8").strip()

@@ -1,0 +1,27 @@
+"""The queries of the check before a restart, as a real Prometheus takes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpufrag.restarter import reasons
+from gpufrag.restarter.checks import Prometheus, check
+from gpufrag.restarter.settings import PrometheusSettings
+from monitoring import prometheus
+from restarter.worker_rig import alert
+
+pytestmark = pytest.mark.real
+
+
+@pytest.mark.parametrize("timeout_s", [10.0, 0.5])
+def test_a_real_prometheus_answers(tmp_path: Path, timeout_s: float) -> None:
+    with prometheus(tmp_path, {}) as real:
+        settings = PrometheusSettings(url=real.url, timeout=timeout_s)
+        ask = Prometheus(settings)
+        assert ask("vector(42.5)") == 42.5
+        assert ask("absent_metric") is None
+        skip = check(alert(), settings, ask)
+    assert skip is not None
+    assert skip.reason == reasons.NOT_FIRING
