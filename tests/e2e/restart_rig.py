@@ -1,0 +1,111 @@
+"""All of one host, for a job that is to be restarted: its supervisor, sidecar, Prometheus, Alertmanager, restarter."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+import sys
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import monitoring
+from helpers import TESTS
+from monitoring import Prometheus, python
+from restarter.restarter_process import TOKEN, Process, write_config
+from supervisor.supervised_process import EXPORTER
+
+JOB = "train"
+TRAINER = Path(__file__).with_name("simulated_trainer.py")
+ALERTMANAGER = TESTS.parent / "deploy" / "alertmanager" / "alertmanager.yml"
+QUICK = ("interval=1s", "window=3s", "rate_window=6s", "hold=2s", "keep_firing=1s", "event=30s", "memory=30s")
+
+
+@functools.cache
+def python_with_torch() -> str:
+    """This interpreter, or the one that $GPUFRAG_TORCH_PYTHON names; where neither has torch, the test is skipped."""
+    for interpreter in filter(None, (os.environ.get("GPUFRAG_TORCH_PYTHON"), sys.executable)):
+        if subprocess.run([interpreter, "-c", "import torch.distributed.run"], capture_output=True).returncode == 0:
+            return interpreter
+    pytest.skip("no torch: install it, or name an interpreter that has it by GPUFRAG_TORCH_PYTHON")
+
+
+@dataclass
+class Host:
+    """`folder` holds logs and configs; the job's own are in `folder/job`."""
+
+    folder: Path
+    stack: ExitStack
+
+    def start_job(self) -> subprocess.Popen[bytes]:
+        (self.folder / "job").mkdir()
+        (self.folder / "agents").mkdir(mode=0o700)
+        launcher = [python_with_torch(), "-m", "torch.distributed.run", "--nproc-per-node", 2, TRAINER]
+        limits = ["--interval", 1, "--budget", 0.5]  # a heap of Python's takes longer to read than torch's
+        options = ["--folder", self.folder / "agents", *limits, "--restartable", "--name", JOB, "--grace", "10s"]
+        environment = {"TRAINER_DIR": str(self.folder / "job"), "PYTHONPATH": str(EXPORTER), "OMP_NUM_THREADS": "1"}
+        command = python("-m", "gpufrag", "run", *options, "--", *launcher)
+        return self._run("job", command, environment)
+
+    def start_sidecar(self) -> int:
+        """Its port."""
+        port = monitoring.free_port()
+        (self.folder / "control-token").write_text(TOKEN)
+        config = self.folder / "sidecar.yaml"
+        config.write_text(yaml.safe_dump({"control": {"token_file": "control-token"}}))
+        where = ["--folder", self.folder / "agents", "--port", port]
+        self._run("sidecar", python("-m", "gpufrag", "serve", "--config", config, *where))
+        return port
+
+    def start_prometheus(self, sidecar: int, alertmanager: str) -> Prometheus:
+        settings = [word for timing in QUICK for word in ("--set", f"timing.{timing}")]
+        command = python("-m", "gpufrag", "mixin", "build", "--rules-only", "--out", self.folder, *settings)
+        subprocess.run([str(word) for word in command], check=True, capture_output=True)
+        scraped = {"targets": [f"127.0.0.1:{sidecar}"], "labels": {"job_name": JOB}}
+        config = {
+            "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
+            "rule_files": ["rules.yaml"],
+            "alerting": {"alertmanagers": [{"static_configs": [{"targets": [alertmanager]}]}]},
+            "scrape_configs": [{"job_name": "gpufrag", "static_configs": [scraped]}],
+        }
+        return self.stack.enter_context(monitoring.prometheus(self.folder, config))
+
+    def start_alertmanager(self, webhook: str) -> str:
+        """As it is shipped, but quick. Its host:port."""
+        config: dict[str, Any] = yaml.safe_load(ALERTMANAGER.read_text())
+        for route in (config["route"], *config["route"]["routes"]):
+            route |= {"group_wait": "1s", "group_interval": "2s", "repeat_interval": "3s"}
+        (restarter,) = [row for row in config["receivers"] if row["name"] == "restarter"]
+        (hook,) = restarter["webhook_configs"]
+        hook["url"] = webhook
+        hook["http_config"]["authorization"]["credentials_file"] = str(self.folder / "token")
+        return self.stack.enter_context(monitoring.alertmanager(self.folder, config))
+
+    def start_restarter(self, **config: Any) -> Process:
+        process = Process(self.folder, "--config", str(write_config(self.folder, **config)))
+        self.stack.callback(process.kill)
+        process.wait_until_it_listens()
+        return process
+
+    def told(self, rank: int) -> list[dict[str, Any]]:
+        """What a rank has written, whole lines only."""
+        path = self.folder / "job" / f"rank{rank}.log"
+        text = path.read_text() if path.exists() else ""
+        return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+    def _run(self, name: str, command: list[object], environment: dict[str, str] | None = None) -> Any:
+        return self.stack.enter_context(monitoring.process(command, self.folder / f"{name}.log", environment))
+
+
+def ratio(prometheus: Prometheus) -> float:
+    """Of the job's worst rank; LookupError while there is none."""
+    (value,) = prometheus.values(f'job:gpufrag_fragmentation:max_ratio{{job_name="{JOB}"}}') or [None]
+    if value is None:
+        raise LookupError("no ratio yet")
+    return value
