@@ -8,9 +8,10 @@ import sys
 from dataclasses import replace
 
 from ..errors import BadInput, UsageError
+from ..model.conf import read_conf
 from ..model.heap import Heap
 from ..model.reach import Driver
-from ..model.settings import Settings, parse_conf, refuse_unknown_keys
+from ..model.settings import Settings
 from ..reports import measure, style
 from ..snapshot_file import name_of, read
 from ..units import argument, parse_bytes, whole
@@ -58,9 +59,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _settings(text: str) -> Settings:
     try:
-        if text.strip():  # an empty one says that there was none
-            refuse_unknown_keys(text)
-        return parse_conf(text)
+        return read_conf(text)
     except BadInput as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 

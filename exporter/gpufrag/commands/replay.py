@@ -7,7 +7,7 @@ import json
 import sys
 
 from ..errors import BadInput
-from ..model.settings import parse_conf, refuse_unknown_keys
+from ..model.conf import read_conf
 from ..model.whatif import begin, read_run, shape
 from ..reports import replay as report
 from ..reports import style
@@ -18,7 +18,9 @@ from ..units import argument, parse_bytes, whole
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     size = argument(parse_bytes)
     parser.add_argument("file", metavar="FILE", help="a snapshot with history, or the JSON form with events")
-    parser.add_argument("--settings", metavar="CONF", type=_conf, help="another PYTORCH_CUDA_ALLOC_CONF")
+    parser.add_argument(
+        "--settings", metavar="CONF", type=_conf, help="another PYTORCH_CUDA_ALLOC_CONF; '' is torch's defaults"
+    )
     parser.add_argument("--limit", metavar="SIZE", type=size, help="memory that the process may reserve")
     parser.add_argument("--recorded-limit", metavar="SIZE", type=size, help="the limit while it was recorded")
     parser.add_argument("--device", metavar="D", type=argument(whole(0)), help="which device of a snapshot of several")
@@ -33,7 +35,7 @@ def run(options: argparse.Namespace) -> int:
         recorded = read_run(recording.events, recording.end, recording.before, recorded_limit)
     except BadInput as error:
         raise BadInput(f"{recording.name}: {error}") from None
-    settings = recording.end.settings if options.settings is None else parse_conf(options.settings)
+    settings = recording.end.settings if options.settings is None else read_conf(options.settings)
     replay = begin(recorded, settings, limit)
     replay.run()
     result = report.Replayed(
@@ -42,6 +44,7 @@ def run(options: argparse.Namespace) -> int:
         limit=limit,
         replay=replay,
         same_end=shape(replay.allocator.heap()) == shape(recording.end),
+        older=recorded.older,
     )
     print(json.dumps(report.as_record(result)) if options.json else report.as_text(result, style.bold(sys.stdout)))
     return 0
@@ -49,8 +52,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _conf(text: str) -> str:
     try:
-        refuse_unknown_keys(text)
-        parse_conf(text)
+        read_conf(text)
     except BadInput as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     return text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from reprlib import repr as shown
 from typing import Any, NamedTuple
 
 from ..errors import BadInput
@@ -85,7 +86,7 @@ def _is_asked(entry: Mapping[str, Any]) -> bool:
 def _checked(index: int, action: Any, address: Any, size: Any, stream: Any, pool: Any = DEFAULT_POOL) -> Event:
     """An event of values that may be anything; an address where there must be none is left out."""
     if action not in ACTIONS:
-        raise BadInput(f"event {index} has the unknown action {action!r}")
+        raise BadInput(f"event {index} has the unknown action {shown(action)}: torch up to 2.14 writes no such")
     if action in WITHOUT_ADDRESS:
         address = None
     if pool is not DEFAULT_POOL:

@@ -35,9 +35,14 @@ def _reach(block: Block) -> int:
 def grow(arena: Arena, size: int, device: Device, heads: dict[Block, None]) -> Block | None:
     """A free block of `size` bytes or more, mapped at the lowest address that has room; in no free list.
 
-    None where the driver has no pages left; what was mapped on the way stays, as free blocks.
+    None where the driver has no pages left, and what was mapped on the way stays, as free blocks; or where no
+    expandable segment is as large.
     """
-    block = _lowest_room(arena, size) or reserve(arena, device, heads)
+    block = _lowest_room(arena, size)
+    if block is None:
+        if size > _span(arena, device):
+            return None
+        block = reserve(arena, device, heads)
     if block.state is UNMAPPED:
         mapped = _map(block, min(size, block.size), device)
         if mapped is None:
@@ -89,9 +94,7 @@ def reserve(arena: Arena, device: Device, heads: dict[Block, None], address: int
     """A new expandable segment, all of it unmapped; at `address` where a recorded one is known to lie."""
     page = arena.pool.page
     assert page is not None
-    total = device.driver.size
-    span = UNKNOWN_SPAN if total is None else total + total // 8
-    size = -(-span // page) * page
+    size = _span(arena, device)
     if address is None:
         address = device.addresses.take(size)
     else:
@@ -102,6 +105,14 @@ def reserve(arena: Arena, device: Device, heads: dict[Block, None], address: int
     heads[block] = None
     arena.unmapped.append(block)
     return block
+
+
+def _span(arena: Arena, device: Device) -> int:
+    """The address space of a new expandable segment, in whole pages."""
+    page, total = arena.pool.page, device.driver.size
+    assert page is not None
+    span = UNKNOWN_SPAN if total is None else total + total // 8
+    return -(-span // page) * page
 
 
 def _map(block: Block, size: int, device: Device) -> Block | None:

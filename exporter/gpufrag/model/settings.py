@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from reprlib import repr as shown
 from typing import Any
 
@@ -87,8 +86,8 @@ def parse_conf(text: str) -> Settings:
     """
     changes: dict[str, Any] = {}
     for key, value in _split(text):
-        if key in _CONF_KEYS:
-            name, convert = _CONF_KEYS[key]
+        if key in CONF_KEYS:
+            name, convert = CONF_KEYS[key]
             try:
                 changes[name] = convert(value)
             except ValueError:
@@ -99,18 +98,6 @@ def parse_conf(text: str) -> Settings:
         if changes.get(name, segment) < segment:
             raise BadInput(f"allocator setting {name}_mb must be {segment // MIB} or more, the large segment's size")
     return Settings(**changes)
-
-
-def refuse_unknown_keys(text: str) -> None:
-    """Raises BadInput for what is no `key:value` of torch (2.14 or older): a typing error would change nothing."""
-    for part in re.split(r",(?![^\[]*\])", text):
-        key, colon, _ = part.strip().partition(":")
-        if not colon:
-            raise BadInput(f"allocator setting {shown(part.strip())} is not of the form key:value")
-        if key.strip() not in _CONF_KEYS and key.strip() not in _NEUTRAL_KEYS:
-            near = get_close_matches(key, [*_CONF_KEYS, *_NEUTRAL_KEYS], 1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            raise BadInput(f"torch has no allocator setting {shown(key)}{hint}")
 
 
 def parse_recorded(recorded: Mapping[str, Any]) -> Settings:
@@ -146,6 +133,8 @@ def _divisions(value: str) -> tuple[int, ...]:
     """
     if not value.startswith("["):
         return (_power_of_2(value),) * INTERVALS
+    if not value.endswith("]"):
+        raise ValueError(value)
     table = [0] * INTERVALS
     last = None
     for entry in value.strip("[] ").split(","):
@@ -161,8 +150,15 @@ def _divisions(value: str) -> tuple[int, ...]:
     return tuple(table)
 
 
+def _number(value: str | int) -> int:
+    """Of plain digits alone: Python's int takes more than torch does (1_000)."""
+    if not re.fullmatch(r"\s*[0-9]+\s*", str(value)):
+        raise ValueError(value)
+    return int(value)
+
+
 def _power_of_2(value: str) -> int:
-    number = int(value)
+    number = _number(value)
     if number <= 0 or number & (number - 1):
         raise ValueError(number)
     return number
@@ -182,9 +178,9 @@ def _threshold(value: str) -> float:
 
 
 def _mebibytes(value: str) -> int:
-    if not 0 < int(value) < 1 << 40:
+    if not 0 < _number(value) < 1 << 40:
         raise ValueError(value)
-    return int(value) * MIB
+    return _number(value) * MIB
 
 
 def _bool(value: str) -> bool:
@@ -199,7 +195,7 @@ def _share(value: str | float) -> float:
     return float(value)
 
 
-_CONF_KEYS: dict[str, tuple[str, Callable[[str], Any]]] = {
+CONF_KEYS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "max_split_size_mb": ("max_split_size", _mebibytes),
     "max_non_split_rounding_mb": ("max_non_split_rounding", _mebibytes),
     "roundup_power2_divisions": ("roundup_power2_divisions", _divisions),
@@ -208,21 +204,6 @@ _CONF_KEYS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "large_segment_size_mb": ("large_segment_size", _large_segment),
     "per_process_memory_fraction": ("per_process_memory_fraction", _share),
 }
-_NEUTRAL_KEYS = (
-    "backend",
-    "graph_capture_record_stream_reuse",
-    "pinned_free_catch_all",
-    "pinned_max_cached_size_mb",
-    "pinned_max_round_threshold_mb",
-    "pinned_num_register_threads",
-    "pinned_reserve_segment_size_mb",
-    "pinned_use_background_threads",
-    "pinned_use_cuda_host_register",
-    "pinned_use_hip_host_register",
-    "release_lock_on_cudamalloc",
-    "release_lock_on_hipmalloc",
-    "throw_on_cudamalloc_oom",
-)
 
 
 def _recorded_size(value: int) -> int | None:

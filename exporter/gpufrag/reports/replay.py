@@ -14,13 +14,17 @@ from .style import Emphasis
 
 
 class Replayed(NamedTuple):
-    """A replay at its end. `same_end` is whether its heap is the recorded one, addresses of segments aside."""
+    """A replay at its end. `same_end` is whether its heap is the recorded one, addresses of segments aside.
+
+    `older` counts the blocks that were there before the trace began.
+    """
 
     name: str
     conf: str
     limit: int | None
     replay: Replay
     same_end: bool
+    older: int
 
 
 def as_record(result: Replayed) -> dict[str, Any]:
@@ -33,6 +37,7 @@ def as_record(result: Replayed) -> dict[str, Any]:
         "driver_free": driver.free,
         "driver_total": driver.size,
         "operations": result.replay.position,
+        "older_blocks": result.older,
         "ends_as_recorded": result.same_end,
         "newly_failed": result.replay.failed,
         "counters": asdict(allocator.counters),
@@ -89,7 +94,7 @@ def _figures(result: Replayed) -> Iterator[str]:
     for name, size in sizes.items():
         yield _line(name, format_bytes(size), "", f"{size:,}")
     counts = {"segments": len(allocator.heap().segments), **asdict(allocator.counters)}
-    for name, count in {**counts, "newly_failed": result.replay.failed}.items():
+    for name, count in {**counts, "newly_failed": result.replay.failed, "older_blocks": result.older}.items():
         yield _line(name, f"{count:,}", "", "")
     yield _line("ends_as_recorded", "yes" if result.same_end else "no", "", "")
 

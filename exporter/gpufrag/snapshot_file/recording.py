@@ -52,13 +52,15 @@ def read_recordings(source: str | Path, device: int | None = None) -> list[Recor
     try:
         saved = read_raw(raw)
         if "events" in raw:
-            return [_from_case(name, raw, saved)]
+            return [_from_case(name, raw, saved, device)]
         return _from_snapshot(name, raw, saved, device)
     except BadInput as error:
         raise BadInput(f"{name}: {error}") from None
 
 
-def _from_case(name: str, raw: Mapping[str, Any], saved: Saved) -> Recording:
+def _from_case(name: str, raw: Mapping[str, Any], saved: Saved, device: int | None) -> Recording:
+    if device:
+        raise UsageError(f"--device {device}: {name} holds the trace of one device: leave --device out")
     columns = raw.get("events_columns")
     if not isinstance(raw["events"], list) or not isinstance(columns, list):
         raise BadInput("its events are no list of rows with events_columns")
@@ -69,8 +71,10 @@ def _from_case(name: str, raw: Mapping[str, Any], saved: Saved) -> Recording:
 
 
 def _conf(raw: Mapping[str, Any]) -> str:
+    """As one line of printable text, whoever wrote the file: it is shown on a terminal."""
     settings = raw.get("allocator_settings") or raw.get("settings")
-    return str(settings.get("PYTORCH_CUDA_ALLOC_CONF") or "") if isinstance(settings, Mapping) else ""
+    conf = str(settings.get("PYTORCH_CUDA_ALLOC_CONF") or "") if isinstance(settings, Mapping) else ""
+    return "".join(character if character.isprintable() else "?" for character in conf)
 
 
 def _from_snapshot(name: str, raw: Mapping[str, Any], saved: Saved, device: int | None) -> list[Recording]:

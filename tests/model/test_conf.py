@@ -1,0 +1,48 @@
+"""PYTORCH_CUDA_ALLOC_CONF as a person writes it."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpufrag.errors import BadInput
+from gpufrag.model.conf import read_conf, without_choices
+from gpufrag.model.settings import Settings
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("expandable_segment:True", "did you mean expandable_segments?"),
+        ("max_split_size_mb", "not of the form key:value"),
+        ("backend:native,,", "not of the form key:value"),
+        ("roundup_power2_divisions:[256:1,>:2],colour:red", "no allocator setting 'colour'"),
+        ("backend:cudaMallocAsync", "only native is known"),
+        ("backend:fast", "not of the form that torch takes"),
+        ("release_lock_on_cudamalloc:maybe", "not of the form that torch takes"),
+        ("pinned_num_register_threads:True", "not of the form that torch takes"),
+        ("max_split_size_mb:1", "must be 20 or more"),
+    ],
+)
+def test_what_would_change_nothing_or_is_refused_by_torch_is_told(text: str, told: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        read_conf(text)
+    assert told in str(caught.value)
+
+
+def test_known_keys_pass() -> None:
+    text = "roundup_power2_divisions:[256:1,512:2,>:8], backend:native,pinned_use_background_threads:True"
+    assert read_conf(text).roundup_power2_divisions[9] == 2
+
+
+@pytest.mark.parametrize("text", ["", " ", "release_lock_on_cudamalloc:True"])
+def test_no_choice_is_torchs_defaults(text: str) -> None:
+    assert read_conf(text) == Settings()
+
+
+def test_what_lays_out_no_memory_is_told_from_what_does() -> None:
+    text = "max_split_size_mb:64, pinned_use_background_threads:True,roundup_power2_divisions:[1:2,>:4],backend:native"
+    assert without_choices(text) == "pinned_use_background_threads:True,backend:native"
+    assert without_choices("per_process_memory_fraction:0.5,expandable_segments:True") == (
+        "per_process_memory_fraction:0.5"
+    )
+    assert without_choices("") == ""
