@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -70,15 +71,32 @@ def test_a_trace_without_its_beginning_counts_what_is_older() -> None:
 
 def test_the_smallest_limit_suffices_and_two_mebibytes_less_does_not() -> None:
     run, settings = recorded("train-cap4"), parse_conf("expandable_segments:True")
-    limit = smallest_limit(run, settings, 8 << 30)
+    limit = smallest_limit(run, settings)
     assert limit is not None
     assert play(run, settings, limit).failed == 0
     assert play(run, settings, limit - (2 << 20)).failed > 0
 
 
-def test_no_limit_is_found_where_none_suffices() -> None:
-    run = recorded("train-cap4")
-    assert smallest_limit(run, run.end.settings, 1 << 30) is None
+def test_no_limit_is_found_where_the_device_is_too_small() -> None:
+    run = replace(recorded("train-cap4"), driver=Driver(free=1 << 30))
+    assert smallest_limit(run, run.end.settings) is None
+
+
+def test_a_late_trace_needs_no_less_than_its_older_blocks() -> None:
+    """What was cached before it began would serve its requests under any limit."""
+    run = second_half("kv-default")
+    limit = smallest_limit(run, run.end.settings)
+    assert limit is not None
+    assert limit >= play(run, run.end.settings, None).peak_active
+
+
+def test_a_late_trace_is_compared_from_one_beginning() -> None:
+    """The recorded setting, played as any other would be, does not have what was cached before the trace."""
+    run = second_half("kv-default")
+    stranger = replace(run, end=replace(run.end, settings=parse_conf("expandable_segments:True")))
+    as_other = play(stranger, run.end.settings, None)
+    assert play(run, run.end.settings, None, packed=True).peak_reserved == as_other.peak_reserved
+    assert play(run, run.end.settings, None).peak_reserved > as_other.peak_reserved
 
 
 def test_an_empty_trace_is_an_empty_run() -> None:

@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import BadInput, UsageError
 from ..reports.progress import Progress
@@ -16,10 +16,11 @@ from ..units import argument, parse_bytes, whole
 if TYPE_CHECKING:
     from ..model.settings import Settings
     from ..model.whatif import Run
-    from ..reports.whatif import Candidate, Compared
+    from ..reports.whatif_advice import Candidate, Compared
     from ..snapshot_file import Recording
 
 CANDIDATES = (
+    "",  # torch's defaults
     "expandable_segments:True",
     "max_split_size_mb:64",
     "max_split_size_mb:256",
@@ -31,10 +32,17 @@ CANDIDATES = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     size = argument(parse_bytes)
     parser.add_argument("file", metavar="SNAPSHOT", help="a snapshot with history (_record_memory_history, _snapshot)")
-    parser.add_argument("--settings", metavar="CONF", nargs="+", action="extend", help="candidates to try instead")
+    parser.usage = "%(prog)s SNAPSHOT [--settings CONF [CONF ...]] [options]"  # CONF takes all that follows it
+    parser.add_argument(
+        "--settings",
+        metavar="CONF",
+        nargs="+",
+        action="extend",
+        help="candidates to try instead; '' is torch's defaults",
+    )
     parser.add_argument("--limit", metavar="SIZE", type=size, help="memory that the process may reserve")
     parser.add_argument("--recorded-limit", metavar="SIZE", type=size, help="the limit while it was recorded")
-    parser.add_argument("--smallest-limit", action="store_true", help="search the smallest limit for each setting")
+    parser.add_argument("--smallest-limit", action="store_true", help="search a smallest limit for each setting")
     parser.add_argument("--driver-free", metavar="SIZE", type=size, help="free memory of the device at the snapshot")
     parser.add_argument("--driver-size", metavar="SIZE", type=size, help="memory of the device")
     parser.add_argument(
@@ -76,13 +84,19 @@ def _compare_all(recordings: list[Recording], options: argparse.Namespace) -> tu
 
 
 def _compare(recording: Recording, options: argparse.Namespace) -> Compared:
-    from ..reports.whatif import Compared
+    from ..reports.whatif_advice import Compared
 
+    _refuse_more_free_than_there_is(options.driver_free, options.driver_size)
     recorded_limit = recording.limit if options.recorded_limit is None else options.recorded_limit
     limit = recorded_limit if options.limit is None else options.limit
     recorded = _read_run(recording, recorded_limit, options)
     candidates = list(_play(recorded, recording.conf, limit, options))
-    return Compared(recording.device, recorded, candidates, limit)
+    return Compared(recording.device, recorded, candidates, limit, options.smallest_limit)
+
+
+def _refuse_more_free_than_there_is(free: int | None, size: int | None) -> None:
+    if free is not None and size is not None and free > size:
+        raise UsageError(f"--driver-free {free} is more than --driver-size {size}: give mem_get_info()'s two figures")
 
 
 def _read_run(recording: Recording, recorded_limit: int | None, options: argparse.Namespace) -> Run:
@@ -100,31 +114,55 @@ def _read_run(recording: Recording, recorded_limit: int | None, options: argpars
         raise BadInput(f"{recording.name}: device {recording.device}: {error}") from None
 
 
-def _play(recorded: Run, own_conf: str, limit: int | None, options: argparse.Namespace) -> Iterator[Candidate]:
+class _Choice(NamedTuple):
+    """A setting to play; see Candidate."""
+
+    conf: str
+    settings: Settings
+    recorded: bool = False
+    packed: bool = True
+
+
+def _play(run: Run, own_conf: str, limit: int | None, options: argparse.Namespace) -> Iterator[Candidate]:
     """The recorded setting first, then the candidates."""
     from ..model.whatif import play, smallest_limit
-    from ..reports.whatif import Candidate
+    from ..reports.whatif_advice import Candidate
 
-    own = recorded.end.settings
-    confs = options.settings or [conf for conf in CANDIDATES if limit is not None or "garbage" not in conf]
-    others = [(conf, _settings(conf)) for conf in dict.fromkeys(confs)]
-    todo = [(own_conf, own), *((conf, settings) for conf, settings in others if settings != own)]
+    choices = list(_choices(run, own_conf, limit, options.settings))
     with Progress(sys.stderr) as progress:
-        for number, (conf, settings) in enumerate(todo, 1):
-            progress.start(f"{number} of {len(todo)}: {conf or 'torch defaults'}")
-            outcome = play(recorded, settings, limit, progress.show)
-            progress.start(f"{number} of {len(todo)}: {conf or 'torch defaults'}, smallest limit")
-            enough = 2 * outcome.peak_reserved
-            smallest = smallest_limit(recorded, settings, enough, progress.show) if options.smallest_limit else None
-            yield Candidate(conf, settings, outcome, recorded=number == 1, smallest_limit=smallest)
+        for number, choice in enumerate(choices, 1):
+            name = f"{number} of {len(choices)}: {choice.conf or 'torch defaults'}"
+            progress.start(name)
+            under = limit if choice.packed else run.recorded_limit
+            outcome = play(run, choice.settings, under, progress.show, packed=choice.packed)
+            progress.start(f"{name}, smallest limit")
+            searched = options.smallest_limit and choice.packed
+            smallest = smallest_limit(run, choice.settings, progress.show) if searched else None
+            yield Candidate(*choice, outcome=outcome, smallest_limit=smallest)
+
+
+def _choices(run: Run, own_conf: str, limit: int | None, confs: list[str] | None) -> Iterator[_Choice]:
+    """The recorded setting as it was, the same from where the others begin, and the others."""
+    from ..model.conf import without_choices
+
+    own = run.end.settings
+    if not run.complete:
+        yield _Choice(own_conf, own, recorded=True, packed=False)
+    yield _Choice(own_conf, own, recorded=True)
+    if confs is None:
+        stays = without_choices(own_conf)
+        known = [conf for conf in CANDIDATES if limit is not None or "garbage" not in conf]
+        confs = [",".join(filter(None, (conf, stays))) for conf in known]
+    for conf in dict.fromkeys(confs):
+        if (settings := _settings(conf)) != own:
+            yield _Choice(conf, settings)
 
 
 def _settings(conf: str) -> Settings:
     """Raises UsageError for what torch would not take."""
-    from ..model.settings import parse_conf, refuse_unknown_keys
+    from ..model.conf import read_conf
 
     try:
-        refuse_unknown_keys(conf)
-        return parse_conf(conf)
+        return read_conf(conf)
     except BadInput as error:
         raise UsageError(f"--settings {conf}: {error}") from None

@@ -84,12 +84,15 @@ def read_run(events: Sequence[Event], end: Heap, driver: Driver, recorded_limit:
     return Run(program, beginning.heap, end, len(beginning.allocations), recorded, driver, recorded_limit)
 
 
-def play(run: Run, settings: Settings, limit: int | None, progress: Progress | None = None) -> Outcome:
+def play(
+    run: Run, settings: Settings, limit: int | None, progress: Progress | None = None, *, packed: bool = False
+) -> Outcome:
     """Replay under `settings` and `limit` (bytes, None is none).
 
-    The recorded settings go on from the recorded beginning; any other begins with the older blocks, packed.
+    The recorded settings go on from the recorded beginning; any other begins with the older blocks, packed. With
+    `packed` the recorded ones do so too: what the others are to be compared with.
     """
-    replay = begin(run, settings, limit)
+    replay = begin(run, settings, limit, packed)
     allocator = replay.allocator
     worst: int | None = None
     most_active = stranded = 0
@@ -117,13 +120,15 @@ def play(run: Run, settings: Settings, limit: int | None, progress: Progress | N
     )
 
 
-def smallest_limit(run: Run, settings: Settings, enough: int, progress: Progress | None = None) -> int | None:
-    """The smallest limit, to 2 MiB, under which every request of the run is served, by bisection.
+def smallest_limit(run: Run, settings: Settings, progress: Progress | None = None) -> int | None:
+    """A smallest limit, to 2 MiB, under which every request of the run is served, by bisection.
 
-    `enough` is a limit that may suffice, such as the peak without one; None where it does not. Success need not be
-    monotonic in the limit: what is found is one limit that suffices with one 2 MiB below that does not.
+    None where twice the peak without a limit does not suffice. Success need not be monotonic in the limit: what is
+    found is one limit that suffices with one 2 MiB below that does not. The run begins with the older blocks, packed.
     """
-    low, high = 0, -(-enough // SEGMENT_GRID)
+    unlimited = begin(run, settings, None, packed=True)
+    unlimited.run()
+    low, high = 0, -(-2 * unlimited.allocator.peak_reserved // SEGMENT_GRID)
     if not _suffices(run, settings, high * SEGMENT_GRID):
         return None
     tries = high.bit_length()
@@ -136,16 +141,17 @@ def smallest_limit(run: Run, settings: Settings, enough: int, progress: Progress
 
 
 def _suffices(run: Run, settings: Settings, limit: int) -> bool:
-    replay = begin(run, settings, limit)
+    replay = begin(run, settings, limit, packed=True)
     stride = max(1, len(run.program.operations) // STRETCHES)
     while not replay.done and not replay.failed:  # a limit that is too small is found out early
         replay.run(until=replay.position + stride)
     return not replay.failed
 
 
-def begin(run: Run, settings: Settings, limit: int | None) -> Replay:
+def begin(run: Run, settings: Settings, limit: int | None, packed: bool = False) -> Replay:
+    """A replay at its beginning; see play."""
     driver = replace(run.driver, limit=limit)
-    if settings != run.end.settings:
+    if settings != run.end.settings or (packed and run.beginning.segments):
         return Replay(run.program, Allocator(settings, driver, AddressSpace(run.addresses)))
     return Replay(run.program, *_adopted(run.beginning, run.addresses, driver))
 

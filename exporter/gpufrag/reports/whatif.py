@@ -2,78 +2,18 @@
 
 from __future__ import annotations
 
+import shlex
 import textwrap
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from typing import Any
 
 from ..model.program import AWAIT, FAIL
-from ..model.settings import Settings
-from ..model.whatif import Outcome, Run
 from ..units import format_bytes
 from .style import Emphasis
+from .whatif_advice import Advice, Candidate, Compared, advise
 
 WIDTH = 118
-WORTHWHILE = 0.02
-"""A setting that saves less of the peak than this is not worth a change, however sure the figure."""
-
-RISKS = {
-    "expandable_segments": "blocks cannot be shared by CUDA IPC before torch 2.5; buffers registered with NCCL or RDMA "
-    "may need non-expandable memory; growing and flushing wait for the stream",
-    "max_split_size": "blocks above the size are never cut, so whole ones lie idle: near the limit that can itself "
-    "run out of memory, and more cudaMalloc and cudaFree calls slow steps down",
-    "roundup_power2_divisions": "every request is rounded up: what is saved in fragmentation is paid in waste inside "
-    "blocks (peak active rises)",
-    "garbage_collection_threshold": "acts only where a memory fraction is set; segments that it frees are often "
-    "asked for again, at the latency of cudaMalloc",
-}
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """One setting and what it came to; `smallest_limit` is None where it was not asked for or not found."""
-
-    conf: str
-    settings: Settings
-    outcome: Outcome
-    recorded: bool = False
-    smallest_limit: int | None = None
-
-
-@dataclass(frozen=True)
-class Compared:
-    """One device's run under the recorded setting, which comes first, and under each candidate."""
-
-    device: int
-    run: Run
-    candidates: Sequence[Candidate]
-    limit: int | None
-
-
-@dataclass(frozen=True)
-class Advice:
-    """The setting to take; `change` is false where the recorded one should stay."""
-
-    take: Candidate
-    change: bool
-    saves: int
-    """Bytes of peak reserved memory, against the recorded setting; below 0 it costs them."""
-    risks: list[str] = field(default_factory=list)
-
-
-def advise(candidates: Sequence[Candidate]) -> Advice:
-    """The fewest failed requests first, then the lowest peak; a change must be worth it. The first is the recorded."""
-    recorded = candidates[0]
-    best = min(candidates, key=lambda c: (c.outcome.failed, c.outcome.peak_reserved))
-    saves = recorded.outcome.peak_reserved - best.outcome.peak_reserved
-    rescued = best.outcome.failed < recorded.outcome.failed
-    if not rescued and saves < WORTHWHILE * recorded.outcome.peak_reserved:
-        return Advice(recorded, False, 0)
-    return Advice(best, True, saves, _risks(best.settings, recorded.settings))
-
-
-def _risks(settings: Settings, before: Settings) -> list[str]:
-    return [text for name, text in RISKS.items() if getattr(settings, name) != getattr(before, name)]
 
 
 def notes(compared: Compared) -> Iterator[str]:
@@ -81,8 +21,9 @@ def notes(compared: Compared) -> Iterator[str]:
     run, limit = compared.run, compared.limit
     if run.older:
         yield (
-            f"{run.older:,} blocks are older than the trace (or its ring buffer lost their beginning): other "
-            "settings start with them packed, which favours these; record from the start of the process to be sure"
+            f"{run.older:,} blocks are older than the trace (or its ring buffer lost their beginning): they "
+            "are packed where settings are compared, without the cache that was there as well, which flatters all; "
+            "record from the start of the process to be sure"
         )
     if run.program.strangers:
         yield f"{run.program.strangers:,} frees in the trace are of blocks that it does not explain; they are left out"
@@ -106,12 +47,19 @@ def notes(compared: Compared) -> Iterator[str]:
     if run.driver.free is None:
         yield "other processes' use of the device is not in a trace: add --driver-free and --driver-size to count it in"
     if limit is None:
-        yield "without --limit no request fails here, and garbage_collection_threshold does nothing"
+        yield from _unlimited(compared)
     if any(operation.kind == AWAIT for operation in run.program.operations):
         yield (
             "when a block that another stream used becomes free depends on the GPU's timing, and near the limit a "
             "request may flush the cache for one that is not yet free; it is taken as recorded"
         )
+
+
+def _unlimited(compared: Compared) -> Iterator[str]:
+    if all(candidate.settings.per_process_memory_fraction == 1 for candidate in compared.candidates):
+        yield "without --limit no request fails here, and garbage_collection_threshold does nothing"
+    elif compared.run.driver.size is None:
+        yield "per_process_memory_fraction does nothing here without --driver-size: it is a share of the device"
 
 
 def as_record(compared: Compared) -> dict[str, Any]:
@@ -138,6 +86,7 @@ def _candidate_record(candidate: Candidate) -> dict[str, Any]:
     return {
         "conf": candidate.conf,
         "recorded": candidate.recorded,
+        "packed": candidate.packed,
         **asdict(candidate.outcome),
         "peak_fragmentation": candidate.outcome.peak_fragmentation,
         "smallest_limit": candidate.smallest_limit,
@@ -147,7 +96,7 @@ def _candidate_record(candidate: Candidate) -> dict[str, Any]:
 def as_text(compared: Compared, bold: Emphasis = str, *, alone: bool = True) -> str:
     """A page of WIDTH columns, `alone` without a title that names the device."""
     lines = [] if alone else [bold(f"device {compared.device}"), ""]
-    lines += _table(compared.candidates, bold)
+    lines += _table(compared, bold)
     lines += ["", *_advice_lines(advise(compared.candidates), bold), ""]
     for note in notes(compared):
         lines += _wrapped(f"note: {note}")
@@ -169,11 +118,12 @@ HEADS = (
 """Of the columns beside the setting; the largest request is that which still succeeds at the worst moment."""
 
 
-def _table(candidates: Sequence[Candidate], bold: Emphasis) -> Iterator[str]:
-    count = len(HEADS) if any(candidate.smallest_limit is not None for candidate in candidates) else len(HEADS) - 1
+def _table(compared: Compared, bold: Emphasis) -> Iterator[str]:
+    candidates = compared.candidates
+    count = len(HEADS) if compared.searched else len(HEADS) - 1
     rows = [_cells(candidate)[:count] for candidate in candidates]
     widths = [max(map(len, column)) for column in zip(*zip(*HEADS[:count]), *rows)]
-    names = [_name_lines(candidate) for candidate in candidates]
+    names = [_name_lines(candidate, candidates[0]) for candidate in candidates]
     widest = max(len(line) for lines in names for line in lines)
     for name, heads in zip(("", "setting"), zip(*HEADS[:count])):
         yield bold(_line(name.ljust(widest), heads, widths))
@@ -182,10 +132,12 @@ def _table(candidates: Sequence[Candidate], bold: Emphasis) -> Iterator[str]:
         yield _line(last.ljust(widest), cells, widths)
 
 
-def _name_lines(candidate: Candidate) -> list[str]:
+def _name_lines(candidate: Candidate, first: Candidate) -> list[str]:
     """The setting, an option a line; torch's defaults have none."""
     lines = (candidate.conf or "(torch's defaults)").replace(",", ",\n  ").split("\n")
-    return [*lines, "  as recorded"] if candidate.recorded else lines
+    if candidate.recorded:
+        lines.append("  as recorded" if candidate is first else "  begun like the others")
+    return lines
 
 
 def _cells(candidate: Candidate) -> tuple[str, ...]:
@@ -213,14 +165,21 @@ def _line(name: str, cells: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def _advice_lines(advice: Advice, bold: Emphasis) -> Iterator[str]:
-    if not advice.change:
+    if advice.change:
+        yield bold(_line_to_run(advice.take.conf))
+        what = f"{'saves' if advice.saves >= 0 else 'costs'} {format_bytes(abs(advice.saves))} of peak reserved memory"
+        yield f"  {what}; requests that newly run out of memory under it: {advice.take.outcome.failed}"
+    else:
         yield bold("keep the recorded setting: none of the others saves 2 % of the peak, or a failed request")
-        return
-    yield bold(f"export PYTORCH_CUDA_ALLOC_CONF={advice.take.conf}")
-    what = f"{'saves' if advice.saves >= 0 else 'costs'} {format_bytes(abs(advice.saves))} of peak reserved memory"
-    yield f"  {what}; requests that newly run out of memory under it: {advice.take.outcome.failed}"
+    if advice.take.outcome.failed:
+        yield "  no setting that was tried is enough: --smallest-limit tells what would be"
     for risk in advice.risks:
         yield from _wrapped(f"risk: {risk}", "  ")
+
+
+def _line_to_run(conf: str) -> str:
+    """For a shell, which must not see the > of a list of intervals."""
+    return f"export PYTORCH_CUDA_ALLOC_CONF={shlex.quote(conf)}" if conf else "unset PYTORCH_CUDA_ALLOC_CONF"
 
 
 def _wrapped(text: str, indent: str = "") -> list[str]:

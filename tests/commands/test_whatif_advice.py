@@ -1,0 +1,116 @@
+"""What `gpufrag whatif` advises: a line that a shell takes as it stands, and only what the trace supports."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpufrag.cli import main
+from helpers import SNAPSHOTS, TESTS, golden_case_named
+
+KV = str(TESTS / "golden" / "kv-default.json.gz")
+LATE = str(SNAPSHOTS / "train-varlen.pickle.gz")
+EXPANDABLE = "expandable_segments:True"
+
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(["whatif", *arguments]) == 0
+    return capsys.readouterr().out
+
+
+def record(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
+    (device,) = json.loads(printed(capsys, *arguments, "--json"))["devices"]
+    return device
+
+
+def changed(tmp_path: Path, name: str, **changes: Any) -> str:
+    file = tmp_path / "case.json"
+    file.write_text(json.dumps({**golden_case_named(name).raw, **changes}))
+    return str(file)
+
+
+def test_a_shell_takes_the_line_as_it_stands(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    conf = "roundup_power2_divisions:[16:4,>:8]"
+    lines = printed(capsys, KV, "--settings", conf).splitlines()
+    line = next(line for line in lines if line.startswith("export"))
+    script = f'{line}\nprintf %s "$PYTORCH_CUDA_ALLOC_CONF"'
+    ran = subprocess.run(["sh", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
+    assert (ran.stdout, os.listdir(tmp_path)) == (conf, [])
+
+
+def test_torchs_defaults_are_tried_and_advised(capsys: pytest.CaptureFixture[str]) -> None:
+    file = str(TESTS / "golden" / "train-cap4-maxsplit64.json.gz")
+    assert "" in [candidate["conf"] for candidate in record(capsys, file)["candidates"]]
+    assert "unset PYTORCH_CUDA_ALLOC_CONF" in printed(capsys, file, "--settings", "").splitlines()
+
+
+def test_options_that_lay_out_no_memory_stay_in_the_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    settings = {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:512,release_lock_on_cudamalloc:True"}
+    advice = record(capsys, changed(tmp_path, "kv-default", settings=settings))["advice"]
+    assert advice["conf"] == f"{EXPANDABLE},release_lock_on_cudamalloc:True"
+
+
+def test_a_late_trace_is_advised_by_what_all_settings_begin_with(capsys: pytest.CaptureFixture[str]) -> None:
+    found = record(capsys, LATE)
+    first, again, *others = found["candidates"]
+    assert (first["recorded"], first["packed"], again["recorded"], again["packed"]) == (True, False, True, True)
+    best = min(candidate["peak_reserved"] for candidate in others)
+    assert found["advice"]["saves_bytes"] == again["peak_reserved"] - best
+    assert first["peak_reserved"] > 1.5 * again["peak_reserved"]  # 12 GiB of cache that no setting begins with
+
+
+def test_a_late_trace_has_no_smallest_limit_with_its_cache(capsys: pytest.CaptureFixture[str]) -> None:
+    first, again = record(capsys, LATE, "--settings", "", "--smallest-limit")["candidates"]
+    assert first["smallest_limit"] is None
+    assert again["smallest_limit"] >= again["peak_active"]
+
+
+def test_nothing_is_advised_where_no_setting_differs(capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed(capsys, KV, "--limit", "0")
+    assert "keep the recorded setting" in text
+    assert "no setting that was tried is enough" in text
+    assert "PYTORCH_CUDA_ALLOC_CONF" not in text
+
+
+def test_the_smallest_limit_does_not_depend_on_the_limit(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ("--settings", EXPANDABLE, "--smallest-limit")
+    found = [record(capsys, KV, *asked, *more)["candidates"] for more in ((), ("--limit", "2MiB"))]
+    assert [c["smallest_limit"] for c in found[0]] == [c["smallest_limit"] for c in found[1]] != [None, None]
+
+
+def test_a_device_smaller_than_a_request_runs_out_of_memory(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = changed(tmp_path, "kv-default", driver_total=1024, driver_free_before=None)
+    (_, other) = record(capsys, file, "--settings", EXPANDABLE)["candidates"]
+    assert other["failed"] > 0
+
+
+def test_a_conf_from_a_file_cannot_move_the_cursor(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    settings = {"PYTORCH_CUDA_ALLOC_CONF": "\x1b[2Jred:1\n"}
+    text = printed(capsys, changed(tmp_path, "kv-default", settings=settings), "--settings", EXPANDABLE)
+    assert "?[2Jred:1?" in text
+    assert "\x1b" not in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--driver-free", "2GiB", "--driver-size", "1GiB"], "is more than --driver-size"),
+        (["--device", "1"], "holds the trace of one device"),
+        (["--settings", "backend:cudaMallocAsync"], "only native is known"),
+    ],
+)
+def test_what_makes_no_sense_is_a_usage_error(
+    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["whatif", KV, *arguments]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_a_share_of_an_unknown_device_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    notes = record(capsys, LATE, "--settings", "per_process_memory_fraction:0.5")["notes"]
+    assert any("does nothing here without --driver-size" in note for note in notes)
