@@ -1,0 +1,78 @@
+"""NVIDIA's compute-sanitizer over a training loop with the agent in it: no access of memory that is not its own.
+
+    PYTHONPATH=exporter python3 benchmarks/memcheck.py [--steps 60] [--out memcheck.json]
+
+The loop trains a small decoder; the agent copies the heap every 50 ms, at boundaries and at peaks, follows steps in
+between, and explains one out-of-memory error that the loop survives. Ends with compute-sanitizer's exit code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+SANITIZER = "compute-sanitizer"
+ELSEWHERE = "/usr/local/cuda/bin/compute-sanitizer"
+FOUND_ERRORS = 99
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    return train(options.steps) if options.inside else sanitize(options.steps, options.out)
+
+
+def sanitize(steps: int, out: Path | None) -> int:
+    sanitizer = shutil.which(SANITIZER) or ELSEWHERE
+    tool = [sanitizer, "--tool", "memcheck", "--error-exitcode", str(FOUND_ERRORS)]
+    watched = [sys.executable, "-m", "gpufrag", "run", "--interval", "0.05", "--budget", "0.5", "--"]
+    loop = [sys.executable, __file__, "--inside", "--steps", str(steps)]
+    done = subprocess.run([*tool, *watched, *loop], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    print(done.stdout[-4000:])
+    summary = re.search(r"ERROR SUMMARY: (\d+) error", done.stdout)
+    said = re.search(r"^inside: (.*)$", done.stdout, re.MULTILINE)
+    report = {"exit": done.returncode, "errors": summary and int(summary[1]), "agent": said and json.loads(said[1])}
+    print(json.dumps(report))
+    if out:
+        out.write_text(json.dumps(report, indent=1) + "\n")
+    return done.returncode
+
+
+def train(steps: int) -> int:
+    import torch
+    from workloads import Decoder
+
+    from gpufrag import agent
+
+    model = Decoder(width=192, layers=2, vocabulary=2000).to("cuda")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    moments: set[str] = set()
+    began = time.monotonic()
+    for step in range(steps):
+        model.loss(torch.randint(0, 2000, (4 + step % 5, 64), device="cuda")).backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        if step == steps // 2:
+            with contextlib.suppress(torch.OutOfMemoryError):
+                torch.empty(1 << 50, dtype=torch.uint8, device="cuda")
+        if sample := agent.latest():
+            moments |= {snapshot.at for device in sample.devices for snapshot in device.snapshots}
+    latest = agent.latest()
+    said = {"seconds": round(time.monotonic() - began, 1), "moments": sorted(moments)}
+    said |= {"steps": latest.steps, "agent_errors": latest.health.errors} if latest else {}
+    print("inside:", json.dumps(said), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
