@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,36 +43,43 @@ class Host:
     folder: Path
     stack: ExitStack
 
-    def start_job(self) -> subprocess.Popen[bytes]:
-        (self.folder / "job").mkdir()
-        (self.folder / "agents").mkdir(mode=0o700)
+    def run_job(self, *options: object) -> AbstractContextManager[subprocess.Popen[bytes]]:
+        """Two ranks under `gpufrag run` with these options, for as long as the context lasts."""
+        for name in ("job", "agents"):
+            (self.folder / name).mkdir(mode=0o700, exist_ok=True)
         launcher = [python_with_torch(), "-m", "torch.distributed.run", "--nproc-per-node", 2, TRAINER]
         limits = ["--interval", 1, "--budget", 0.5]  # a heap of Python's takes longer to read than torch's
-        options = ["--folder", self.folder / "agents", *limits, "--restartable", "--name", JOB, "--grace", "10s"]
         environment = {"TRAINER_DIR": str(self.folder / "job"), "PYTHONPATH": str(EXPORTER), "OMP_NUM_THREADS": "1"}
-        command = python("-m", "gpufrag", "run", *options, "--", *launcher)
-        return self._run("job", command, environment)
+        command = python("-m", "gpufrag", "run", "--folder", self.folder / "agents", *limits, *options)
+        return monitoring.process([*command, "--", *launcher], self.folder / "job.log", environment)
 
     def start_sidecar(self) -> int:
-        """Its port."""
+        """Its port. Whoever has the token may have the ranks save."""
         port = monitoring.free_port()
         (self.folder / "control-token").write_text(TOKEN)
         config = self.folder / "sidecar.yaml"
         config.write_text(yaml.safe_dump({"control": {"token_file": "control-token"}}))
         where = ["--folder", self.folder / "agents", "--port", port]
-        self._run("sidecar", python("-m", "gpufrag", "serve", "--config", config, *where))
+        command = python("-m", "gpufrag", "serve", "--config", config, *where)
+        self.stack.enter_context(monitoring.process(command, self.folder / "sidecar.log"))
         return port
 
-    def start_prometheus(self, sidecar: int, alertmanager: str) -> Prometheus:
+    def discover(self, sidecar: int, **labels: str) -> None:
+        """What service discovery tells Prometheus of the sidecar, now."""
+        targets = [{"targets": [f"127.0.0.1:{sidecar}"], "labels": {"job_name": JOB, **labels}}]
+        draft = self.folder / "targets.tmp"
+        draft.write_text(json.dumps(targets))
+        draft.replace(self.folder / "targets.json")
+
+    def start_prometheus(self, alertmanager: str) -> Prometheus:
         settings = [word for timing in QUICK for word in ("--set", f"timing.{timing}")]
         command = python("-m", "gpufrag", "mixin", "build", "--rules-only", "--out", self.folder, *settings)
         subprocess.run([str(word) for word in command], check=True, capture_output=True)
-        scraped = {"targets": [f"127.0.0.1:{sidecar}"], "labels": {"job_name": JOB}}
         config = {
             "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
             "rule_files": ["rules.yaml"],
             "alerting": {"alertmanagers": [{"static_configs": [{"targets": [alertmanager]}]}]},
-            "scrape_configs": [{"job_name": "gpufrag", "static_configs": [scraped]}],
+            "scrape_configs": [{"job_name": "gpufrag", "file_sd_configs": [{"files": ["targets.json"]}]}],
         }
         return self.stack.enter_context(monitoring.prometheus(self.folder, config))
 
@@ -87,8 +94,8 @@ class Host:
         hook["http_config"]["authorization"]["credentials_file"] = str(self.folder / "token")
         return self.stack.enter_context(monitoring.alertmanager(self.folder, config))
 
-    def start_restarter(self, **config: Any) -> Process:
-        process = Process(self.folder, "--config", str(write_config(self.folder, **config)))
+    def start_restarter(self, *options: str, **config: Any) -> Process:
+        process = Process(self.folder, "--config", str(write_config(self.folder, **config)), *options)
         self.stack.callback(process.kill)
         process.wait_until_it_listens()
         return process
@@ -99,9 +106,6 @@ class Host:
         text = path.read_text() if path.exists() else ""
         return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
-    def _run(self, name: str, command: list[object], environment: dict[str, str] | None = None) -> Any:
-        return self.stack.enter_context(monitoring.process(command, self.folder / f"{name}.log", environment))
-
 
 def ratio(prometheus: Prometheus) -> float:
     """Of the job's worst rank; LookupError while there is none."""
@@ -109,3 +113,27 @@ def ratio(prometheus: Prometheus) -> float:
     if value is None:
         raise LookupError("no ratio yet")
     return value
+
+
+def check_that_no_step_was_lost(host: Host) -> None:
+    """By a job that was restarted once: all ranks saved at one step, and went on from there."""
+    logs = [host.told(rank) for rank in (0, 1)]
+    assert len({saved(log)["step"] for log in logs}) == 1
+    for log in logs:
+        _check_steps(log)
+
+
+def saved(told: list[dict[str, Any]]) -> dict[str, Any]:
+    """What a rank told when it saved, which it did once."""
+    (line,) = [line for line in told if line["event"] == "save"]
+    return line
+
+
+def _check_steps(told: list[dict[str, Any]]) -> None:
+    """None is left out or done twice: the second run begins with the very weights that were saved."""
+    first, second = [line for line in told if line["event"] == "begin"]
+    assert first["step"] == 0
+    assert (second["step"], second["weights"]) == (saved(told)["step"], saved(told)["weights"])
+    steps = [line["step"] for line in told if line["event"] == "step"]
+    assert steps == list(range(1, len(steps) + 1))
+    assert steps[-1] > saved(told)["step"], "training goes on"

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from e2e.restart_rig import JOB, Host, python_with_torch, ratio
+from e2e.restart_rig import JOB, Host, check_that_no_step_was_lost, python_with_torch, ratio
 from monitoring import Prometheus, eventually, free_port
 from restarter.restarter_process import Process, get
 
@@ -17,7 +16,6 @@ pytestmark = pytest.mark.real
 
 TRIGGER = f'ALERTS{{alertname="GpuMemoryFragmented", alertstate="firing", job_name="{JOB}"}}'
 RESTARTED = 'gpufrag_restarter_actions_total{kind="Process.gpufrag.dev",result="restarted"} 1.0'
-RANKS = (0, 1)
 
 
 @pytest.fixture
@@ -34,22 +32,18 @@ def test_a_fragmented_job_saves_is_restarted_once_and_goes_on_from_that_step(hos
     eventually(lambda: "restarted" in restarter.outcomes, "it is restarted")
     eventually(lambda: ratio(prometheus) < 1.5, "the new heap is whole")
     eventually(lambda: not prometheus.query(TRIGGER), "the alert has ended")
-    calls = len(prometheus.query(f"count_over_time({TRIGGER}[10m])"))
 
-    assert calls == 1
     assert restarter.outcomes.count("started") == 1
     assert RESTARTED in get(restarter, "/metrics").text
-    agreed = {saved_at(host.told(rank)) for rank in RANKS}
-    assert len(agreed) == 1
-    for rank in RANKS:
-        check_that_no_step_was_lost(host.told(rank))
+    check_that_no_step_was_lost(host)
 
 
 def started(host: Host) -> tuple[Prometheus, Process]:
     """Each needs the address of the next, and the last one that of the first but one: its port is chosen first."""
     port = free_port()
     alertmanager = host.start_alertmanager(f"http://127.0.0.1:{port}/v1/alerts")
-    prometheus = host.start_prometheus(host.start_sidecar(), alertmanager)
+    prometheus = host.start_prometheus(alertmanager)
+    host.discover(host.start_sidecar())
     restarter = host.start_restarter(
         web={"listen_address": f"127.0.0.1:{port}"},
         target="process",
@@ -57,23 +51,5 @@ def started(host: Host) -> tuple[Prometheus, Process]:
         state_file=str(host.folder / "state.json"),
         prometheus={"url": prometheus.url},
     )
-    host.start_job()
+    host.stack.enter_context(host.run_job("--restartable", "--name", JOB, "--grace", "10s"))
     return prometheus, restarter
-
-
-def saved_at(told: list[dict[str, Any]]) -> int:
-    """The step at which a rank saved, which it did once."""
-    (saved,) = [line for line in told if line["event"] == "save"]
-    step: int = saved["step"]
-    return step
-
-
-def check_that_no_step_was_lost(told: list[dict[str, Any]]) -> None:
-    """Nor done twice: the second run begins with the very weights that were saved, and with the step after."""
-    (saved,) = [line for line in told if line["event"] == "save"]
-    first, second = [line for line in told if line["event"] == "begin"]
-    assert first["step"] == 0
-    assert (second["step"], second["weights"]) == (saved["step"], saved["weights"])
-    steps = [line["step"] for line in told if line["event"] == "step"]
-    assert steps == list(range(1, len(steps) + 1))
-    assert steps[-1] > saved["step"], "training goes on"
