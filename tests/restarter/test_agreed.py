@@ -77,8 +77,7 @@ def test_ranks_that_cannot_be_reached_are_a_failure() -> None:
 
     waiting = AgreedCheckpointer(lambda job: nobody, 30.0).save(ANY, 60.0)
     with pytest.raises(CheckpointFailed, match="the API server is away"):
-        for _ in waiting:
-            time.sleep(0.001)
+        list(waiting)
 
 
 def test_given_up_it_lets_the_ranks_go() -> None:

@@ -1,0 +1,38 @@
+"""For Lightning: `Trainer(…, callbacks=[checkpoint_callback("checkpoints")])`.
+
+It saves as `trainer.save_checkpoint` does, with every strategy, for `trainer.fit(…, ckpt_path=PATH)`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gpufrag
+
+from ..agent.saving import CheckpointRequest
+
+
+def checkpoint_callback(folder: str | Path) -> Any:
+    """A Callback that saves into `folder`. lightning is imported here, and must be installed."""
+    from lightning.pytorch import Callback
+
+    class CheckpointCallback(Callback):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.seen = -1
+
+        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+            def save(request: CheckpointRequest) -> str:
+                path = str(Path(folder) / f"step-{request.step}.ckpt")
+                trainer.save_checkpoint(path)
+                return path
+
+            gpufrag.on_checkpoint(save)
+
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+            """Where gradients are accumulated, most batches end no step."""
+            if trainer.global_step != self.seen:
+                self.seen = trainer.global_step
+                gpufrag.step_ended(self.seen)
+
+    return CheckpointCallback()

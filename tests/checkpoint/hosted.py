@@ -1,0 +1,12 @@
+"""Runs a program with an agent whose source is scripted, for there is no GPU: `python hosted.py PROGRAM ARGUMENTS`."""
+
+import runpy
+import sys
+
+from fake_source import ScriptedSource
+from gpufrag import agent
+
+if __name__ == "__main__":
+    del sys.argv[0]
+    agent.start(source=ScriptedSource(steps=False))
+    runpy.run_path(sys.argv[0], run_name="__main__")
