@@ -99,7 +99,7 @@ def test_a_wrong_key_or_value_is_told_with_its_place(load: Load, text: str, told
         ("a: 1\na: 2", "not YAML: line 2: key a is given twice"),
         ("!!python/object/apply:os.system ['true']", "not YAML: line 1: could not determine a constructor"),
         (b"\xff\xfe\x00", "not YAML: it is no UTF-8 text"),
-        ("a: \x00", "not YAML"),
+        ("a: 5\nb: \x00", "not YAML: line 2: U+0000, a character that may not be there"),
         ("{" * 5000, "not YAML"),
         ("[" * 100_000, "not YAML"),
         ("2026-13-45: 1", "not YAML"),

@@ -79,7 +79,7 @@ def _value(kind: Any, raw: Any, base: Path, where: str) -> Any:
     if is_dataclass(kind):
         return read(typing.cast("type[Any]", kind), raw, base, where)
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin is types.UnionType:  # only `X | None` is used
+    if origin in (types.UnionType, typing.Union):  # only `X | None` is used; with Annotated it is the second
         if raw is None and not is_dataclass(arguments[0]):  # whoever has begun a record means to fill it
             return None
         return _value(arguments[0], raw, base, where)
@@ -176,6 +176,10 @@ def _parse(text: str, path: Path) -> Any:
     except yaml.MarkedYAMLError as error:
         line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
         raise BadInput(f"{path}: not YAML: {line}{error.problem}") from None
+    except yaml.reader.ReaderError as error:
+        place = text.count("\n", 0, error.position) + 1
+        what = f"U+{error.character:04X}, a character that may not be there"
+        raise BadInput(f"{path}: not YAML: line {place}: {what}") from None
     except (yaml.YAMLError, ValueError, RecursionError):
         raise BadInput(f"{path}: not YAML") from None
 

@@ -110,6 +110,12 @@ def test_standard_input():
         ([TORCH, "--device", "-1"], 2, "argument --device: '-1' is not a whole number from 0 up"),
         ([TORCH, "--alloc-conf", "foo:bar"], 2, "torch has no allocator setting 'foo'"),
         ([TORCH, "--alloc-conf", "expandable_segments=True"], 2, "is not of the form key:value"),
+        ([CASE, "--driver-free", "200GiB"], 2, "--driver-free is 200 GiB, of a device of 140 GiB"),
+        (
+            [TORCH, "--driver-free", "2GiB", "--driver-size", "1GiB"],
+            2,
+            "--driver-free is 2.00 GiB, of a device",
+        ),
         ([], 2, "the following arguments are required: FILE"),
     ],
 )

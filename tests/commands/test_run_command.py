@@ -64,6 +64,14 @@ def test_flags_reach_every_process_through_the_environment(tmp_path: Path) -> No
     assert told == ("2.5", "0.01", str(tmp_path))
 
 
+def test_a_folder_that_cannot_be_written_is_told_and_does_not_stop_the_job() -> None:
+    with _start("--folder", "/dev/null", "--", sys.executable, "-c", "print('ran')") as process:
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (0, "ran\n")
+    assert err.startswith("gpufrag: /dev/null: cannot be made: ")
+    assert err.count("\n") == 1
+
+
 def test_without_flags_the_environment_stays_what_it_was() -> None:
     found = _tell(GPUFRAG_INTERVAL="7")["environment"]
     assert found["GPUFRAG_INTERVAL"] == "7"

@@ -65,6 +65,21 @@ def test_a_driver_figure_that_is_no_size(tmp_path, value):
 
 
 @pytest.mark.parametrize(
+    ("keys", "told"),
+    [
+        ({"driver_free": 5, "driver_total": 4}, "its driver_free is 5, more than its driver_total, 4"),
+        ({"settings": 5}, "its allocator settings are a int, not a mapping"),
+        ({"allocator_settings": ["expandable_segments"]}, "its allocator settings are a list, not a mapping"),
+    ],
+)
+def test_what_contradicts_itself_or_is_of_another_form_is_not_passed_over(tmp_path, keys, told):
+    path = tmp_path / "case.json"
+    path.write_text(json.dumps({"segments": [], **keys}))
+    with pytest.raises(BadInput, match=told):
+        read(path)
+
+
+@pytest.mark.parametrize(
     "value", [None, 7, "text", [7], {"segments": 7}, {"other": []}, [{}], [[]], {"segments": [None]}]
 )
 def test_what_is_no_snapshot_is_refused_with_the_name_of_the_file(saved_as, value):

@@ -14,7 +14,7 @@ from ..model.reach import Driver
 from ..model.settings import Settings
 from ..reports import measure, style
 from ..snapshot_file import name_of, read
-from ..units import argument, parse_bytes, whole
+from ..units import argument, format_bytes, parse_bytes, whole
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -78,6 +78,10 @@ def _narrowed(heap: Heap, name: str, options: argparse.Namespace) -> Heap:
 
 
 def _told(recorded: Driver, options: argparse.Namespace) -> Driver:
-    """The file's own reading of the driver, with what the flags say instead."""
+    """The file's own reading of the driver, with what flags say instead. Raises UsageError for an impossible one."""
     told = {"free": options.driver_free, "size": options.driver_size, "limit": options.limit}
-    return replace(recorded, **{name: value for name, value in told.items() if value is not None})
+    driver = replace(recorded, **{name: value for name, value in told.items() if value is not None})
+    if driver.free is not None and driver.size is not None and driver.free > driver.size:
+        free, size = format_bytes(driver.free), format_bytes(driver.size)
+        raise UsageError(f"--driver-free is {free}, of a device of {size}: it must be less (see --driver-size)")
+    return driver

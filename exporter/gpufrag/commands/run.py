@@ -60,12 +60,22 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError("no command given; write it after --, as in: gpufrag run -- python train.py")
     wishes = _restart_wishes(options, job)
     environment = dict(os.environ) | _wishes(options) | injected(os.environ)
+    if options.folder:
+        _warn_of(environment)
     sys.stdout.flush()
     sys.stderr.flush()
     if "/" not in job[0] and shutil.which(job[0]) is None:
         raise Unavailable(f"cannot run {job[0]!r}: no such command on PATH; check its name")
     with _refusals(job[0]):
         return _become(job, environment) if wishes is None else _supervise(job, environment, wishes)
+
+
+def _warn_of(environment: Mapping[str, str]) -> None:
+    """Only a warning: the job matters more, and it may run elsewhere (srun), where the folder is a good one."""
+    try:
+        to_write(environment)
+    except Unavailable as error:
+        print(f"gpufrag: {error}; the job runs without being seen from here", file=sys.stderr)
 
 
 def _become(job: list[str], environment: Mapping[str, str]) -> NoReturn:

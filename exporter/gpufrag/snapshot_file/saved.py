@@ -37,14 +37,20 @@ def read_raw(raw: Any, settings: Settings | None = None) -> Saved:
     return Saved(heap, _driver(raw), bool(recorded or settings))
 
 
-def _recorded_settings(raw: Any) -> Any:
-    return raw.get("allocator_settings") or raw.get("settings") if isinstance(raw, Mapping) else None
+def _recorded_settings(raw: Any) -> Mapping[str, Any] | None:
+    settings = raw.get("allocator_settings") or raw.get("settings") if isinstance(raw, Mapping) else None
+    if settings and not isinstance(settings, Mapping):
+        raise BadInput(f"its allocator settings are a {type(settings).__name__}, not a mapping: remove them")
+    return settings or None
 
 
 def _driver(raw: Any) -> Driver:
     if not isinstance(raw, Mapping):
         return Driver()
-    return Driver(_size(raw, "driver_free"), _size(raw, "driver_total"), _size(raw, "cap_bytes") or None)
+    free, size = _size(raw, "driver_free"), _size(raw, "driver_total")
+    if free is not None and size is not None and free > size:
+        raise BadInput(f"its driver_free is {free}, more than its driver_total, {size}: correct or remove them")
+    return Driver(free, size, _size(raw, "cap_bytes") or None)
 
 
 def _size(raw: Mapping[str, Any], key: str) -> int | None:
