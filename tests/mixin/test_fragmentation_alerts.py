@@ -18,10 +18,10 @@ def memory(free, largest, limit: float = 80, at: str = "peak", **labels: str) ->
     ]
 
 
-def fires(rank="0", pod="llm-0", job=JOB, instance="10.0.0.1:9836", at="peak", numbers="40GiB free", ratio=8) -> Firing:
+def fires(rank="0", pod="llm-0", job=JOB, instance="10.0.0.1:9836", at="peak", numbers="40GiB free", ratio=8, name=""):
     return Firing(
-        f"Job {job['job_name']}: rank {rank}, device 0, pod {pod}, {instance} (at: {at}) has {numbers}, but no single "
-        f"request above 5GiB can succeed: a ratio of {ratio}. {CURE}",
+        f"Job {job['job_name']}: rank {name or rank}, device 0, pod {pod}, {instance} (at: {at}) has {numbers}, but no "
+        f"single request above 5GiB can succeed: a ratio of {ratio}. {CURE}",
         job=job,
         annotations={"worst_rank": rank, "worst_pod": pod, "worst_instance": instance},
     )
@@ -48,6 +48,10 @@ CASES = [
     Case("GpuMemoryFragmented", "resolved after the cure", "20m", memory(40, UNTIL_10_MIN)),
     Case("GpuMemoryFragmented", "resolved after a restart in another pod", "20m",
          [*memory(40, POD_ENDS), *memory(40, POD_BEGINS, **NEW)]),
+    Case("GpuMemoryFragmented", "though the pod of the worst rank has just gone", "12m",
+         memory(f"{40 * GIB}+0x22 stale", f"{5 * GIB}+0x22 stale"), fires()),
+    Case("GpuMemoryFragmented", "a process without a rank", "12m",
+         memory(40, 5, rank="", process="4711"), fires(rank="", name="4711")),
     Case("GpuMemoryFragmented", "not for five minutes yet", "4m", memory(40, 5)),
     Case("GpuMemoryFragmented", "one bad sample", "9m", memory(40, ONCE)),
     Case("GpuMemoryFragmented", "at the threshold", "12m", memory(40, 10)),

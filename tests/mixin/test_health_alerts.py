@@ -77,6 +77,8 @@ TWO_PERCENT = Firing(
 OVERHEAD = [
     Case("GpufragAgentOverhead", "two percent, in two parts", "16m",
          [rank(STALLED, "0+0.3x120", cause="stats"), rank(STALLED, "0+0.3x120", cause="snapshot")], TWO_PERCENT),
+    Case("GpufragAgentOverhead", "what it measures beside the process", "30m",
+         [rank(STALLED, "0+3x120", cause="measure"), rank(STALLED, "0+0.03x120", cause="snapshot")]),
     Case("GpufragAgentOverhead", "a thousandth", "30m", [rank(STALLED, "0+0.03x120", cause="snapshot")]),
     Case("GpufragAgentOverhead", "the counter began anew", "30m",
          [rank(STALLED, "800+0.03x30 0+0.03x90", cause="snapshot")]),

@@ -80,6 +80,21 @@ OUT_OF_MEMORY = [
 ]  # fmt: skip
 
 
+GONE = [
+    device(OOM_TIME, "_x20 590+0x2 stale"),
+    device("gpufrag_oom_last_requested_bytes", f"_x20 {3 * GIB}+0x2 stale"),
+    device("gpufrag_oom_causes_total", "_x20 1+0x2 stale", cause="capacity"),
+]
+OUT_OF_MEMORY += [
+    Case("GpuMemoryOutOfMemory", "the process and its pod are gone", "18m", GONE,
+         Firing(f"Job llm: out of memory within the last 10m. {WHO.removeprefix('Job llm: ')}. "
+                f"Cause capacity: 1 so far. {CALM}")),
+    Case("GpuMemoryOutOfMemory", "it was long ago, and nothing is left of it", "20m", GONE),
+    Case("GpuMemoryOutOfMemory", "nobody knows how much was asked for", "11m", EXPLAINED[:1],
+         Firing(f"Job llm: out of memory within the last 10m. {WHO.removeprefix('Job llm: ')}. {CALM}")),
+]  # fmt: skip
+
+
 def leak(per_step: str | float, steps: str = "0+60x120") -> list[dict[str, str]]:
     """Two steps a second, by default, with 40 GiB left."""
     return [
@@ -90,11 +105,35 @@ def leak(per_step: str | float, steps: str = "0+60x120") -> list[dict[str, str]]
     ]
 
 
+KEPT = (
+    "Look for tensors that are kept with their graph (a loss that is added up, a list of outputs), or for a cache "
+    "without a bound."
+)
+SERVING = [
+    device("gpufrag_leak_bytes_per_second", 4 * MIB, rank="", process="4711"),
+    device("gpufrag_allocator_free_total_bytes", 40 * GIB, at="timer", rank="", process="4711"),
+]
+SECOND_FRAMEWORK = [
+    device("gpufrag_leak_bytes_per_step", 2 * MIB, framework="jax"),
+    device("gpufrag_steps_total", "0+60x120", device=""),
+    device("gpufrag_allocator_free_total_bytes", 40 * GIB, at="timer", framework="jax"),
+    device("gpufrag_allocator_free_total_bytes", 60 * GIB, at="peak"),
+]
 LEAK = [
     Case("GpuMemoryLeakSuspected", "full within three hours", "25m", leak(2 * MIB), Firing(
         "Job llm: rank 0, pod llm-0, 10.0.0.1:9836 keeps 2MiB more after each step; at this pace the memory is full in "
-        "2h 50m 40s. Look for tensors that are kept with their graph (a loss that is added up, a list of outputs)."
+        f"2h 50m 40s. {KEPT}"
     )),
+    Case("GpuMemoryLeakSuspected", "it serves, and takes no steps", "25m", SERVING, Firing(
+        "Job llm: rank 4711, pod llm-0, 10.0.0.1:9836 keeps 4MiB more each second; at this pace the memory is full in "
+        f"2h 50m 40s. {KEPT}"
+    )),
+    Case("GpuMemoryLeakSuspected", "in the second framework of a process", "25m", SECOND_FRAMEWORK, Firing(
+        "Job llm: rank 0, pod llm-0, 10.0.0.1:9836 keeps 2MiB more after each step; at this pace the memory is full in "
+        f"2h 50m 40s. {KEPT}"
+    )),
+    Case("GpuMemoryLeakSuspected", "it serves, and nothing grows", "25m", [line | {"values": "0+0x120"} if "leak" in
+         line["series"] else line for line in SERVING]),
     Case("GpuMemoryLeakSuspected", "too slow to matter", "40m", leak(1024)),
     Case("GpuMemoryLeakSuspected", "memory shrinks", "40m", leak(f"{-2 * MIB}+0x120")),
     Case("GpuMemoryLeakSuspected", "no step is taken", "40m", leak(2 * MIB, steps="500+0x120")),

@@ -28,7 +28,29 @@ def test_nothing_set_is_the_default():
     ("off=[", "the value of off is no YAML"),
     ("selector.x=1", "selector is no mapping"),
     ("selector={a='b'}", "selector is a mapping"),
-    ("selector='{a=\"b\"}'", "selector has a brace"),
+    ("selector='{a=\"b\"}'", "selector is no list of matchers: write them without braces"),
+    ("selector='a=\"b'", "selector is no list of matchers"),
+    ("selector=cluster", "selector is no list of matchers"),
+    ("selector='a=\"b`\"'", "selector is no list of matchers"),
+    ("target_selector='job=gpufrag'", "target_selector is no list of matchers"),
+    ("thresholds.fragmentation_ratio=.inf", r"thresholds\.fragmentation_ratio is inf: it must be above 1"),
+    ("thresholds.fragmentation_ratio=.nan", r"thresholds\.fragmentation_ratio is nan: it must be above 1"),
+    ("thresholds.cache_ratio=1", r"thresholds\.cache_ratio is 1: it must be above 1"),
+    ("thresholds.free_share=5", r"thresholds\.free_share is 5: it is a share, above 0 and below 1"),
+    ("thresholds.retries_per_minute=-1", r"thresholds\.retries_per_minute is -1: it must be 0 or more"),
+    ("timing.hold=0.0001", r"timing\.hold is 0\.0001 s: Prometheus knows nothing shorter"),
+    ("labels.gpufrag_action=restart", "labels has gpufrag_action, which alerts use themselves"),
+    ("labels.severity=page", "labels has severity, which alerts use themselves"),
+    ("labels.job_name=x", "labels has job_name, which alerts use themselves"),
+    ("labels.alertname=x", "labels has alertname, which alerts use themselves"),
+    ("labels.__name__=x", "labels has __name__, which alerts use themselves"),
+    ("labels.team=''", r"labels\.team is empty"),
+    ("severities.info=''", r"severities\.info is empty"),
+    ("severity_label=gpufrag_action", "severity_label has gpufrag_action, which alerts use themselves"),
+    ("severity_label=namespace", "severity_label has namespace, which alerts use themselves"),
+    ("job_labels=[job, job]", "job_labels has job twice"),
+    ("job_labels=[job, rank]", "job_labels has rank, which tells no jobs apart"),
+    ("runbook_url='https://x/{{ y }}'", "runbook_url has a brace"),
     ("job_labels=[]", "job_labels is empty"),
     ("labels.a-b=c", "'a-b' is not the name of a label"),
     ("severities.fatal=page", r"severities\.fatal is not a key; known are critical, info, warning"),
@@ -48,6 +70,17 @@ def test_durations_as_prometheus_writes_them(seconds, text):
 @pytest.mark.parametrize(("value", "text"), [(4.0, "4"), (0.05, "0.05"), (1234567.0, "1234567"), (1e-7, "1e-07")])
 def test_numbers_lose_nothing(value, text):
     assert number(value) == text
+
+
+def test_a_slash_at_the_end_of_an_address_is_not_doubled():
+    assert Config(runbook_url="https://wiki/gpu/").runbook("X") == "https://wiki/gpu/X.md"
+
+
+@pytest.mark.parametrize("text", ["", 'a="b",', ' a = \'b\' , c!~"d{2}|\\"e\\"" '])
+def test_selectors_as_people_write_them(text):
+    """Spaces, either quotes, escapes, braces inside a pattern, a comma at the end."""
+    assert Config(selector=text).series("up", 'x="y"').startswith("up{")
+    assert ",, " not in Config(selector=text).series("up", 'x="y"')
 
 
 def test_series_gets_the_selector_first():

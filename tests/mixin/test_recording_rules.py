@@ -42,6 +42,8 @@ def job() -> list[dict[str, str]]:
         lines.append(device("gpufrag_allocator_limit_bytes", GIB * limit, **who))
         lines.append(device("gpufrag_allocator_peak_active_bytes", GIB * active, **who))
         lines.append(device("gpufrag_allocator_peak_reserved_bytes", GIB * reserved, **who))
+    lines.append(device("gpufrag_leak_bytes_per_step", GIB / 64))
+    lines.append(device("gpufrag_steps_total", "0+60x120", device=""))
     lines += [device("gpufrag_up", 1, device=""), device("gpufrag_up", 1, **{**OTHER, "device": ""})]
     return lines
 
@@ -49,12 +51,13 @@ def job() -> list[dict[str, str]]:
 VALUES = {
     f'{recording.RANK_FRAGMENTATION}{{rank="0"}}': 4,
     f'{recording.RANK_FREE_SHARE}{{rank="0"}}': 0.5,
-    f"count({recording.RANK_ACTIONABLE})": 1,  # rank 1 has but 2 % free
+    recording.RANK_LEFT: 40 / (2 / 64),  # two steps a second
     f'{recording.RANK_CACHE}{{rank="0"}}': 5,
     f'{recording.RANK_UNUSED}{{rank="0"}}': 0.25,
     f'{recording.RANK_PEAK}{{rank="0"}}': 0.1,
     recording.JOB_FRAGMENTATION: 4,
-    recording.JOB_ACTIONABLE: 4,
+    recording.JOB_ACTIONABLE: 4,  # rank 1 has but 2 % free
+    recording.JOB_FREE_SHARE: 0.02,
     recording.JOB_CACHE: 5,
     recording.JOB_UNUSED_WORST: 0.25,
     recording.JOB_PEAK_WORST: 1 - 50 / 60,

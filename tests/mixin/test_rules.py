@@ -125,6 +125,7 @@ def test_output_is_the_same_each_time():
 OPTIONS = [
     EVERYTHING,
     replace(EVERYTHING, selector='cluster="a",namespace=~"ml-.*"', job_labels=("job",)),
+    replace(EVERYTHING, selector="""site='it"s', pod=~"a{2}%b\\"", """),
     replace(EVERYTHING, thresholds=Thresholds(fragmentation_ratio=2.5, foreign_bytes=10**12, leak_horizon=1e7)),
     replace(EVERYTHING, timing=Timing(interval=0.5, window=90, rate_window=3600, hold=86400)),
     replace(EVERYTHING, labels={"team": "ml"}, severities={"critical": "page"}, severity_label="level"),

@@ -6,7 +6,6 @@ Each field's docstring gives its unit, its meaning and why the default is what i
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -17,9 +16,9 @@ import yaml
 from .. import yaml_record
 from ..errors import UsageError
 from ..yaml_record import Bytes, Seconds
+from . import limits
 
 SEVERITIES = ("info", "warning", "critical")
-_LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 
 
 @dataclass(frozen=True)
@@ -47,6 +46,9 @@ class Thresholds:
     leak_horizon: Seconds = 86400.0
     """A leak that fills the memory within this time is told of."""
 
+    def __post_init__(self) -> None:
+        limits.check_thresholds(asdict(self))
+
 
 @dataclass(frozen=True)
 class Timing:
@@ -66,6 +68,9 @@ class Timing:
     """How long an event (an OOM) is told of."""
     memory: Seconds = 1800.0
     """What was there within this time (a rank, a target) is expected to be there."""
+
+    def __post_init__(self) -> None:
+        limits.check_times(asdict(self))
 
 
 @dataclass(frozen=True)
@@ -94,16 +99,14 @@ class Config:
 
     def __post_init__(self) -> None:
         for where in ("selector", "target_selector"):
-            if set("{}`") & set(getattr(self, where)):
-                raise UsageError(
-                    f'{where} has a brace or a backtick: write the matchers alone, as in cluster="a",namespace="ml"'
-                )
-        for name in (*self.job_labels, *self.labels, self.severity_label):
-            if not _LABEL.fullmatch(name):
-                raise UsageError(f"{name!r:.40} is not the name of a label: letters, digits and _, no digit first")
-        if not self.job_labels:
-            raise UsageError("job_labels is empty: name at least one label that tells jobs apart")
+            limits.check_selector(getattr(self, where), where)
+        limits.check_job_labels(self.job_labels)
+        limits.check_extra_labels([self.severity_label], "severity_label", self.job_labels)
+        limits.check_extra_labels(self.labels, "labels", (*self.job_labels, self.severity_label))
         yaml_record.check_keys(self.severities, SEVERITIES, "severities")
+        limits.check_filled(self.severities, "severities")
+        limits.check_filled(self.labels, "labels")
+        limits.check_address(self.runbook_url)
 
     @property
     def by_job(self) -> str:
@@ -112,11 +115,11 @@ class Config:
 
     def series(self, metric: str, *matchers: str) -> str:
         """`metric`, or a recorded rule, with the configured selector and the given matchers."""
-        inside = ", ".join(filter(None, [self.selector, *matchers]))
+        inside = ", ".join(filter(None, [self.selector.strip(" ,"), *matchers]))
         return f"{metric}{{{inside}}}" if inside else metric
 
     def runbook(self, alert: str) -> str:
-        return f"{self.runbook_url}/{alert}.md"
+        return f"{self.runbook_url.rstrip('/')}/{alert}.md"
 
     def severity(self, severity: str) -> str:
         return self.severities.get(severity, severity)

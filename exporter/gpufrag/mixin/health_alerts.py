@@ -16,7 +16,7 @@ def sample_stale(config: Config) -> Alert:
     return Alert(
         name="GpufragSampleStale",
         severity=WARNING,
-        expr=f"max by ({config.by_job}) (time() - {recent}) > {number(config.thresholds.stale)}",
+        expr=f"time() - min by ({config.by_job}) ({recent}) > {number(config.thresholds.stale)}",
         hold=config.timing.hold,
         summary="A rank lives but its agent has written nothing for a while: the process hangs, or its clock is wrong.",
         description=f"the last sample of {texts.lookup(config, worst, WHERE)} is "
@@ -57,9 +57,7 @@ def target_down(config: Config) -> Alert:
 
 
 def agent_overhead(config: Config) -> Alert:
-    window, metric = duration(config.timing.rate_window), "gpufrag_stall_seconds_total"
-    worst = f"topk(1, sum without (cause) (rate({config.series(metric, JOB)}[{window}])))"
-    share = f"sum without (cause) (rate({config.series(metric)}[{window}]))"
+    worst, share = f"topk(1, {_held(config, JOB)})", _held(config)
     return Alert(
         name="GpufragAgentOverhead",
         severity=WARNING,
@@ -71,11 +69,19 @@ def agent_overhead(config: Config) -> Alert:
     )
 
 
+def _held(config: Config, *matchers: str) -> str:
+    """The share of time for which the agent holds up a process."""
+    stall = config.series("gpufrag_stall_seconds_total", *matchers, rules.HELD_UP)
+    return f"sum without (cause) (rate({stall}[{duration(config.timing.rate_window)}]))"
+
+
 def restart_refused(config: Config) -> Alert:
+    window = duration(config.timing.window)
+    open_lately = f"last_over_time({config.series('gpufrag_restarter_circuit_open')}[{window}])"
     return Alert(
         name="GpufragRestartRefused",
         severity=CRITICAL,
-        expr=f"max by ({config.by_job}) ({config.series('gpufrag_restarter_circuit_open')}) == 1",
+        expr=f"max by ({config.by_job}) ({open_lately}) == 1",
         hold=0,
         summary="The restarter has stopped restarting jobs until a person lets it go on.",
         description="its circuit breaker is open, because restarts did not help or came too often. "

@@ -13,11 +13,12 @@ ALLOCATABLE = "gpufrag_allocator_largest_allocatable_bytes"
 RECURRING = "gpufrag_allocator_largest_recurring_bytes"
 RETRIES = "gpufrag_allocator_alloc_retries_total"
 OOM_TIME = "gpufrag_oom_last_timestamp_seconds"
-LEAK = "gpufrag_leak_bytes_per_step"
+LEAK, SERVING_LEAK = "gpufrag_leak_bytes_per_step", "gpufrag_leak_bytes_per_second"
 
 
 def fragmented(config: Config) -> Alert:
-    worst = f"topk(1, max_over_time({config.series(rules.RANK_ACTIONABLE, JOB)}[{_window(config)}]))"
+    lately = rules.actionable(config, lambda record: f"max_over_time({config.series(record, JOB)}[{_window(config)}])")
+    worst = f"topk(1, {lately})"
     numbers = (
         f"{WHERE} has {texts.figure(config, FREE_TOTAL, MOMENT)} free, but no single request above "
         f"{texts.figure(config, ALLOCATABLE, MOMENT)} can succeed"
@@ -74,21 +75,21 @@ def next_request_will_fail(config: Config) -> Alert:
 
 
 def _reach(config: Config, *matchers: str) -> str:
-    """largest_allocatable at its best moment / largest_recurring: at the peak the recurring block is live itself."""
+    """largest_allocatable at its best moment / largest_recurring: not at the peak, where that block is live itself."""
     window = _window(config)
-    allocatable = config.series(ALLOCATABLE, *matchers)
+    allocatable = config.series(ALLOCATABLE, *matchers, 'at!="peak"')
     recurring = config.series(RECURRING, *matchers)
     return f"max without (at) (max_over_time({allocatable}[{window}])) / max_over_time({recurring}[{window}])"
 
 
 def tight(config: Config) -> Alert:
-    recent = f"max_over_time({config.series(rules.RANK_FREE_SHARE)}[{_window(config)}])"
-    worst = f"bottomk(1, max_over_time({config.series(rules.RANK_FREE_SHARE, JOB)}[{_window(config)}]))"
+    recent = f"min_over_time({config.series(rules.JOB_FREE_SHARE)}[{_window(config)}])"
+    worst = f"bottomk(1, min_over_time({config.series(rules.RANK_FREE_SHARE, JOB)}[{_window(config)}]))"
     numbers = f"{WHERE} has {texts.figure(config, FREE_TOTAL, MOMENT)} left"
     return Alert(
         name="GpuMemoryTight",
         severity=INFO,
-        expr=f"min by ({config.by_job}) ({recent}) < {number(config.thresholds.free_share)}",
+        expr=f"{recent} < {number(config.thresholds.free_share)}",
         hold=3 * config.timing.hold,
         summary="The job uses nearly all memory that it can get.",
         description=f"{texts.lookup(config, worst, numbers)}, "
@@ -113,13 +114,16 @@ def thrashing(config: Config) -> Alert:
 
 
 def out_of_memory(config: Config) -> Alert:
-    """By the time of the last one, for no rate shows a process's first; by the counter where no time is told."""
+    """By the time of the last one, for no rate shows a process's first; by the counter where no time is told.
+
+    Over a window, for many a process is gone right after its error, and its pod with it.
+    """
     event, by_job = duration(config.timing.event), config.by_job
     counted = f"sum by ({by_job}) (increase({config.series('gpufrag_allocator_ooms_total')}[{event}])) > 0"
-    timed = f"time() - {config.series(OOM_TIME)} < {number(config.timing.event)}"
-    latest = f"topk(1, {config.series(OOM_TIME, JOB)})"
-    asked = f" {WHERE} asked for {texts.figure(config, 'gpufrag_oom_last_requested_bytes', DEVICE)}."
-    causes = f"sum by (cause) ({config.series('gpufrag_oom_causes_total', JOB)}) > 0"
+    timed = f"time() - max_over_time({config.series(OOM_TIME)}[{event}]) < {number(config.timing.event)}"
+    latest = f"topk(1, max_over_time({config.series(OOM_TIME, JOB)}[{event}]))"
+    asked = f" {WHERE}{texts.figure(config, 'gpufrag_oom_last_requested_bytes', DEVICE, before=' asked for ')}."
+    causes = f"sum by (cause) (last_over_time({config.series('gpufrag_oom_causes_total', JOB)}[{event}])) > 0"
     return Alert(
         name="GpuMemoryOutOfMemory",
         severity=WARNING,
@@ -133,25 +137,21 @@ def out_of_memory(config: Config) -> Alert:
 
 
 def leak_suspected(config: Config) -> Alert:
-    series, rates = config.series, duration(config.timing.rate_window)
-
-    def seconds_left(*matchers: str) -> str:
-        free = f"min without (at, device) ({series(FREE_TOTAL, *matchers)})"
-        leak = f"max without (device) ({series(LEAK, *matchers)} > 0)"
-        steps = f"max without (device) (rate({series('gpufrag_steps_total', *matchers)}[{rates}]))"
-        return f"{free} / ({leak} * {steps})"
-
-    worst = f"bottomk(1, {seconds_left(JOB)})"
-    numbers = f"{WHERE} keeps {texts.figure(config, LEAK, RANK)} more after each step"
+    recent = f"max_over_time({config.series(rules.RANK_LEFT)}[{_window(config)}])"
+    worst = f"bottomk(1, max_over_time({config.series(rules.RANK_LEFT, JOB)}[{_window(config)}]))"
+    numbers = (
+        f"{WHERE} keeps{texts.figure(config, LEAK, RANK, before=' ', after=' more after each step')}"
+        f"{texts.figure(config, SERVING_LEAK, RANK, before=' ', after=' more each second')}"
+    )
     return Alert(
         name="GpuMemoryLeakSuspected",
         severity=WARNING,
-        expr=f"min by ({config.by_job}) ({seconds_left()}) < {number(config.thresholds.leak_horizon)}",
+        expr=f"min by ({config.by_job}) ({recent}) < {number(config.thresholds.leak_horizon)}",
         hold=3 * config.timing.hold,
-        summary="Allocated memory grows from step to step and will fill the device.",
+        summary="Allocated memory keeps growing and will fill the device.",
         description=f"{texts.lookup(config, worst, numbers)}; at this pace the memory is full in "
         f"{texts.value('humanizeDuration')}. Look for tensors that are kept with their graph (a loss that is added up, "
-        "a list of outputs).",
+        "a list of outputs), or for a cache without a bound.",
     )
 
 

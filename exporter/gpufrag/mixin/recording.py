@@ -7,20 +7,21 @@ worst rank (`max_…`) or by a quotient of sums, never by a mean of ratios.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from .config import Config, duration, number
 
 RANK_FRAGMENTATION = "rank:gpufrag_fragmentation:ratio"
-RANK_ACTIONABLE = "rank:gpufrag_actionable_fragmentation:ratio"
 RANK_CACHE = "rank:gpufrag_cache_fragmentation:ratio"
 RANK_FREE_SHARE = "rank:gpufrag_free_share:ratio"
 RANK_UNUSED = "rank:gpufrag_unused:ratio"
 RANK_PEAK = "rank:gpufrag_peak_fragmentation:ratio"
+RANK_LEFT = "rank:gpufrag_memory_left:seconds"
 
 JOB_FRAGMENTATION = "job:gpufrag_fragmentation:max_ratio"
 JOB_ACTIONABLE = "job:gpufrag_actionable_fragmentation:max_ratio"
+JOB_FREE_SHARE = "job:gpufrag_free_share:min_ratio"
 JOB_CACHE = "job:gpufrag_cache_fragmentation:max_ratio"
 JOB_UNUSED_WORST = "job:gpufrag_unused:max_ratio"
 JOB_PEAK_WORST = "job:gpufrag_peak_fragmentation:max_ratio"
@@ -31,7 +32,20 @@ JOB_RESERVED = "job:gpufrag_allocator_reserved_bytes:sum"
 JOB_STRANDED = "job:gpufrag_allocator_stranded_bytes:sum"
 JOB_RANKS = "job:gpufrag_ranks_alive:count"
 
-URGENT = frozenset({RANK_FRAGMENTATION, RANK_FREE_SHARE, RANK_ACTIONABLE, JOB_FRAGMENTATION, JOB_ACTIONABLE, JOB_RANKS})
+HELD_UP = 'cause!="measure"'
+"""Of the agent's costs: what holds up the process. What it measures beside the process holds up nobody."""
+
+URGENT = frozenset(
+    {
+        RANK_FRAGMENTATION,
+        RANK_FREE_SHARE,
+        RANK_LEFT,
+        JOB_FRAGMENTATION,
+        JOB_ACTIONABLE,
+        JOB_FREE_SHARE,
+        JOB_RANKS,
+    }
+)
 """What alerts read: a group of its own, so that the trigger does not wait for the figures that people read."""
 
 
@@ -59,9 +73,9 @@ def rank_rules(config: Config) -> Iterator[Recording]:
         "free_total as a share of the limit",
     )
     yield Recording(
-        RANK_ACTIONABLE,
-        f"{series(RANK_FRAGMENTATION)} and {series(RANK_FREE_SHARE)} > {number(config.thresholds.free_share)}",
-        "the fragmentation ratio where enough is free for it to matter; no series on a full device",
+        RANK_LEFT,
+        seconds_left(config),
+        "how long until a leak has filled the memory, at its pace; no series where nothing leaks",
     )
     between_steps = 'at!="peak"'
     yield Recording(
@@ -83,6 +97,25 @@ def rank_rules(config: Config) -> Iterator[Recording]:
     )
 
 
+def actionable(config: Config, series: Callable[[str], str]) -> str:
+    """The fragmentation ratio where enough is free for it to matter: no series on a full device. As it costs nothing
+    to tell it of one job, it is recorded of jobs alone.
+    """
+    return f"{series(RANK_FRAGMENTATION)} and {series(RANK_FREE_SHARE)} > {number(config.thresholds.free_share)}"
+
+
+def seconds_left(config: Config) -> str:
+    """A process that serves takes no steps: its growth is told by the second."""
+
+    def growth(metric: str) -> str:
+        return f"max without (device, framework) ({config.series(metric)} > 0)"
+
+    free = f"min without (at, device, framework) ({config.series('gpufrag_allocator_free_total_bytes')})"
+    steps = f"rate({config.series('gpufrag_steps_total')}[{duration(config.timing.rate_window)}])"
+    a_second = f"{growth('gpufrag_leak_bytes_per_step')} * {steps} or {growth('gpufrag_leak_bytes_per_second')}"
+    return f"{free} / ({a_second})"
+
+
 def job_rules(config: Config) -> Iterator[Recording]:
     """They build on rank_rules: one group, evaluated in this order, sees one moment."""
     yield from _worst_rank(config)
@@ -97,9 +130,18 @@ def job_rules(config: Config) -> Iterator[Recording]:
 
 
 def _worst_rank(config: Config) -> Iterator[Recording]:
+    yield Recording(
+        JOB_ACTIONABLE,
+        f"max by ({config.by_job}) ({actionable(config, config.series)})",
+        "fragmentation ratio of the job's worst rank, where enough is free for it to matter",
+    )
+    yield Recording(
+        JOB_FREE_SHARE,
+        f"min by ({config.by_job}) ({config.series(RANK_FREE_SHARE)})",
+        "free_total as a share of the limit, of the job's fullest rank",
+    )
     for record, rank_rule, figure in (
         (JOB_FRAGMENTATION, RANK_FRAGMENTATION, "fragmentation ratio"),
-        (JOB_ACTIONABLE, RANK_ACTIONABLE, "fragmentation ratio, where enough is free for it to matter,"),
         (JOB_CACHE, RANK_CACHE, "cache ratio"),
         (JOB_UNUSED_WORST, RANK_UNUSED, "unused share"),
         (JOB_PEAK_WORST, RANK_PEAK, "peak fragmentation"),

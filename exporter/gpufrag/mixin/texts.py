@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .config import Config
+from .config import Config, duration
 
 JOB = "<job>"
 """In a query of `lookup` or `each`: the matchers of the alert's job."""
 RANK, DEVICE, MOMENT = "<rank>", "<device>", "<moment>"
 """In a query of `figure`: the matchers of the rank that `lookup` found, of its device, of its moment."""
 _RANK_LABELS = ("instance", "rank", "process")
-_PLACES = {RANK: _RANK_LABELS, DEVICE: (*_RANK_LABELS, "device"), MOMENT: (*_RANK_LABELS, "device", "at")}
+_DEVICE_LABELS = (*_RANK_LABELS, "device", "framework")
+_PLACES = {RANK: _RANK_LABELS, DEVICE: _DEVICE_LABELS, MOMENT: (*_DEVICE_LABELS, "at")}
 
 WHERE = (
     "rank {{ or .Labels.rank .Labels.process }}{{ with .Labels.device }}, device {{ . }}{{ end }}"
@@ -42,10 +43,15 @@ def each(config: Config, query: str, then: str) -> str:
     return f"{{{{ range {_ask(query, JOB, config.job_labels, '$labels')} }}}}{then}{{{{ end }}}}"
 
 
-def figure(config: Config, metric: str, place: str) -> str:
-    """Inside `lookup`: the bytes of `metric` at the place that was found, in human units."""
-    asked = _ask(f"max({metric}{{{place}}})", place, (*config.job_labels, *_PLACES[place]), ".Labels")
-    return f"{{{{ with {asked} }}}}{{{{ first . | value | humanize1024 }}}}B{{{{ end }}}}"
+def figure(config: Config, metric: str, place: str, before: str = "", after: str = "") -> str:
+    """Inside `lookup`: the bytes of `metric` at the place that was found, in human units, between `before` and `after`.
+
+    Its last value within the window: a pod that has just gone is still named with its figures. Nothing where there
+    is none.
+    """
+    last = f"max(last_over_time({metric}{{{place}}}[{duration(config.timing.window)}]))"
+    asked = _ask(last, place, (*config.job_labels, *_PLACES[place]), ".Labels")
+    return f"{{{{ with {asked} }}}}{before}{{{{ first . | value | humanize1024 }}}}B{after}{{{{ end }}}}"
 
 
 def value(form: str) -> str:
@@ -54,7 +60,8 @@ def value(form: str) -> str:
 
 
 def _ask(query: str, place: str, labels: Sequence[str], source: str) -> str:
-    """%[n]q quotes a label's value as PromQL wants it, whatever is in it."""
+    """%[n]q quotes a label's value as PromQL wants it, whatever is in it; a % of the query is one for printf too."""
     matchers = ", ".join(f"{label}=%[{number}]q" for number, label in enumerate(labels, 1))
     values = " ".join(f"{source}.{label}" for label in labels)
-    return f"printf `{query.replace(place, matchers)}` {values} | query"
+    template = query.replace("%", "%%").replace(place, matchers)
+    return f"printf `{template}` {values} | query"

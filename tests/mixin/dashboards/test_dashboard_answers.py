@@ -141,7 +141,8 @@ def test_parts_of_memory_add_up_to_the_limit(boards, view):
 
 def test_the_story_is_the_one_that_is_told(server):
     """One rank of one job lacks its setting; two jobs are healthy at all times."""
-    worst = f"max by (job_name, rank) (max_over_time({recording.RANK_ACTIONABLE}[90m]))"
+    ratio = recording.actionable(Config(), Config().series)
+    worst = f"max by (job_name, rank) (max_over_time(({ratio})[90m:1m]))"
     ratios = {(s.labels["job_name"], s.labels["rank"]): s.last for s in server.at(worst, story.END)}
     assert max(ratio for (job, _), ratio in ratios.items() if job in ("small-decoder", "streaming-asr")) < 2
     assert ratios["feature-cache", str(story.FORGOTTEN)] > 3 * max(ratios["feature-cache", rank] for rank in "013")

@@ -147,8 +147,7 @@ def _job_table(s: Selection) -> AnyPanel:
     config, limits = s.config, s.config.thresholds
     by = config.by_job
     ooms = f"sum by ({by}) (increase({s.series('gpufrag_allocator_ooms_total')}[$__range]))"
-    retries = f"60 * sum by ({by}) (rate({s.series('gpufrag_allocator_alloc_retries_total')}[$__rate_interval]))"
-    free = f"min by ({by}) ({s.series(recording.RANK_FREE_SHARE)})"
+    retries = f"60 * max by ({by}) (rate({s.series('gpufrag_allocator_alloc_retries_total')}[$__rate_interval]))"
     link = open_job(config, "${__data.fields.%s}")
     ratio, unused = [limits.fragmentation_ratio], [limits.unused_tune, limits.unused_act]
     return rows(
@@ -158,13 +157,13 @@ def _job_table(s: Selection) -> AnyPanel:
             "that would succeed, on its worst rank; empty where the memory is simply full. Free: what its fullest rank "
             "could still have, as a share of its limit. Cache ratio: the same from the cache alone, often high in a "
             "healthy job. Unused: share of the reserved memory without a tensor. Errors: out of memory, in the time "
-            "shown. Retries: how often a minute the allocator had to flush its cache; each stalls the job.",
+            "shown. Retries: how often a minute its worst rank had to flush the cache; each stalls the job.",
             "none", 24, 7,
         ),
         *(Column(label, label=label, link=link) for label in config.job_labels),
         Column("Ranks", s.rule(recording.JOB_RANKS), unit="short"),
         Column("Ratio", s.rule(recording.JOB_ACTIONABLE), unit="none", decimals=2, thresholds=ratio),
-        Column("Free", free, unit="percentunit", decimals=0),
+        Column("Free", s.rule(recording.JOB_FREE_SHARE), unit="percentunit", decimals=0),
         Column("Cache ratio", s.rule(recording.JOB_CACHE), unit="none", decimals=1),
         Column("Stranded", s.rule(recording.JOB_STRANDED), unit="bytes"),
         Column("Reserved", s.rule(recording.JOB_RESERVED), unit="bytes"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .. import recording
 from .frame import Row, begun
 from .panels import Face, Query, lines
 from .selection import Selection
@@ -66,7 +67,9 @@ def health(s: Selection) -> Row:
     config, limits = s.config, s.config.thresholds
     up = s.target("up", config.target_selector)
     age = f"time() - {s.series('gpufrag_sample_timestamp_seconds')}"
-    stall = f"sum without (cause) (rate({s.series('gpufrag_stall_seconds_total')}[$__rate_interval]))"
+    stall = (
+        f"sum without (cause) (rate({s.series('gpufrag_stall_seconds_total', recording.HELD_UP)}[$__rate_interval]))"
+    )
     return Row(
         "Is the picture complete, and what does it cost?",
         [

@@ -68,12 +68,17 @@ def trouble(s: Selection) -> Row:
             ),
             lines(
                 Face(
-                    "Growth a step by rank",
-                    "How many bytes more are in use after each step, as a steady trend. Anything above 0 ends in an "
-                    "out-of-memory error; tensors kept in a list, or a graph that is never freed, look like this.",
+                    "Growth by rank",
+                    "How many bytes more are in use after each step (of a process that takes none: each second), as a "
+                    "steady trend. Anything above 0 ends in an out-of-memory error; tensors kept in a list, or a graph "
+                    "that is never freed, look like this.",
                     "bytes", 8, runbook=config.runbook("GpuMemoryLeakSuspected"),
                 ),
-                Query(f"max {BY_RANK} ({s.series('gpufrag_leak_bytes_per_step')})", RANK_NAME),
+                Query(
+                    f"max {BY_RANK} ({s.series('gpufrag_leak_bytes_per_step')})"
+                    f" or max {BY_RANK} ({s.series('gpufrag_leak_bytes_per_second')})",
+                    RANK_NAME,
+                ),
             ),
         ],
     )  # fmt: skip
@@ -100,7 +105,8 @@ def cost(s: Selection) -> Row:
                 Face(
                     "Time taken by the agent",
                     "Share of wall time for which it holds up the worst rank, by what it does: reading statistics "
-                    "(stats), taking snapshots (snapshot), waiting for the allocator (wait).",
+                    "(stats), taking snapshots (snapshot), waiting for the allocator (wait). What it "
+                    "measures beside the rank (measure) holds up nobody.",
                     "percentunit", 8, decimals=3, runbook=config.runbook("GpufragAgentOverhead"),
                 ),
                 Query(f"max by (cause) ({stall})", "{{cause}}"),
