@@ -11,7 +11,8 @@ SHIM = Path("shim", "sitecustomize.py")
 
 def agent_files(package: Path) -> list[Path]:
     """Relative to `package`, the folder of gpufrag: the shim, the agent and what they import, sorted."""
-    waiting = [path.relative_to(package) for path in sorted((package / "agent").glob("*.py"))]
+    own = [*(package / "agent").glob("*.py"), *(package / "integrations").glob("*.py")]  # these serve jobs too
+    waiting = [path.relative_to(package) for path in sorted(own)]
     found = {SHIM}
     while waiting:
         path = waiting.pop()
