@@ -46,7 +46,9 @@ def slurm() -> Iterator[Slurm]:
 @pytest.fixture
 def receiver(slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Process]:
     monkeypatch.setenv("SLURM_CONF", slurm.environment["SLURM_CONF"])
-    config = write_config(tmp_path, target="slurm", state_file="state.json", policy={"dry_run": False})
+    config = write_config(
+        tmp_path, target="slurm", state_file="state.json", policy={"dry_run": False}, slurm={"start_after": "3s"}
+    )
     process = Process(tmp_path, "--config", str(config))
     process.wait_until_it_listens()
     yield process

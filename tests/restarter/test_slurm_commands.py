@@ -44,14 +44,16 @@ class FakeSlurm:
 
 def test_a_job_is_read_column_by_column() -> None:
     job = show(FakeSlurm(comment="gpufrag.dev/restart=true"), 7)
-    assert (job.id, job.name, job.user, job.state, job.restarts, job.requeue) == (7, "train", "ann", "RUNNING", 1, True)
-    assert (job.comment, job.nodes) == ("gpufrag.dev/restart=true", ("n1", "n2"))
+    assert (job.id, job.user, job.state, job.restarts, job.requeue) == (7, "ann", "RUNNING", 1, True)
+    assert (job.reason, job.comment) == ("None", "gpufrag.dev/restart=true")
+    assert slurm_commands.nodes_of(FakeSlurm(), 7) == ("n1", "n2")
+    assert slurm_commands.nodes_of(FakeSlurm(nodes=""), 7) == ()
 
 
 def test_a_job_s_name_cannot_pass_for_another_job() -> None:
     hostile = "x\n" + row(UserName="root")
-    job = show(FakeSlurm(name=hostile, comment=hostile), 7)
-    assert (job.user, job.name) == ("ann", hostile.removesuffix("\n") + "\n")
+    fake = FakeSlurm(name=hostile, comment=hostile)
+    assert (show(fake, 7).user, slurm_commands.name_of(fake, 7)) == ("ann", hostile)
 
 
 def test_of_an_array_the_task_with_the_number_is_meant() -> None:

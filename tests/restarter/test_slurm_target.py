@@ -19,7 +19,7 @@ from gpufrag.restarter.steps import Command
 from restarter.off_cluster_rig import alert
 from restarter.test_slurm_commands import FakeSlurm, row
 
-TARGETS = slurm.targets({"ann"})
+TARGETS = slurm.targets({"ann"}, hurry=True)
 OPTED_IN = "gpufrag.dev/restart=true"
 
 
@@ -30,7 +30,7 @@ def fake() -> FakeSlurm:
 
 @pytest.fixture
 def cluster(fake: FakeSlurm, tmp_path: Path) -> slurm.SlurmCluster:
-    return slurm.SlurmCluster(fake, StateFile(tmp_path / "state.json"))
+    return slurm.SlurmCluster(fake, StateFile(tmp_path / "state.json"), start_after_s=29.5)
 
 
 def resolved(cluster: slurm.SlurmCluster, name: str = "train-7") -> Resolved:
@@ -120,7 +120,7 @@ def test_a_job_that_was_put_back_need_not_wait(cluster: slurm.SlurmCluster, fake
     (start,) = target.rest(waiting)
     assert isinstance(start, Command)
     start.run(cluster, waiting, {})
-    assert fake.ran[-1] == ["scontrol", "update", "JobId=7", "StartTime=now"]
+    assert fake.ran[-1] == ["scontrol", "update", "JobId=7", "StartTime=now+30"]
     assert not target.running(cluster, waiting)
     fake.table = row(RestartCnt="2")
     assert target.running(cluster, cluster.get_owner(owner.ref))

@@ -23,15 +23,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from .. import logs
-    from ..restarter import server
+    from ..restarter import platforms, server
 
     config = _configured(options)
     if options.check:
         server.check(config)
+        platforms.check(config)
         print(f"{options.config or 'the defaults'}: good")
         return 0
-    from ..restarter import platforms
-
     logs.setup(config.log.level)
     it = platforms.connect(config, options.kubeconfig, options.context)
     server.run(

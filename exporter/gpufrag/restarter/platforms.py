@@ -43,6 +43,12 @@ def connect(config: RestarterConfig, kubeconfig: Path | None = None, context: st
     return PLATFORMS[config.target](config, _state(config))
 
 
+def check(config: RestarterConfig) -> None:
+    """What can be known without asking anybody. Raises GpufragError."""
+    if config.target != "kubernetes":
+        _state(config)
+
+
 def _process(config: RestarterConfig, state: StateFile) -> Platform:
     place = config.process.folder or folder.to_read(os.environ)
     cluster = process.ProcessCluster(place, state)
@@ -55,8 +61,8 @@ def _slurm(config: RestarterConfig, state: StateFile) -> Platform:
     users = settings.users or (getpass.getuser(),)
     return Platform(
         _within(config, slurm.NAMESPACE),
-        slurm.SlurmCluster(run, state),
-        slurm.targets(users, settings.start_now),
+        slurm.SlurmCluster(run, state, settings.start_after or 0.0),
+        slurm.targets(users, hurry=settings.start_after is not None),
         slurm.locate,
         slurm.SignalCheckpointer(run, Clock(), settings.signal_grace),
     )

@@ -154,8 +154,9 @@ class SlurmSettings:
     """Of one command of Slurm's."""
     signal_grace: Seconds = 120.0
     """From the signal that a job's comment names to its requeue, unless the job says earlier that it has saved."""
-    start_now: bool = True
-    """Slurm lets a job that was put back wait for two minutes; it need not."""
+    start_after: Seconds | None = None
+    """A job that was put back is told to start so soon; None: after Slurm's own two minutes. A node fails a job whose
+    start is not later, by the clocks of both, than the end of its last run: longer than they may differ."""
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ A job opts in by its comment, in words that are separated by spaces; the restart
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Generator, Mapping
 from dataclasses import dataclass, replace
@@ -16,11 +17,11 @@ from .checkpoint import Checkpoint, CheckpointFailed
 from .clock import Clock
 from .cluster import ANNOTATIONS, Body, GroupKind, Owner, Pod, Ref
 from .commanded import RESTART, SLURM_JOB, Commanded, expected_restarts, owner, pod, reference
-from .errors import ClusterError, Conflict, NotFound, Refused
+from .errors import ClusterError, Conflict, Denied, Invalid, NotFound, Refused
 from .off_cluster import OffCluster, annotations_in, key_of
 from .owners import Resolved
 from .policy import OPT_IN, PAUSE
-from .slurm_commands import Runner, SlurmJob, requeue, show, signal, start_now
+from .slurm_commands import Runner, SlurmJob, name_of, nodes_of, requeue, show, signal, start_in
 from .state_file import StateFile
 
 NAMESPACE = "slurm"
@@ -41,7 +42,7 @@ def locate(alert: Alert) -> Alert:
     return replace(alert, place=Place(NAMESPACE, alert.labels.get("job_name") or None))
 
 
-def targets(users: Collection[str], hurry: bool = True) -> Mapping[GroupKind, Commanded]:
+def targets(users: Collection[str], hurry: bool = False) -> Mapping[GroupKind, Commanded]:
     """`users`: whose jobs may be touched. `hurry`: a job that was put back does not wait for two minutes."""
 
     def refusal(job: Owner) -> Refused | None:
@@ -61,11 +62,11 @@ def targets(users: Collection[str], hurry: bool = True) -> Mapping[GroupKind, Co
 
 
 class SlurmCluster(OffCluster):
-    """A Cluster of all jobs that Slurm's commands show."""
+    """A Cluster of all jobs that Slurm's commands show. `start_after_s`: of jobs that wait for nothing."""
 
-    def __init__(self, run: Runner, state: StateFile) -> None:
+    def __init__(self, run: Runner, state: StateFile, start_after_s: float = 0.0) -> None:
         super().__init__(state)
-        self._command = run
+        self._command, self._start_after_s = run, start_after_s
 
     def get_pod(self, namespace: str, name: str) -> Pod:
         """`name`: the job's name, a hyphen, and its number; or the number. Raises Refused for a name of another job."""
@@ -75,9 +76,10 @@ class SlurmCluster(OffCluster):
                 "no-job-number", f"job_name {name!r:.80} does not end with a job's number; see --write-target"
             )
         job = show(self._command, int(match["id"]))
-        if match["name"] is not None and match["name"] != job.name:
-            raise Refused("pod-replaced", f"job {job.id} is called {job.name!r:.80}, and not as the alert says")
-        return pod(_ref(job.id), name, job.nodes[0] if job.nodes else None, job.state == "RUNNING")
+        called = name_of(self._command, job.id)
+        if match["name"] is not None and match["name"] != called:
+            raise Refused("pod-replaced", f"job {job.id} is called {called!r:.80}, and not as the alert says")
+        return pod(_ref(job.id), name, None, job.state == "RUNNING")
 
     def get_owner(self, ref: Ref) -> Owner:
         return self._owner(show(self._command, int(ref.name))) if ref.group_kind == SLURM_JOB else self.stored(ref)
@@ -100,14 +102,15 @@ class SlurmCluster(OffCluster):
             requeue(self._command, job.id)
             return
         try:
-            start_now(self._command, job.id)
-        except ClusterError as error:  # it starts all the same, only later
+            start_in(self._command, job.id, math.ceil(self._start_after_s))
+        except (Denied, Invalid) as error:  # it starts all the same, only later
             raise Conflict(str(error)) from None
 
     def list_pods(self, namespace: str, selector: str) -> tuple[Pod, ...]:
         """One for each node of the job whose number the selector is, so that each can be asked."""
         job = show(self._command, int(selector))
-        return tuple(pod(_ref(job.id), f"{job.id}-{node}", node, job.state == "RUNNING") for node in job.nodes)
+        nodes = nodes_of(self._command, job.id)
+        return tuple(pod(_ref(job.id), f"{job.id}-{node}", node, job.state == "RUNNING") for node in nodes)
 
     def list_marked(self, kind: GroupKind, namespace: str) -> tuple[Owner, ...]:
         """Of those that are gone, nothing needs to be ended."""

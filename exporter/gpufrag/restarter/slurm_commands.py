@@ -34,7 +34,6 @@ class SlurmJob:
     """One job, at one moment."""
 
     id: int
-    name: str
     user: str
     state: str
     restarts: int
@@ -43,7 +42,6 @@ class SlurmJob:
     reason: str
     """Why it waits."""
     comment: str
-    nodes: tuple[str, ...] = ()
 
 
 def runner(timeout_s: float) -> Runner:
@@ -70,27 +68,34 @@ def show(run: Runner, job: int) -> SlurmJob:
     """Raises NotFound for one that Slurm does not know, or no longer."""
     columns = ",".join(f"{name}:{width}" for name, width in COLUMNS.items())
     fields = _fields(_squeue(run, job, f"--Format={columns}"), job)
-    nodes = _squeue(run, job, "--format=%N").split()
     return SlurmJob(
         id=job,
-        name=_squeue(run, job, "--format=%j"),
         user=fields["UserName"],
         state=fields["State"],
         restarts=_number(fields["RestartCnt"]),
         requeue=fields["Requeue"] == "1",
         reason=fields["Reason"],
         comment=_squeue(run, job, "--format=%k"),
-        nodes=tuple(_checked(run, ["scontrol", "show", "hostnames", nodes[0]]).split()) if nodes else (),
     )
+
+
+def name_of(run: Runner, job: int) -> str:
+    return _squeue(run, job, "--format=%j")
+
+
+def nodes_of(run: Runner, job: int) -> tuple[str, ...]:
+    """Empty for a job that waits."""
+    nodes = _squeue(run, job, "--format=%N").split()
+    return tuple(_checked(run, ["scontrol", "show", "hostnames", nodes[0]]).split()) if nodes else ()
 
 
 def requeue(run: Runner, job: int) -> None:
     _checked(run, ["scontrol", "requeue", str(job)])
 
 
-def start_now(run: Runner, job: int) -> None:
-    """A job that was put back waits two minutes by itself."""
-    _checked(run, ["scontrol", "update", f"JobId={job}", "StartTime=now"])
+def start_in(run: Runner, job: int, seconds: int) -> None:
+    """A job that was put back waits for two minutes by itself."""
+    _checked(run, ["scontrol", "update", f"JobId={job}", f"StartTime=now+{seconds}"])
 
 
 def signal(run: Runner, job: int, name: str, batch: bool) -> None:

@@ -1,0 +1,113 @@
+"""A job of this host with agents: two ranks save at one step, the job starts again, and goes on from there."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from helpers import TESTS
+from restarter.off_cluster_rig import Receiver, alert, eventually, receiving
+from supervisor.supervised_process import Supervised
+
+RANK = """
+import os, sys, time
+from pathlib import Path
+import gpufrag
+from fake_source import ScriptedSource
+from gpufrag import agent
+log, kept = Path(os.environ["LOG"]), Path(os.environ["LOG"] + os.environ["RANK"])
+def say(text):
+    with log.open("a") as file: file.write(f"rank {os.environ['RANK']} {text}\\n")
+agent.start(source=ScriptedSource(steps=False), interval=5.0)
+@gpufrag.on_checkpoint
+def save(request):
+    if os.environ["RANK"] == os.environ.get("BROKEN"):
+        raise OSError("disk full")
+    kept.write_text(str(request.step))
+    say(f"saved {request.step}")
+step = int(kept.read_text()) if kept.exists() else 0
+say(f"from {step}")
+while True:
+    time.sleep(0.01)
+    step += 1
+    gpufrag.step_ended(step)
+"""
+LAUNCHER = """
+import os, subprocess, sys
+places = [{**os.environ, "RANK": rank, "WORLD_SIZE": "2"} for rank in "01"]
+ranks = [subprocess.Popen([sys.executable, sys.argv[1]], env=place) for place in places]
+for rank in ranks: rank.wait()
+"""
+
+
+def job(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> Supervised:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")])))
+    (folder / "rank.py").write_text(RANK)
+    launcher = [sys.executable, "-c", LAUNCHER, str(folder / "rank.py")]
+    it = Supervised(folder, "--name", name, "--", *launcher)
+    for rank in (0, 1):
+        it.until(f"rank {rank} from 0")
+    eventually(lambda: len(set(it.folder.glob("*.sock")) - {it.socket}) >= 2)
+    return it
+
+
+@pytest.fixture
+def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Supervised]:
+    it = job(tmp_path, monkeypatch, "train")
+    yield it
+    it.close()
+
+
+@pytest.fixture
+def receiver(tmp_path: Path) -> Iterator[Receiver]:
+    with receiving(tmp_path, target="process", process={"folder": "agents"}, checkpoint={"timeout": "30s"}) as one:
+        yield one
+
+
+def of(it: Supervised, what: str) -> list[str]:
+    return sorted(line.rpartition(" ")[2] for line in it.lines if f" {what} " in line)
+
+
+def test_all_save_at_one_step_and_go_on_from_it(train: Supervised, receiver: Receiver) -> None:
+    receiver.send(alert("train"))
+    receiver.until("started started", "restarted restarted")
+    eventually(lambda: len(of(train, "from")) == 4)
+    (step,) = set(of(train, "saved"))
+    assert of(train, "from") == sorted(["0", "0", step, step])
+    assert f"All 2 ranks saved at step {step}." in receiver.decisions[0]["text"]
+
+
+def test_the_ranks_of_another_job_in_the_folder_are_not_asked(
+    train: Supervised, receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    second = tmp_path / "second"
+    second.mkdir()
+    (second / "agents").symlink_to(train.folder)
+    monkeypatch.setattr(Supervised, "socket", property(lambda it: next(it.folder.glob("*.job.sock"))))
+    other = job(second, monkeypatch, "other")
+    try:
+        receiver.send(alert("train"))
+        receiver.until("started started", "restarted restarted")
+        assert of(other, "saved") == []
+        assert of(other, "from") == ["0", "0"]
+    finally:
+        other.close()
+
+
+def test_where_one_cannot_save_the_job_goes_on(
+    receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BROKEN", "1")
+    it = job(tmp_path, monkeypatch, "train")
+    try:
+        receiver.send(alert("train"))
+        receiver.until("refused checkpoint")
+        assert "disk full" in receiver.decisions[0]["text"]
+        assert of(it, "from") == ["0", "0"]
+        assert it.job.annotations["gpufrag.dev/restart-count"] == "1", "an attempt counts: the next is not at once"
+    finally:
+        it.close()
