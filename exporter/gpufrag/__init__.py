@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     Save = TypeVar("Save", bound=Callable[[CheckpointRequest], "str | os.PathLike[str] | None"])
 
-__all__ = ["__version__", "on_checkpoint", "start", "step_ended", "stop"]
+__all__ = ["__version__", "checkpoint_on_signal", "on_checkpoint", "start", "step_ended", "stop"]
 
 __version__ = "0.1.0"
 
@@ -99,3 +99,20 @@ def step_ended(step: int | None = None) -> None:
 
     if checkpoint := sys.modules.get(f"{__name__}.agent.checkpoint"):
         checkpoint.ended(step)
+
+
+def checkpoint_on_signal(*signals: int, timeout: float = 600.0) -> None:
+    """Save, and end with 42, at one of these signals: by default SIGTERM and SIGUSR1. Call it in the main thread.
+
+    It goes with `on_checkpoint`: all ranks of a host are signalled, and agree on a step. What the signal did before
+    (the program's own handler, or the end of the process) happens where nothing can be saved within `timeout` seconds.
+    Ranks on several hosts cannot agree this way: they are asked by the restarter. Raises UsageError.
+    """
+    import signal
+
+    from . import agent
+
+    if not agent.disabled():
+        from .agent.signals import OnSignal
+
+        OnSignal(timeout).install(signals or (signal.SIGTERM, signal.SIGUSR1))

@@ -10,10 +10,12 @@ from contextlib import suppress
 
 from ..agreement.agree import agree
 from ..agreement.records import Ask, Heard, NotSaved, Saved, Terms, release
-from ..errors import GpufragError
+from ..errors import GpufragError, one_line
 from .checkpoint import Checkpoint, CheckpointFailed, Waiting
 from .owners import Resolved
 
+MAX_PATH = 400
+"""Characters of a path that an event names; it is the program's to choose."""
 LOOK_S = 0.1
 """Between two looks at whether all have answered."""
 NO_CALLBACK = Checkpoint(
@@ -79,4 +81,5 @@ def _give_up(ask: Asker, checkpoint: str) -> None:
 
 def _text(saved: Saved) -> str:
     ranks = "The only rank" if saved.ranks == 1 else f"All {saved.ranks} ranks"
-    return f"{ranks} saved at step {saved.step}{f' to {saved.path}' if saved.path else ''}."
+    where = f" to {one_line(saved.path)[:MAX_PATH]}" if saved.path else ""
+    return f"{ranks} saved at step {saved.step}{where}."

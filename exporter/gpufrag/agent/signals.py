@@ -1,0 +1,108 @@
+"""A checkpoint asked for by a signal: what a launcher or a scheduler sends to every rank of a host before it ends them.
+
+Rank 0 of the host leads the agreement, over the sockets of its folder; the others wait to be asked.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Any
+
+from .. import rank_sockets
+from ..agreement.agree import agree
+from ..agreement.records import Ask, Heard, Terms, decode_rank, release
+from ..errors import GpufragError, UsageError
+from ..folder import to_write
+from ..sample import Identity
+from .checkpoint import here
+from .identity import identify
+
+logger = logging.getLogger("gpufrag")
+ASKED_WITHIN_S = 10.0
+"""Another rank leads; where it does not ask for so long, it was not signalled."""
+LOOK_S = 0.05
+
+
+class OnSignal:
+    """The program's own handler, or what the signal did before, comes where nothing can be saved."""
+
+    def __init__(self, timeout: float, asked_within: float = ASKED_WITHIN_S) -> None:
+        self._timeout, self._asked_within = timeout, asked_within
+        self._earlier: dict[int, Any] = {}
+        self._passed_on: set[int] = set()
+        self._begun = False
+
+    def install(self, numbers: Sequence[int]) -> None:
+        """Raises UsageError outside the main thread, and for what is no signal that can be handled."""
+        for number in numbers:
+            try:
+                self._earlier[number] = signal.signal(number, self._handle)
+            except (ValueError, OSError) as error:
+                raise UsageError(
+                    f"signal {number}: {error}; call it in the main thread, with SIGTERM or such"
+                ) from None
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if number in self._passed_on:
+            self._as_before(number, frame)
+        elif not self._begun:  # a second one meanwhile changes nothing
+            self._begun = True
+            threading.Thread(target=self._save, args=(number,), name="gpufrag-signal", daemon=True).start()
+
+    def _as_before(self, number: int, frame: FrameType | None) -> None:
+        earlier = self._earlier[number]
+        if callable(earlier):
+            earlier(number, frame)
+        else:
+            signal.signal(number, signal.SIG_DFL if earlier is None else earlier)
+            os.kill(os.getpid(), number)
+
+    def _save(self, number: int) -> None:
+        identity = identify()
+        reason = self._lead(number, identity) if identity.local_rank in (None, 0) else self._wait(identity)
+        self._begun = False
+        if reason is not None:
+            logger.warning("gpufrag: no checkpoint at %s: %s", signal.Signals(number).name, reason)
+            self._passed_on.add(number)
+            os.kill(os.getpid(), number)  # handlers run in the main thread
+
+    def _lead(self, number: int, identity: Identity) -> str | None:
+        """None where all have saved, and end now; else why not."""
+        checkpoint = f"{signal.Signals(number).name}-{secrets.token_hex(4)}"
+        try:
+            ask = rank_sockets.in_folder(to_write()) if (identity.world_size or 1) > 1 else _alone(identity)
+            saved = rank_sockets.lead(agree(Terms(checkpoint, self._timeout), time.monotonic), ask)
+            if saved is None:
+                return "nobody has called gpufrag.on_checkpoint"
+            ask(release(checkpoint, end=True))
+        except (GpufragError, OSError) as error:
+            return str(error)
+        return None
+
+    def _wait(self, identity: Identity) -> str | None:
+        """None once another rank has asked this one: what follows is theirs to decide."""
+        ends = time.monotonic() + self._asked_within
+        while time.monotonic() < ends:
+            if here().state(identity).id is not None:
+                return None
+            time.sleep(LOOK_S)
+        return "rank 0 of this host does not ask"
+
+
+def _alone(identity: Identity) -> Callable[[Ask], Heard]:
+    """The only rank needs no socket, and so no agent."""
+
+    def ask(wanted: Ask) -> Heard:
+        try:
+            return Heard((decode_rank(here().command(wanted.command, wanted.fields, identity)),))
+        except GpufragError as error:
+            return Heard(silent=(str(error),))
+
+    return ask

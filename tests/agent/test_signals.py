@@ -1,0 +1,106 @@
+"""Signals that ask for a checkpoint, in real processes: one rank alone, and two that agree."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+PATIENCE = 60.0
+TRAIN = """
+import signal, sys, time
+import gpufrag
+from gpufrag.errors import UsageError
+
+def own(number, frame):
+    print("own handler", flush=True)
+    sys.exit(3)
+
+BEFORE
+SAVE
+gpufrag.checkpoint_on_signal(timeout=30)
+for step in range(1, 100_000):
+    time.sleep(0.005)
+    gpufrag.step_ended(step)
+    if step == 3:
+        print("trains", flush=True)
+"""
+SAVE = 'gpufrag.on_checkpoint(lambda request: print("saved", request.step, flush=True))'
+OWN = "signal.signal(signal.SIGTERM, own)"
+
+
+def _program(before: str = "", save: str = SAVE) -> str:
+    return TRAIN.replace("BEFORE", before).replace("SAVE", save)
+
+
+def _run(scripts, program: str, number: int, **environment: str) -> tuple[int, list[str], str]:
+    with scripts.start(program, **environment) as process:
+        assert process.stdout.readline() == "trains\n"
+        process.send_signal(number)
+        out, err = process.communicate(timeout=PATIENCE)
+    return process.returncode, out.splitlines(), err
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_rank_alone_saves_and_ends_with_42_without_any_agent(scripts, number: int) -> None:
+    code, lines, err = _run(scripts, _program(), number)
+    assert (code, err) == (42, "")
+    assert len(lines) == 1
+    assert lines[0].startswith("saved ")
+
+
+def test_the_programs_own_handler_comes_where_nothing_can_be_saved(scripts) -> None:
+    code, lines, err = _run(scripts, _program(OWN, save=""), signal.SIGTERM)
+    assert (code, lines) == (3, ["own handler"])
+    assert "no checkpoint at SIGTERM: nobody has called gpufrag.on_checkpoint" in err
+
+
+def test_without_a_handler_the_signal_does_what_it_always_did(scripts) -> None:
+    code, lines, _ = _run(scripts, _program(save=""), signal.SIGTERM)
+    assert (code, lines) == (-signal.SIGTERM, [])
+
+
+def test_a_callback_that_raises_does_not_keep_the_process(scripts) -> None:
+    code, _, err = _run(scripts, _program(OWN, "gpufrag.on_checkpoint(lambda request: 1 / 0)"), signal.SIGTERM)
+    assert code == 3
+    assert "ZeroDivisionError" in err
+
+
+def test_ranks_on_another_host_cannot_be_asked(scripts, folder: Path) -> None:
+    place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "16"}
+    code, lines, err = _run(scripts, _program(OWN), signal.SIGTERM, **place)
+    assert (code, lines) == (3, ["own handler"])
+    assert "no rank was found" in err  # it has no agent here
+
+
+def test_two_ranks_agree(scripts, folder: Path, eventually: Callable[[Callable[[], object]], None]) -> None:
+    agent = "from fake_source import ScriptedSource; gpufrag.agent.start(source=ScriptedSource(steps=False))"
+    program = _program("import gpufrag.agent; " + agent)
+    places = [{"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"} for rank in range(2)]
+    ranks = [scripts.start(program, **place) for place in places]
+    assert [rank.stdout.readline() for rank in ranks] == ["trains\n"] * 2
+    eventually(lambda: len(list(folder.glob("*.sock"))) == 2)
+    for rank in ranks:
+        rank.send_signal(signal.SIGTERM)
+    told = [rank.communicate(timeout=PATIENCE) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [42, 42], told
+    assert told[0][0] == told[1][0]
+    assert told[0][0].startswith("saved ")
+
+
+def test_elsewhere_than_in_the_main_thread_it_is_refused(scripts) -> None:
+    program = """
+import threading, gpufrag
+from gpufrag.errors import UsageError
+def call():
+    try:
+        gpufrag.checkpoint_on_signal()
+    except UsageError as error:
+        print(error)
+thread = threading.Thread(target=call)
+thread.start()
+thread.join()
+"""
+    assert "call it in the main thread" in scripts.run(program)
