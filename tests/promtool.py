@@ -57,17 +57,17 @@ def device(name: str, values: str | float, **labels: str) -> Line:
 
 
 class Judge:
-    """Runs `promtool test rules` on all alerts, those that are off by default included."""
+    """Runs `promtool test rules` on all alerts, by default also on those that are off by default."""
 
-    def __init__(self, promtool: str, folder: Path) -> None:
+    def __init__(self, promtool: str, folder: Path, config: Config = EVERYTHING) -> None:
         self.promtool, self.folder = promtool, folder
-        (folder / "rules.yaml").write_text(rules.rule_file(EVERYTHING), encoding="utf-8")
-        every = (rule for group in rules.groups(EVERYTHING) for rule in group["rules"])
+        (folder / "rules.yaml").write_text(rules.rule_file(config), encoding="utf-8")
+        every = (rule for group in rules.groups(config) for rule in group["rules"])
         self.alerts = {rule["alert"]: rule for rule in every if "alert" in rule}
 
     def __call__(self, case: Case) -> None:
         """Fails where the alert does not do what the case says."""
-        expected = [] if case.firing is None else [self._expected(case.alert, case.firing)]
+        expected = [] if case.firing is None else [self.expected(case.alert, case.firing)]
         question = {"eval_time": case.at, "alertname": case.alert, "exp_alerts": expected}
         self.ask({"input_series": list(case.series), "alert_rule_test": [question]})
 
@@ -79,7 +79,7 @@ class Judge:
         done = subprocess.run([self.promtool, "test", "rules", path], capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
 
-    def _expected(self, alert: str, firing: Firing) -> dict[str, Any]:
+    def expected(self, alert: str, firing: Firing) -> dict[str, Any]:
         """The rule's own labels and fixed texts, and those of the case."""
         rule = self.alerts[alert]
         fixed = {key: text for key, text in rule["annotations"].items() if "{{" not in text}

@@ -83,6 +83,12 @@ def test_selectors_as_people_write_them(text):
     assert ",, " not in Config(selector=text).series("up", 'x="y"')
 
 
+def test_what_is_recorded_of_jobs_is_selected_by_the_labels_that_it_has():
+    config = Config(selector="""site="a,namespace='b'", namespace =~ 'ml-.*',""")
+    assert config.rule("job:x", 'c="d"') == """job:x{namespace =~ 'ml-.*', c="d"}"""
+    assert Config(selector='site="a"').rule("job:x") == "job:x"
+
+
 def test_series_gets_the_selector_first():
     assert Config().series("up") == "up"
     assert Config(selector='a="b"').series("up", 'c="d"') == 'up{a="b", c="d"}'

@@ -78,7 +78,11 @@ class Config:
     """All that `gpufrag mixin build` can be told."""
 
     selector: str = ""
-    """Matchers that every selector of a gpufrag metric gets, as in `cluster="a",namespace=~"ml-.*"`; empty: all."""
+    """Matchers that every selector of a gpufrag metric gets, as in `cluster="a",namespace=~"ml-.*"`; empty: all.
+
+    What is recorded of jobs has the labels of job_labels alone: where two rule files with different selectors are in
+    one Prometheus, the label that they differ in belongs into job_labels too.
+    """
     target_selector: str = 'job="gpufrag"'
     """Matchers of `up` for the targets that serve gpufrag, so that one that never answered is seen too."""
     job_labels: tuple[str, ...] = ("cluster", "namespace", "job", "job_name")
@@ -114,15 +118,24 @@ class Config:
         return ", ".join(self.job_labels)
 
     def series(self, metric: str, *matchers: str) -> str:
-        """`metric`, or a recorded rule, with the configured selector and the given matchers."""
-        inside = ", ".join(filter(None, [self.selector.strip(" ,"), *matchers]))
-        return f"{metric}{{{inside}}}" if inside else metric
+        """`metric`, or what is recorded of ranks, with the configured selector and the given matchers."""
+        return _selected(metric, self.selector.strip(" ,"), *matchers)
+
+    def rule(self, record: str, *matchers: str) -> str:
+        """What is recorded of jobs, or ALERTS: of the selector, what is about the labels that they have."""
+        own = (matcher for label, matcher in limits.matchers(self.selector) if label in self.job_labels)
+        return _selected(record, *own, *matchers)
 
     def runbook(self, alert: str) -> str:
         return f"{self.runbook_url.rstrip('/')}/{alert}.md"
 
     def severity(self, severity: str) -> str:
         return self.severities.get(severity, severity)
+
+
+def _selected(metric: str, *matchers: str) -> str:
+    inside = ", ".join(filter(None, matchers))
+    return f"{metric}{{{inside}}}" if inside else metric
 
 
 def load(path: Path) -> Config:

@@ -26,7 +26,7 @@ def sample_stale(config: Config) -> Alert:
 
 def rank_missing(config: Config) -> Alert:
     """A rank is missed by those that go on: a job that has ended altogether has no series and misses nobody."""
-    alive, memory = config.series(rules.JOB_RANKS), duration(config.timing.memory)
+    alive, memory = config.rule(rules.JOB_RANKS), duration(config.timing.memory)
     return Alert(
         name="GpufragRankMissing",
         severity=WARNING,

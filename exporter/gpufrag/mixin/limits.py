@@ -16,7 +16,9 @@ from .alert import RESTART
 
 _LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 _VALUE = r"""(?:"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*')"""
-_MATCHER = rf"[a-zA-Z_][a-zA-Z0-9_]*\s*(?:=~|!~|!=|=)\s*{_VALUE}"
+_TEST = rf"\s*(?:=~|!~|!=|=)\s*{_VALUE}"
+_MATCHER = rf"{_LABEL.pattern}{_TEST}"
+_NAMED_MATCHER = re.compile(rf"({_LABEL.pattern}){_TEST}")
 _SELECTOR = re.compile(rf"(?:\s*{_MATCHER}\s*(?:,\s*{_MATCHER}\s*)*,?\s*)?")
 _INSIDE_A_JOB = ("rank", "device", "process", "framework", "pool", "at")
 _OWN = ("alertname", *RESTART)
@@ -48,6 +50,11 @@ def check_selector(selector: str, where: str) -> None:
         raise UsageError(
             f'{where} is no list of matchers: write them without braces, as in cluster="a",namespace=~"ml-.*"'
         )
+
+
+def matchers(selector: str) -> list[tuple[str, str]]:
+    """The label that each matcher of a selector is about, and the matcher."""
+    return [(found[1], found[0]) for found in _NAMED_MATCHER.finditer(selector)]
 
 
 def check_job_labels(names: Iterable[str]) -> None:

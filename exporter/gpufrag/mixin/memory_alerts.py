@@ -26,7 +26,7 @@ def fragmented(config: Config) -> Alert:
     return Alert(
         name="GpuMemoryFragmented",
         severity=WARNING,
-        expr=f"max_over_time({config.series(rules.JOB_ACTIONABLE)}[{_window(config)}])"
+        expr=f"max_over_time({config.rule(rules.JOB_ACTIONABLE)}[{_window(config)}])"
         f" > {number(config.thresholds.fragmentation_ratio)}",
         hold=config.timing.hold,
         keep_firing=config.timing.keep_firing,
@@ -83,7 +83,7 @@ def _reach(config: Config, *matchers: str) -> str:
 
 
 def tight(config: Config) -> Alert:
-    recent = f"min_over_time({config.series(rules.JOB_FREE_SHARE)}[{_window(config)}])"
+    recent = f"min_over_time({config.rule(rules.JOB_FREE_SHARE)}[{_window(config)}])"
     worst = f"bottomk(1, min_over_time({config.series(rules.RANK_FREE_SHARE, JOB)}[{_window(config)}]))"
     numbers = f"{WHERE} has {texts.figure(config, FREE_TOTAL, MOMENT)} left"
     return Alert(

@@ -166,7 +166,7 @@ def _sums(config: Config) -> Iterator[Recording]:
     )
     yield Recording(
         JOB_UNUSED,
-        f"1 - {series(JOB_ALLOCATED)} / {series(JOB_RESERVED)}",
+        f"1 - {config.rule(JOB_ALLOCATED)} / {config.rule(JOB_RESERVED)}",
         "of all ranks together: sums, then their quotient",
     )
     peaks = (f"sum by ({by_job}) ({series(f'gpufrag_allocator_peak_{what}_bytes')})" for what in ("active", "reserved"))

@@ -42,9 +42,12 @@ def test_no_other_file_lies_beside_them(grafana_folder):
 
 @NEEDS_SDK
 def test_a_config_reaches_every_query():
-    config = Config(selector='region="eu"', job_labels=("team", "job"), thresholds=Thresholds(fragmentation_ratio=7))
+    config = Config(
+        selector='team=~"a",region="eu"', job_labels=("team", "job"), thresholds=Thresholds(fragmentation_ratio=7)
+    )
     for built in dashboards.build(config).values():
-        assert all('region="eu"' in expr for _, expr in targets(built))
+        assert all('team=~"a"' in expr for _, expr in targets(built))
+        assert all('region="eu"' in expr for _, expr in targets(built) if not re.search("job:|ALERTS", expr))
         assert {"team", "job", "instance"} <= set(variables(built)), "each label of a job is a variable"
         assert "job_name" not in json.dumps([expr for _, expr in targets(built)])
     assert '"value": 7' in json.dumps(dashboards.build(config)["gpufrag-job.json"])

@@ -43,21 +43,21 @@ class Selection:
 
     def series(self, metric: str, *matchers: str) -> str:
         """A metric of ranks: every variable applies."""
-        return self._select(metric, self.variables, matchers)
+        return self.config.series(metric, *_chosen(self.variables), *matchers)
 
     def rule(self, record: str, *matchers: str) -> str:
         """A `job:` recording rule, or ALERTS: only what names a job is on it."""
         named = [variable for variable in self.variables if variable.label in self.config.job_labels]
-        return self._select(record, named, matchers)
+        return self.config.rule(record, *_chosen(named), *matchers)
 
     def target(self, metric: str, *matchers: str) -> str:
         """A metric of a sidecar or of a device, which belong to no rank."""
         shared = [variable for variable in self.variables if variable is not RANK]
-        return self._select(metric, shared, matchers)
+        return self.config.series(metric, *_chosen(shared), *matchers)
 
-    def _select(self, metric: str, variables: Sequence[Variable], matchers: Sequence[str]) -> str:
-        chosen = [f'{variable.label}=~"${variable.label}"' for variable in variables]
-        return self.config.series(metric, *chosen, *matchers)
+
+def _chosen(variables: Sequence[Variable]) -> list[str]:
+    return [f'{variable.label}=~"${variable.label}"' for variable in variables]
 
 
 def of_jobs(config: Config, *, single: bool) -> tuple[Variable, ...]:
