@@ -40,6 +40,11 @@ TOO_MUCH: dict[str, tuple[Raw, str]] = {
     "stall causes": ({"health": {"stall_seconds": counts(CAUSES + 1)}}, "health.stall_seconds has 17 items"),
     "devices": ({"devices": [device(number) for number in range(DEVICES + 1)]}, "devices has 65 items"),
     "moments": ({"devices": [device(snapshots=[{}] * (SNAPSHOTS + 1))]}, "snapshots has 9 items"),
+    "places that grow": ({"devices": [device(leak={"unit": "step", "stacks": [{}] * 17})]}, "leak.stacks has 17 items"),
+    "frames of a place": (
+        {"devices": [device(leak={"unit": "step", "stacks": [{"grown": 1, "blocks": 1, "frames": ["f"] * 17}]})]},
+        "frames has 17 items",
+    ),
     "verdicts": ({"devices": [device(ooms={"causes": counts(CAUSES + 1)})]}, "ooms.causes has 17 items"),
 }
 

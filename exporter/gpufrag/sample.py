@@ -20,11 +20,13 @@ MAX_BYTES = 4 << 20  # a file above this is not ours
 MOMENTS = ("boundary", "peak", "timer")
 """When a snapshot was taken: at the end of an optimizer step, at a step's memory peak, or by the clock."""
 
-# No agent comes near these. They bound the series that one file can make: a broken agent's, or a forger's.
+# No agent comes near these. They bound what one file, a broken agent's or a forger's, can make of a scrape or a page.
 DEVICES = 64
 SNAPSHOTS = 8
 CAUSES = 16
 SOURCES = 64
+STACKS = 16
+FRAMES = 16
 
 
 @dataclass(frozen=True)
@@ -143,7 +145,7 @@ class GrowingStack:
     grown: int
     blocks: int
     """Live blocks that it has more."""
-    frames: tuple[str, ...]
+    frames: Annotated[tuple[str, ...], Most(FRAMES)]
 
 
 @dataclass(frozen=True)
@@ -158,7 +160,7 @@ class Leak:
     begin: float = 0.0
     end: float = 0.0
     """The steps, or the seconds of the agent's life, between which it was seen to grow."""
-    stacks: tuple[GrowingStack, ...] = ()
+    stacks: Annotated[tuple[GrowingStack, ...], Most(STACKS)] = ()
     """Where it grows most; empty unless the user records the allocator's history."""
 
 

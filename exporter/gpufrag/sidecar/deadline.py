@@ -63,7 +63,7 @@ class Worker(Generic[T]):
             patience = max(0.0, begun + self._deadline - self._clock())
             if self._changed.wait_for(lambda: self._finished > finished, patience) and self._last is not None:
                 return Answer(self._last.value, self._last.result)
-            return self._overdue(self._clock() - begun)
+            return self._overdue()
 
     def close(self) -> None:
         """End the thread as soon as it has control; a call that hangs is left to hang, for nothing can end it."""
@@ -103,13 +103,14 @@ class Worker(Generic[T]):
         ended = self._clock()
         return _Attempt(value, ended, CollectorResult(reason is None, ended - begun, reason))
 
-    def _overdue(self, waited: float) -> Answer[T]:
-        reason = f"{self._name} has not answered for {format_duration(waited)}"
+    def _overdue(self) -> Answer[T]:
+        """No times that pass are in the reason: it is a label too, and each wording of it a series of its own."""
+        reason = f"{self._name} has not answered within {format_duration(self._deadline)}"
         last = self._last
         took = None if last is None else last.result.duration_seconds
         if last is None or last.value is None:
             return Answer(None, CollectorResult(False, took, reason))
-        age = self._clock() - last.ended
-        shown = age <= self._keep
-        reason += f"; its last figures, {format_duration(age)} old, are {'' if shown else 'no longer '}shown"
+        shown = self._clock() - last.ended <= self._keep
+        keep = format_duration(self._keep)
+        reason += f"; its last figures are {f'shown for {keep}' if shown else f'older than {keep} and no longer shown'}"
         return Answer(last.value if shown else None, CollectorResult(False, took, reason))
