@@ -84,7 +84,7 @@ def test_the_smallest_limit_does_not_depend_on_the_limit(capsys: pytest.CaptureF
 
 
 def test_a_device_smaller_than_a_request_runs_out_of_memory(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    file = changed(tmp_path, "kv-default", driver_total=1024, driver_free_before=None)
+    file = changed(tmp_path, "kv-default", driver_total=1024, driver_free=None, driver_free_before=None)
     (_, other) = record(capsys, file, "--settings", EXPANDABLE)["candidates"]
     assert other["failed"] > 0
 
@@ -109,6 +109,11 @@ def test_what_makes_no_sense_is_a_usage_error(
 ) -> None:
     assert main(["whatif", KV, *arguments]) == 2
     assert told in capsys.readouterr().err
+
+
+def test_a_negative_size_of_free_memory_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["whatif", changed(tmp_path, "kv-default", driver_free_before=-5)]) == 1
+    assert "driver_free_before is no size" in capsys.readouterr().err
 
 
 def test_a_share_of_an_unknown_device_is_told(capsys: pytest.CaptureFixture[str]) -> None:

@@ -60,6 +60,11 @@ def test_a_broken_row_is_named(row: Any, told: str) -> None:
     assert told in str(caught.value)
 
 
+def test_a_column_without_a_name_is_refused() -> None:
+    with pytest.raises(BadInput, match="not all text"):
+        parse_rows([["alloc"]], [*COLUMNS, 5])  # type: ignore[list-item]
+
+
 def test_a_missing_column_is_named() -> None:
     with pytest.raises(BadInput, match="no column 'size'"):
         parse_rows([], ["action", "addr", "stream"])

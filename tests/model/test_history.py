@@ -65,6 +65,14 @@ def test_a_segment_that_is_not_there_later_is_refused() -> None:
         rewind([Event("segment_alloc", 512, 2 << 20, 0)], Heap(()))
 
 
+@pytest.mark.parametrize("action", ["segment_free", "segment_unmap"])
+@pytest.mark.parametrize("offset", [0, 512, -512])
+def test_memory_that_goes_twice_without_coming_again_is_refused(action: str, offset: int) -> None:
+    twice = [Event(action, address, 2 << 20, 0) for address in (8 << 20, (8 << 20) + offset)]
+    with pytest.raises(BadInput, match=f"event 0 .{action}. gives back"):
+        rewind(twice, Heap(()))
+
+
 GRAPH = (0, 1)
 MIB = 1 << 20
 

@@ -42,6 +42,8 @@ def parse_rows(rows: Iterable[Sequence[Any]], columns: Sequence[str]) -> list[Ev
     Raises BadInput, naming the row.
     """
     needed = ("action", "addr", "size", "stream")
+    if not all(isinstance(name, str) for name in columns):
+        raise BadInput("the names of the events' columns are not all text")
     if missing := [name for name in needed if name not in columns]:
         raise BadInput(f"the events have no column {missing[0]!r}: a trace needs {', '.join(needed)}")
     order = [columns.index(name) for name in (*needed, "pool_id") if name in columns]

@@ -133,6 +133,9 @@ class _Ranges:
     def undo(self, index: int, event: Event) -> None:
         assert event.address is not None
         if event.action in SHRINKS:
+            if self._touches(event.address, event.size):
+                where = f"{event.address:#x}, which is there later without coming again"
+                raise BadInput(f"event {index} ({event.action}) gives back {where}")
             self._add(event, event.address)
         elif not self._remove(event.address, event.size):
             raise BadInput(f"event {index} ({event.action}) makes {event.address:#x}, which is not there later")
@@ -171,6 +174,11 @@ class _Ranges:
             if stop > start:
                 self._put(_bare(owner, start, stop - start))
         return True
+
+    def _touches(self, address: int, size: int) -> bool:
+        """Whether some of it is there already."""
+        last = self._at_or_before(address + size - 1)
+        return last is not None and last.address + last.size > address
 
     def _at_or_before(self, address: int) -> Segment | None:
         index = bisect_right(self._starts, address)

@@ -12,7 +12,7 @@ from ..model.events import Event, parse_rows, parse_trace
 from ..model.heap import Heap
 from ..model.reach import Driver
 from .reading import load, name_of
-from .saved import Saved, read_raw
+from .saved import Saved, read_raw, size_of
 
 HOW = "call torch.cuda.memory._record_memory_history() at the start of the job, and torch.cuda.memory._dump_snapshot()"
 
@@ -64,8 +64,7 @@ def _from_case(name: str, raw: Mapping[str, Any], saved: Saved, device: int | No
     columns = raw.get("events_columns")
     if not isinstance(raw["events"], list) or not isinstance(columns, list):
         raise BadInput("its events are no list of rows with events_columns")
-    before = raw.get("driver_free_before")
-    driver = replace(saved.driver, free=before if type(before) is int else None)
+    driver = replace(saved.driver, free=size_of(raw, "driver_free_before"))
     events = parse_rows(raw["events"], columns)
     return Recording(name, 0, events, saved.heap, driver, saved.driver.limit, _conf(raw))
 

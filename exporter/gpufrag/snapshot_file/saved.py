@@ -47,13 +47,14 @@ def _recorded_settings(raw: Any) -> Mapping[str, Any] | None:
 def _driver(raw: Any) -> Driver:
     if not isinstance(raw, Mapping):
         return Driver()
-    free, size = _size(raw, "driver_free"), _size(raw, "driver_total")
+    free, size = size_of(raw, "driver_free"), size_of(raw, "driver_total")
     if free is not None and size is not None and free > size:
         raise BadInput(f"its driver_free is {free}, more than its driver_total, {size}: correct or remove them")
-    return Driver(free, size, _size(raw, "cap_bytes") or None)
+    return Driver(free, size, size_of(raw, "cap_bytes") or None)
 
 
-def _size(raw: Mapping[str, Any], key: str) -> int | None:
+def size_of(raw: Mapping[str, Any], key: str) -> int | None:
+    """A size that the file may tell. Raises BadInput for what is none."""
     value = raw.get(key)
     if value is not None and (type(value) is not int or not 0 <= value < 1 << 63):
         raise BadInput(f"its {key} is no size in bytes: remove it, or write a whole number")
