@@ -12,11 +12,12 @@ import pytest
 
 from gpufrag.config import ControlSettings, NvmlSettings, ServeConfig
 from gpufrag.errors import Unavailable
+from gpufrag.restarter import server
 from gpufrag.restarter.agreed import AgreedCheckpointer
 from gpufrag.restarter.checkpoint import Checkpoint, CheckpointFailed
 from gpufrag.restarter.cluster import GroupKind, Owner, Pod
 from gpufrag.restarter.owners import Resolved
-from gpufrag.restarter.settings import CheckpointSettings
+from gpufrag.restarter.settings import CheckpointSettings, RestarterConfig
 from gpufrag.restarter.sidecars import Sidecars, reaching
 from gpufrag.sidecar.server import Sidecar
 from live_ranks import PATIENCE, LiveRank, saves_at
@@ -153,3 +154,9 @@ def test_over_tls_their_certificate_is_checked_by_its_name(tmp_path: Path, token
             pods.save()
         pods.settings = named
         assert pods.save().saved
+
+
+def test_a_check_of_the_config_reads_the_token(tmp_path: Path, token: Path) -> None:
+    server.check(RestarterConfig(checkpoint=CheckpointSettings(token_file=token)))
+    with pytest.raises(Unavailable, match="is to hold the bearer tokens"):
+        server.check(RestarterConfig(checkpoint=CheckpointSettings(token_file=tmp_path / "missing")))

@@ -38,7 +38,7 @@ from .ledger import Said
 from .metrics import DRY_RUN, Metrics
 from .restart import Restarter
 from .settings import RestarterConfig
-from .sidecars import reaching
+from .sidecars import Sidecars, reaching
 from .targets import TARGETS, Target
 from .webhook import Webhook
 from .worker import Worker
@@ -113,6 +113,9 @@ def check(config: RestarterConfig) -> None:
         listen.parse(web.listen_address)
         files.read(web.config_file)
     checker(config.prometheus)
+    if config.checkpoint.token_file is not None:
+        TokenFile(config.checkpoint.token_file).check()
+        Sidecars(config.checkpoint)
 
 
 def _token(config: RestarterConfig) -> TokenFile | None:

@@ -66,7 +66,7 @@ class Control:
 
     def __init__(self, token: TokenFile, folder: Callable[[], Path]) -> None:
         self._token, self._folder = token, folder
-        self._worker = Worker("gpufrag-control")
+        self._worker = Worker("gpufrag-asks")
         self._busy = threading.Lock()
         self.progress: Progress | None = None
 
