@@ -66,3 +66,18 @@ def test_an_error_is_told_in_the_same_line(stream: io.StringIO) -> None:
     line = written(stream)
     assert line.startswith('level=error msg="not rendered" error="ValueError: odd\\nfigure" at=')
     assert "test_logs.py:" in line
+
+
+def test_what_a_library_says_again_and_again_is_one_line(stream: io.StringIO) -> None:
+    for message in ["no descriptor is free"] * 1000 + ["something else"] + ["no descriptor is free"] * 1000:
+        logging.getLogger("asyncio").error(message)
+    assert len(stream.getvalue().splitlines()) == 3
+
+
+def test_it_is_said_again_after_a_minute_whatever_the_clock_does(stream: io.StringIO) -> None:
+    asyncio = logging.getLogger("asyncio")
+    for time in (1000.0, 1001.0, 1061.0, 5.0, 6.0):
+        record = asyncio.makeRecord("asyncio", logging.ERROR, __file__, 1, "no descriptor is free", (), None)
+        record.created = time
+        asyncio.handle(record)
+    assert len(stream.getvalue().splitlines()) == 3

@@ -14,6 +14,7 @@ from typing import TextIO
 
 _PLAIN = re.compile(r"[A-Za-z0-9_./:@+\[\]-]{1,200}")
 _MOST = 400  # characters of one value
+_AGAIN_AFTER = 60.0  # seconds
 
 
 def event(logger: logging.Logger, level: int, message: str, **fields: object) -> None:
@@ -35,6 +36,21 @@ class Logfmt(logging.Formatter):
             **_exception(record),
         }
         return " ".join(f"{key}={_value(value)}" for key, value in pairs.items())
+
+
+class _NotAgain(logging.Filter):
+    """Stops what was said just before: without a free descriptor asyncio tells of it a thousand times a second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._message, self._until = "", 0.0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        message = record.getMessage()
+        if message == self._message and 0 <= self._until - record.created <= _AGAIN_AFTER:
+            return False
+        self._message, self._until = message, record.created + _AGAIN_AFTER
+        return True
 
 
 def _exception(record: logging.LogRecord) -> dict[str, str]:
@@ -62,4 +78,6 @@ def setup(level: str, stream: TextIO | None = None) -> None:
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
     logging.getLogger("uvicorn").setLevel(logging.ERROR)  # a scanner's broken requests are no news
-    logging.getLogger("asyncio").setLevel(logging.ERROR)
+    asyncio = logging.getLogger("asyncio")
+    asyncio.setLevel(logging.ERROR)
+    asyncio.filters[:] = [_NotAgain()]

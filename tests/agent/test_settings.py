@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from gpufrag.agent.settings import AgentSettings, from_environment
@@ -23,6 +25,12 @@ def test_the_environment_is_read_and_the_caller_wins() -> None:
 def test_an_interval_that_is_none_is_refused(value: str) -> None:
     with pytest.raises(UsageError, match=r"(?i)interval"):
         from_environment({"GPUFRAG_INTERVAL": value})
+
+
+@pytest.mark.parametrize("value", ["soon", [], 10**400, {"a": 1}])
+def test_an_argument_that_is_no_number_is_refused_in_one_line(value: Any) -> None:
+    with pytest.raises(UsageError, match=r"interval is .{1,80}: it must be a number$"):
+        from_environment({}, interval=value)
 
 
 @pytest.mark.parametrize("value", [0.0, -0.1, 1.5, float("nan")])

@@ -7,6 +7,8 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from reprlib import repr as shown
+from typing import Any
 
 from ..errors import UsageError
 from ..units import parse_bytes
@@ -60,18 +62,19 @@ def from_environment(
     if text := environment.get("GPUFRAG_LEAK_THRESHOLD"):
         settings = replace(settings, leak_threshold=size(text, "GPUFRAG_LEAK_THRESHOLD"))
     for name, given in (("interval", interval), ("budget", budget)):
-        value = _number(environment, f"GPUFRAG_{name.upper()}") if given is None else given
+        variable = f"GPUFRAG_{name.upper()}"
+        value = _number(environment.get(variable) or None, variable) if given is None else _number(given, name)
         if value is not None:
             settings = replace(settings, **{name: value})  # type: ignore[arg-type]
     return settings
 
 
-def _number(environment: Mapping[str, str], variable: str) -> float | None:
-    text = environment.get(variable)
+def _number(value: Any, name: str) -> float | None:
+    """Of a variable or an argument, whatever a program hands over."""
     try:
-        return float(text) if text else None
-    except ValueError:
-        raise UsageError(f"{variable} is {text!r}: it must be a number") from None
+        return None if value is None else float(value)
+    except (ValueError, TypeError, OverflowError):
+        raise UsageError(f"{name} is {shown(value)}: it must be a number") from None
 
 
 def share(text: str) -> float:
