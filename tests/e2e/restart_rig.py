@@ -115,6 +115,15 @@ def ratio(prometheus: Prometheus) -> float:
     return value
 
 
+def trains_again(host: Host) -> bool:
+    """Whether every rank has taken a step since its second start."""
+    for log in (host.told(rank) for rank in (0, 1)):
+        events = [line["event"] for line in log]
+        if events.count("begin") < 2 or events[-1] == "begin":
+            return False
+    return True
+
+
 def check_that_no_step_was_lost(host: Host) -> None:
     """By a job that was restarted once: all ranks saved at one step, and went on from there."""
     logs = [host.told(rank) for rank in (0, 1)]

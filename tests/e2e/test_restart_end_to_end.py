@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from e2e.restart_rig import JOB, Host, check_that_no_step_was_lost, python_with_torch, ratio
+from e2e.restart_rig import JOB, Host, check_that_no_step_was_lost, python_with_torch, ratio, trains_again
 from monitoring import Prometheus, eventually, free_port
 from restarter.restarter_process import Process, get
 
@@ -30,6 +30,7 @@ def test_a_fragmented_job_saves_is_restarted_once_and_goes_on_from_that_step(hos
     prometheus, restarter = started(host)
     eventually(lambda: ratio(prometheus) > 4, "the heap of rank 1 breaks up")
     eventually(lambda: "restarted" in restarter.outcomes, "it is restarted")
+    eventually(lambda: trains_again(host), "it trains again")
     eventually(lambda: ratio(prometheus) < 1.5, "the new heap is whole")
     eventually(lambda: not prometheus.query(TRIGGER), "the alert has ended")
 

@@ -1,0 +1,75 @@
+"""The same in a cluster: the fake API server with its Job controller, whose pod is a real job with a real sidecar."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from e2e.pod_runner import kubelet
+from e2e.restart_rig import Host, check_that_no_step_was_lost, python_with_torch, ratio, trains_again
+from monitoring import Prometheus, eventually, free_port
+from restarter.fake_api import manifests
+from restarter.fake_api.server import FakeApi, fake_api
+from restarter.restarter_process import Process, get, suspensions
+
+pytestmark = pytest.mark.real
+
+RESTARTED = 'gpufrag_restarter_actions_total{kind="Job.batch",result="restarted"} 1.0'
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[Host]:
+    python_with_torch()
+    with ExitStack() as stack:
+        yield Host(tmp_path, stack)
+
+
+@pytest.fixture
+def api() -> Iterator[FakeApi]:
+    with fake_api() as one:
+        one.world.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": manifests.meta("gpufrag-restarter")})
+        yield one
+
+
+@pytest.mark.timeout(180)
+def test_a_fragmented_job_is_suspended_once_and_resumes_where_it_saved(host: Host, api: FakeApi) -> None:
+    prometheus, restarter = started(host, api)
+    api.world.apply(manifests.job(parallelism=1, completions=1))
+    eventually(lambda: ratio(prometheus) > 4, "the heap of rank 1 breaks up")
+    eventually(lambda: "restarted" in restarter.outcomes, "it is restarted")
+    eventually(lambda: trains_again(host), "it trains again")
+    eventually(lambda: ratio(prometheus) < 1.5, "the new heap is whole")
+
+    assert suspensions(api) == [True, False]
+    assert restarter.outcomes.count("started") == 1
+    assert RESTARTED in get(restarter, "/metrics").text
+    assert "gpufrag.dev/restart-phase" not in job(api)["metadata"]["annotations"]
+    assert "failed" not in job(api)["status"]
+    check_that_no_step_was_lost(host)
+
+
+def started(host: Host, api: FakeApi) -> tuple[Prometheus, Process]:
+    port, sidecar = free_port(), host.start_sidecar()
+
+    def run(pod: str) -> AbstractContextManager[Any]:
+        host.discover(sidecar, namespace="ml", pod=pod)
+        return host.run_job()
+
+    prometheus = host.start_prometheus(host.start_alertmanager(f"http://127.0.0.1:{port}/v1/alerts"))
+    restarter = host.start_restarter(
+        "--kubeconfig",
+        str(api.write_kubeconfig(host.folder / "kubeconfig")),
+        web={"listen_address": f"127.0.0.1:{port}"},
+        prometheus={"url": prometheus.url},
+        checkpoint={"token_file": "control-token", "port": sidecar},
+    )
+    host.stack.enter_context(kubelet(api, run))
+    return prometheus, restarter
+
+
+def job(api: FakeApi) -> dict[str, Any]:
+    return api.world.get("batch/v1", "Job", "train")
