@@ -18,7 +18,7 @@ import pytest
 import gpufrag
 from gpufrag import rank_sockets
 from gpufrag.agreement.agree import agree
-from gpufrag.agreement.records import Ask, Heard, NotSaved, Saved, Terms, release
+from gpufrag.agreement.records import PREPARED, Ask, Heard, NotSaved, Saved, Terms, release
 from helpers import TESTS
 
 pytestmark = [
@@ -164,3 +164,16 @@ def test_a_rank_that_dies_before_its_step_is_named(tmp_path: Path) -> None:
         with pytest.raises(NotSaved, match="rank 1"):
             rank_sockets.lead(agree(TERMS, time.monotonic), kill_it_after_its_promise)
         assert not list(job.out.glob("*.pt"))
+
+
+def test_a_step_that_has_passed_is_promised_by_nobody(tmp_path: Path) -> None:
+    with _torchrun(tmp_path, 2) as job:
+        job.pids()
+        ask = rank_sockets.in_folder(job.folder)
+        ask(Ask("prepare", {"id": "one"}))
+        heard = ask(Ask("at", {"id": "one", "step": 2, "patience": PATIENCE, "hold": PATIENCE}))
+        assert [one.state for one in heard.ranks] == [PREPARED] * 2
+        job.must_train_on()
+        ask(Ask("cancel", {"id": "one"}))
+        assert job.save("two") is not None
+        job.release(end=False, checkpoint="two")
