@@ -15,7 +15,7 @@ from restarter.fake_api.server import fake_api
 def test_a_host_without_a_folder_fails_and_every_check_is_heard(tmp_path, capsys):
     assert main(["doctor", "--folder", str(tmp_path / "absent"), "--sidecar", "http://127.0.0.1:1"]) == 1
     told = capsys.readouterr().out.splitlines()
-    assert len(told) == 8
+    assert len(told) == 9
     assert told[0].startswith("FAIL  host folder: ")
     assert told[1].startswith("WARN  host files: no rank lives here")
 

@@ -17,6 +17,7 @@ from gpufrag.doctor.host import CHECKS, Host
 from gpufrag.doctor.results import Fail, Ok, Result, Warn
 from gpufrag.errors import Unavailable
 from gpufrag.sidecar.readings import Device, NvmlReading, Problem
+from live_ranks import live_ranks
 
 NOW = 1010.0
 ROOT = os.geteuid() == 0
@@ -136,6 +137,22 @@ def test_steps_are_seen_or_not(agent):
     assert "no step yet" in warns(look("steps", agent.folder))
     agent.publish(steps=None)
     assert "rank 0 has no step hook" in warns(look("steps", agent.folder))
+
+
+@pytest.mark.parametrize(
+    ("saves", "kind", "text"),
+    [
+        ([lambda request: None] * 2, Ok, "all 2 have told how to save"),
+        ([lambda request: None, None], Warn, "rank 1 has no checkpoint callback"),
+        ([], Warn, "no rank lives here"),
+    ],
+)
+def test_ranks_that_cannot_save_are_told(tmp_path, saves, kind, text):
+    with live_ranks(tmp_path / "agents", saves) as ranks:
+        result = look("checkpoint", tmp_path / "agents")
+        assert isinstance(result, kind)
+        assert text in result.text
+        assert [rank.saved for rank in ranks] == [[]] * len(saves), "it is asked, and not told to save"
 
 
 @pytest.mark.parametrize(

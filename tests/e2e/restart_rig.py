@@ -100,6 +100,13 @@ class Host:
         process.wait_until_it_listens()
         return process
 
+    def doctor(self, sidecar: int, prometheus: Prometheus) -> dict[str, str]:
+        """What it says of each check that is not ok."""
+        where = ["--host", "--folder", self.folder / "agents", "--sidecar", f"http://127.0.0.1:{sidecar}"]
+        command = python("-m", "gpufrag", "doctor", *where, "--prometheus", prometheus.url, "--json")
+        done = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=60)
+        return {row["check"]: row["text"] for row in json.loads(done.stdout) if row["result"] != "ok"}
+
     def told(self, rank: int) -> list[dict[str, Any]]:
         """What a rank has written, whole lines only."""
         path = self.folder / "job" / f"rank{rank}.log"

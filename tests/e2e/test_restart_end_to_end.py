@@ -27,7 +27,7 @@ def host(tmp_path: Path) -> Iterator[Host]:
 
 @pytest.mark.timeout(180)
 def test_a_fragmented_job_saves_is_restarted_once_and_goes_on_from_that_step(host: Host) -> None:
-    prometheus, restarter = started(host)
+    prometheus, restarter, sidecar = started(host)
     eventually(lambda: ratio(prometheus) > 4, "the heap of rank 1 breaks up")
     eventually(lambda: "restarted" in restarter.outcomes, "it is restarted")
     eventually(lambda: trains_again(host), "it trains again")
@@ -37,14 +37,16 @@ def test_a_fragmented_job_saves_is_restarted_once_and_goes_on_from_that_step(hos
     assert restarter.outcomes.count("started") == 1
     assert RESTARTED in get(restarter, "/metrics").text
     check_that_no_step_was_lost(host)
+    assert host.doctor(sidecar, prometheus).keys() <= {"nvml"}, "the doctor finds nothing but that there is no GPU"
 
 
-def started(host: Host) -> tuple[Prometheus, Process]:
+def started(host: Host) -> tuple[Prometheus, Process, int]:
     """Each needs the address of the next, and the last one that of the first but one: its port is chosen first."""
     port = free_port()
     alertmanager = host.start_alertmanager(f"http://127.0.0.1:{port}/v1/alerts")
     prometheus = host.start_prometheus(alertmanager)
-    host.discover(host.start_sidecar())
+    sidecar = host.start_sidecar()
+    host.discover(sidecar)
     restarter = host.start_restarter(
         web={"listen_address": f"127.0.0.1:{port}"},
         target="process",
@@ -53,4 +55,4 @@ def started(host: Host) -> tuple[Prometheus, Process]:
         prometheus={"url": prometheus.url},
     )
     host.stack.enter_context(host.run_job("--restartable", "--name", JOB, "--grace", "10s"))
-    return prometheus, restarter
+    return prometheus, restarter, sidecar

@@ -67,6 +67,10 @@ def _steps(host: Host) -> Result:
     return ranks.steps(host.find_folder())
 
 
+def _checkpoint(host: Host) -> Result:
+    return ranks.checkpoint(host.find_folder())
+
+
 def _versions(host: Host) -> Result:
     return ranks.versions(host.find_folder())
 
@@ -85,6 +89,7 @@ CHECKS: tuple[Check[Host], ...] = (
     Check("samples", "how old is what each living rank has written last", _samples),
     Check("sockets", "does each living rank answer on its control socket", _sockets),
     Check("steps", "has each rank a step hook, and has it seen a step", _steps),
+    Check("checkpoint", "has each rank told how to save before a restart", _checkpoint),
     Check("versions", "are the ranks' versions of torch known ones", _versions),
     Check("nvml", "does the driver answer, and does it show the GPUs that the ranks use", _nvml),
     Check("sidecar", "is it ready, and of this version", _sidecar),

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from ..errors import Unavailable
 from ..folder import FileName, socket_address
+from ..rank_sockets import broadcast
 from ..sample import MAX_BYTES, ProcessSample
 from ..sidecar import sample_files
 from ..sidecar.sample_files import REMEDIES, Skip
@@ -140,6 +141,22 @@ def steps(folder: Path) -> Result:
         _told(ranks, lambda one: one.steps == 0, "has a step hook that has seen no step yet; look again in a while"),
         Ok("every rank has seen steps"),
     )
+
+
+def checkpoint(folder: Path) -> Result:
+    """Asked by a command that changes nothing."""
+    heard = broadcast(folder, "status", {"id": "doctor"})
+    if not heard.ranks:
+        return Warn(f"{heard.silent[0]}: see the check `sockets`") if heard.silent else NONE
+    unable = [rank for rank in heard.ranks if not rank.callback]
+    if unable:
+        return Warn(
+            f"{some(unable)} has no checkpoint callback: a restart loses the work since the last checkpoint; call "
+            "gpufrag.on_checkpoint (checkpoint.md)"
+        )
+    if excused := [rank for rank in heard.ranks if rank.error]:
+        return Warn(f"{some(excused)} cannot save: {excused[0].error}")
+    return Ok(f"all {len(heard.ranks)} have told how to save")
 
 
 def versions(folder: Path) -> Result:
