@@ -138,3 +138,14 @@ def test_a_webhook_call_is_about_one_job():
     assert [route["group_by"] for route in routes] == [["alertname", "cluster", "namespace", "job_name"]]
     (receiver,) = [row for row in read(ALERTMANAGER)["receivers"] if row["name"] == "restarter"]
     assert [hook["send_resolved"] for hook in receiver["webhook_configs"]] == [False]
+
+
+def test_an_alert_hushes_those_of_its_own_job_only():
+    """Also where jobs are told apart by the name of the scrape alone."""
+    rules = read(ALERTMANAGER)["inhibit_rules"]
+    assert [set(rule["equal"]) for rule in rules] == [set(Config().job_labels)] * len(rules)
+
+
+def test_hushed_alerts_are_ones_that_there_are():
+    named = re.findall(r'alertname = "(\w+)"', ALERTMANAGER.read_text(encoding="utf-8"))
+    assert set(named) - {rule.get("alert") for group in groups(Config()) for rule in group["rules"]} == set()

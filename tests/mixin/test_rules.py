@@ -82,6 +82,15 @@ def test_runbooks_name_only_commands_that_there_are(page):
     assert named - {row.name for row in COMMANDS} == set()
 
 
+@pytest.mark.parametrize(
+    "page", [*sorted(RUNBOOKS.glob("*.md")), ROOT / "docs/prometheus.md"], ids=lambda page: page.stem
+)
+def test_pages_name_only_metrics_that_there_are(page):
+    """A name that ends in _ stands for several; gpufrag_action is a label."""
+    named = {name for name in named_in(page.read_text(encoding="utf-8")) if not name.endswith("_")}
+    assert named - EXPORTED - RECORDED - {"gpufrag_action"} == set()
+
+
 def test_no_runbook_is_about_nothing():
     assert {path.stem for path in RUNBOOKS.glob("Gp*.md")} == {alert["alert"] for alert in ALERTS}
 
