@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,15 @@ def test_what_makes_no_sense_is_a_usage_error(
 def test_a_negative_size_of_free_memory_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["whatif", changed(tmp_path, "kv-default", driver_free_before=-5)]) == 1
     assert "driver_free_before is no size" in capsys.readouterr().err
+
+
+def test_one_trace_for_many_devices_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """By references a pickle of some kilobytes would hold a hundred million events."""
+    file = tmp_path / "shared.pickle"
+    entry = {"action": "alloc", "addr": 512, "size": 1, "stream": 0}
+    file.write_bytes(pickle.dumps({"segments": [], "device_traces": [[entry]] * 200}, protocol=4))
+    assert main(["whatif", str(file)]) == 1
+    assert "share one trace" in capsys.readouterr().err
 
 
 def test_a_share_of_an_unknown_device_is_told(capsys: pytest.CaptureFixture[str]) -> None:
