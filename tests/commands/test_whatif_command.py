@@ -166,7 +166,7 @@ def test_a_device_that_cannot_be_replayed_leaves_the_others(
     pickled: Callable[[Any], str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     broken = two_devices()
-    broken["device_traces"][2] = broken["device_traces"][0]
+    broken["device_traces"][2] = list(broken["device_traces"][0])
     assert main(["whatif", pickled(broken), "--settings", EXPANDABLE, "--json"]) == 1
     shown = capsys.readouterr()
     assert [device["device"] for device in json.loads(shown.out)["devices"]] == [0]
