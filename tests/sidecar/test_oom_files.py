@@ -97,6 +97,17 @@ def test_what_no_agent_has_written_stays_and_fails_nobody(tmp_path: Path, reader
     assert all(path.exists() for path in (results, copy, link))
 
 
+def test_what_is_no_report_takes_the_place_of_none(tmp_path: Path, reader: ProcessReader) -> None:
+    """Many of them, and later ones: they must neither hide a report nor have it removed."""
+    for number in (1, 2, 3):
+        left(tmp_path, number, age=60)
+    for number in range(10, 30):
+        left(tmp_path, number, content=b"rubbish")
+    assert numbers(reader) == numbers(reader) == [3, 2, 1]
+    assert [report.number for report in read_all(tmp_path, 3)] == [3, 2, 1]
+    assert len(list(tmp_path.iterdir())) == 23
+
+
 def test_an_unchanged_one_is_read_once(tmp_path: Path, reader: ProcessReader, monkeypatch: pytest.MonkeyPatch) -> None:
     left(tmp_path)
     assert numbers(reader) == [1]

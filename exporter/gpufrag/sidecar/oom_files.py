@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,6 +19,8 @@ from .sample_files import Skip, Stamp
 from .sweep import Sweeper
 
 Content = OomReport | Skip
+LOOKED_AT = 10
+"""Times as many files as may be kept: what is no report takes no report's place, unless somebody fills the folder."""
 
 
 class ReportFile(NamedTuple):
@@ -45,15 +48,17 @@ class ReportReader:
     def read(self, files: list[ReportFile]) -> tuple[OomReport, ...]:
         """The reports in the latest of `files`, the latest error first; what is too old or too many is removed."""
         before, self._known = self._known, {}
-        for number, file in enumerate(files[: 2 * self._most]):
+        kept = 0
+        for file in files[: LOOKED_AT * self._most]:
             content = before.get(file) or read_one(self._folder, file.name)
             if content is None:
                 continue
-            surplus = number >= self._most or self._sweeper.expired(file.stamp.modified)
-            if surplus and _is_ours(content):
+            ours = _is_ours(content)
+            if ours and (kept == self._most or self._sweeper.expired(file.stamp.modified)):
                 self._sweeper.remove(file.name.file)
-            elif not surplus:
-                self._known[file] = content
+                continue
+            self._known[file] = content
+            kept += ours
         return in_order(self._known.values())
 
 
@@ -61,7 +66,8 @@ def read_all(folder: Path, most: int) -> tuple[OomReport, ...]:
     """The latest reports in the folder, the latest error first; at most `most`. Raises OSError for the folder."""
     with os.scandir(folder) as entries:
         files = listed({entry.name: entry for entry in entries})
-    return in_order(content for file in files[:most] if (content := read_one(folder, file.name)))
+    contents = (read_one(folder, file.name) for file in files[: LOOKED_AT * most])
+    return in_order(islice((content for content in contents if isinstance(content, OomReport)), most))
 
 
 def read_one(folder: Path, name: ReportName) -> Content | None:
