@@ -71,31 +71,35 @@ class Host:
         draft.write_text(json.dumps(targets))
         draft.replace(self.folder / "targets.json")
 
-    def start_prometheus(self, alertmanager: str) -> Prometheus:
+    def start_prometheus(self, *alertmanagers: str) -> Prometheus:
         settings = [word for timing in QUICK for word in ("--set", f"timing.{timing}")]
         command = python("-m", "gpufrag", "mixin", "build", "--rules-only", "--out", self.folder, *settings)
         subprocess.run([str(word) for word in command], check=True, capture_output=True)
         config = {
             "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
             "rule_files": ["rules.yaml"],
-            "alerting": {"alertmanagers": [{"static_configs": [{"targets": [alertmanager]}]}]},
+            "alerting": {"alertmanagers": [{"static_configs": [{"targets": list(alertmanagers)}]}]},
             "scrape_configs": [{"job_name": "gpufrag", "file_sd_configs": [{"files": ["targets.json"]}]}],
         }
         return self.stack.enter_context(monitoring.prometheus(self.folder, config))
 
-    def start_alertmanager(self, webhook: str) -> str:
-        """As it is shipped, but quick. Its host:port."""
+    def start_alertmanager(self, name: str, *ports: int) -> str:
+        """As it is shipped, but quick, for restarters at these ports. Its host:port."""
+        folder = self._own(name)
+        (folder / "token").write_text(TOKEN)
         config: dict[str, Any] = yaml.safe_load(ALERTMANAGER.read_text())
         for route in (config["route"], *config["route"]["routes"]):
             route |= {"group_wait": "1s", "group_interval": "2s", "repeat_interval": "3s"}
         (restarter,) = [row for row in config["receivers"] if row["name"] == "restarter"]
         (hook,) = restarter["webhook_configs"]
-        hook["url"] = webhook
-        hook["http_config"]["authorization"]["credentials_file"] = str(self.folder / "token")
-        return self.stack.enter_context(monitoring.alertmanager(self.folder, config))
+        hook["http_config"]["authorization"]["credentials_file"] = str(folder / "token")
+        restarter["webhook_configs"] = [{**hook, "url": f"http://127.0.0.1:{port}/v1/alerts"} for port in ports]
+        return self.stack.enter_context(monitoring.alertmanager(folder, config))
 
-    def start_restarter(self, *options: str, **config: Any) -> Process:
-        process = Process(self.folder, "--config", str(write_config(self.folder, **config)), *options)
+    def start_restarter(self, port: int, *options: str, **config: Any) -> Process:
+        folder = self._own(f"restarter-{port}")
+        path = write_config(folder, web={"listen_address": f"127.0.0.1:{port}"}, **config)
+        process = Process(folder, "--config", str(path), *options)
         self.stack.callback(process.kill)
         process.wait_until_it_listens()
         return process
@@ -112,6 +116,11 @@ class Host:
         path = self.folder / "job" / f"rank{rank}.log"
         text = path.read_text() if path.exists() else ""
         return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+    def _own(self, name: str) -> Path:
+        folder = self.folder / name
+        folder.mkdir()
+        return folder
 
 
 def ratio(prometheus: Prometheus) -> float:

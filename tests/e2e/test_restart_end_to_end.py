@@ -43,12 +43,11 @@ def test_a_fragmented_job_saves_is_restarted_once_and_goes_on_from_that_step(hos
 def started(host: Host) -> tuple[Prometheus, Process, int]:
     """Each needs the address of the next, and the last one that of the first but one: its port is chosen first."""
     port = free_port()
-    alertmanager = host.start_alertmanager(f"http://127.0.0.1:{port}/v1/alerts")
-    prometheus = host.start_prometheus(alertmanager)
+    prometheus = host.start_prometheus(host.start_alertmanager("alertmanager", port))
     sidecar = host.start_sidecar()
     host.discover(sidecar)
     restarter = host.start_restarter(
-        web={"listen_address": f"127.0.0.1:{port}"},
+        port,
         target="process",
         process={"folder": str(host.folder / "agents")},
         state_file=str(host.folder / "state.json"),

@@ -37,38 +37,50 @@ def api() -> Iterator[FakeApi]:
 
 @pytest.mark.timeout(180)
 def test_a_fragmented_job_is_suspended_once_and_resumes_where_it_saved(host: Host, api: FakeApi) -> None:
-    prometheus, restarter = started(host, api)
+    prometheus, restarters = started(host, api)
     api.world.apply(manifests.job(parallelism=1, completions=1))
     eventually(lambda: ratio(prometheus) > 4, "the heap of rank 1 breaks up")
-    eventually(lambda: "restarted" in restarter.outcomes, "it is restarted")
+    eventually(lambda: "restarted" in outcomes(restarters), "it is restarted")
     eventually(lambda: trains_again(host), "it trains again")
     eventually(lambda: ratio(prometheus) < 1.5, "the new heap is whole")
 
     assert suspensions(api) == [True, False]
-    assert restarter.outcomes.count("started") == 1
-    assert RESTARTED in get(restarter, "/metrics").text
+    assert outcomes(restarters).count("started") == 1
+    assert [RESTARTED in get(one, "/metrics").text for one in restarters].count(True) == 1
+    assert all(received(one) >= 2 for one in restarters), "each was asked by both"
     assert "gpufrag.dev/restart-phase" not in job(api)["metadata"]["annotations"]
     assert "failed" not in job(api)["status"]
     check_that_no_step_was_lost(host)
 
 
-def started(host: Host, api: FakeApi) -> tuple[Prometheus, Process]:
-    port, sidecar = free_port(), host.start_sidecar()
+def started(host: Host, api: FakeApi) -> tuple[Prometheus, list[Process]]:
+    """Two Alertmanagers that do not know of each other, and two restarters: all is said and heard twice."""
+    ports, sidecar = (free_port(), free_port()), host.start_sidecar()
 
     def run(pod: str) -> AbstractContextManager[Any]:
         host.discover(sidecar, namespace="ml", pod=pod)
         return host.run_job()
 
-    prometheus = host.start_prometheus(host.start_alertmanager(f"http://127.0.0.1:{port}/v1/alerts"))
-    restarter = host.start_restarter(
-        "--kubeconfig",
-        str(api.write_kubeconfig(host.folder / "kubeconfig")),
-        web={"listen_address": f"127.0.0.1:{port}"},
-        prometheus={"url": prometheus.url},
-        checkpoint={"token_file": "control-token", "port": sidecar},
-    )
+    prometheus = host.start_prometheus(*(host.start_alertmanager(name, *ports) for name in ("one", "two")))
+    kubeconfig = str(api.write_kubeconfig(host.folder / "kubeconfig"))
+    config = {
+        "prometheus": {"url": prometheus.url},
+        "checkpoint": {"token_file": str(host.folder / "control-token"), "port": sidecar},
+    }
+    restarters = [host.start_restarter(port, "--kubeconfig", kubeconfig, **config) for port in ports]
     host.stack.enter_context(kubelet(api, run))
-    return prometheus, restarter
+    return prometheus, restarters
+
+
+def received(restarter: Process) -> float:
+    """Alerts that fire, as they came in."""
+    lines = get(restarter, "/metrics").text.splitlines()
+    (line,) = [line for line in lines if line.startswith('gpufrag_restarter_received_total{status="firing"}')]
+    return float(line.split()[-1])
+
+
+def outcomes(restarters: list[Process]) -> list[str]:
+    return [outcome for restarter in restarters for outcome in restarter.outcomes]
 
 
 def job(api: FakeApi) -> dict[str, Any]:
