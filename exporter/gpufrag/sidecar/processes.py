@@ -67,6 +67,7 @@ class ProcessReader:
         self._folder, self._settings, self._clock = folder, settings, clock
         self._names: dict[str, FileName | None] = {}
         self._known: dict[FileName, _Memory] = {}
+        self._alive: frozenset[FileName] = frozenset()
         self._told: Skipped = {}
         self._sweeper = Sweeper(folder, settings.last_words, clock)
         self._reports = oom_files.ReportReader(folder, settings, clock)
@@ -81,6 +82,7 @@ class ProcessReader:
         files = self._within_bounds(self._list(listed, skipped), skipped)
         before, self._known = self._known, {}
         ranks = [rank for file in files if (rank := self._rank(file, before.get(file.name), skipped))]
+        self._alive = frozenset(FileName.of(rank.sample.identity) for rank in ranks if rank.alive)
         self._tell(skipped)
         counts = {reason.value: len(names) for reason, names in skipped.items()}
         return Reading(tuple(ranks), counts, self._reports.read(reports))
@@ -113,8 +115,8 @@ class ProcessReader:
             raise Unavailable(f"{self._folder}: {error.strerror}; {_REMEDY}") from None
 
     def _within_bounds(self, files: list[_File], skipped: Skipped) -> list[_File]:
-        """By name; of too many, those that may be alive, then the latest."""
-        files.sort(key=lambda file: (not file.has_socket, -file.stamp.modified_ns))
+        """By name; of too many those that may be alive, first who was, so that none comes and goes; then the latest."""
+        files.sort(key=lambda file: (not file.has_socket, file.name not in self._alive, -file.stamp.modified_ns))
         chosen, left = [], self._settings.max_total_size
         for file in files[: self._settings.max_processes]:
             left -= min(file.stamp.size, self._settings.max_file_size)
@@ -161,8 +163,9 @@ class ProcessReader:
     def _tell(self, skipped: Skipped) -> None:
         """Log what is skipped when that changes, not at each reading."""
         for reason, names in skipped.items():
+            names.sort()
             if names and names != self._told.get(reason):
-                shown = ", ".join(sorted(names)[:_TOLD]) + (", …" if len(names) > _TOLD else "")
+                shown = ", ".join(names[:_TOLD]) + (", …" if len(names) > _TOLD else "")
                 fields = {"reason": reason.value, "count": len(names), "files": shown, "remedy": REMEDIES.get(reason)}
                 event(log, logging.WARNING, "files skipped", **fields)
         self._told = skipped
