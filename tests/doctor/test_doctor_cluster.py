@@ -190,6 +190,16 @@ def test_what_keeps_a_job_from_being_restarted_is_told(api, annotations, text):
     assert text in told(look(api, "jobs"), Warn)
 
 
+def test_a_pod_without_a_job_is_told(api):
+    pod = copy.deepcopy(POD)
+    pod["metadata"] = {"name": "alone", "namespace": "ml"}
+    pod["spec"]["containers"][0]["image"] = "local/training:1"
+    api.world.apply({**pod, "status": {"phase": "Running"}})
+    assert "1 pod(s) belong to no job that can be restarted; pod ml/alone has no controller" in told(
+        look(api, "jobs"), Warn
+    )
+
+
 @pytest.mark.parametrize(
     ("policy", "kind", "text"),
     [

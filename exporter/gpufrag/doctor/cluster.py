@@ -127,6 +127,8 @@ def _jobs(place: Place) -> Result:
     if not place.pods:
         return place.no_pods
     owners, refused = _owners(place)
+    if refused:
+        return Warn(f"{len(refused)} pod(s) belong to no job that can be restarted; {refused[0]}")
     stopped = [str(one.ref) for one in owners if Memory.read(one.annotations).stopped]
     if stopped:
         return Warn(f"{some(stopped)}: restarts were stopped for it; mend the cause, then remove {STOPPED}")
@@ -135,8 +137,7 @@ def _jobs(place: Place) -> Result:
         return Warn(f"{some(paused)}: paused; remove the annotation {PAUSE} to let it be restarted")
     opted_in = [one for one in owners if one.annotations.get(OPT_IN) == "true"]
     if not opted_in:
-        why = f" ({refused[0]})" if refused else ""
-        return Warn(f"none of {len(owners)} job(s) has opted in{why}: kubectl annotate it {OPT_IN}=true")
+        return Warn(f"none of {len(owners)} job(s) has opted in: kubectl annotate it {OPT_IN}=true")
     return Ok(f"{len(opted_in)} of {len(owners)} job(s) have opted in: {some(one.ref for one in opted_in)}")
 
 
