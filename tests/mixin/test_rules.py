@@ -95,6 +95,11 @@ def test_no_runbook_is_about_nothing():
     assert {path.stem for path in RUNBOOKS.glob("Gp*.md")} == {alert["alert"] for alert in ALERTS}
 
 
+def test_the_summary_tells_the_threshold_that_is_set():
+    chosen = changed(EVERYTHING, ["thresholds.fragmentation_ratio=6"])
+    assert "a request for 1/6 of what is free" in rules.rule_file(chosen)
+
+
 def test_only_the_trigger_restarts_and_it_does_not_blink():
     acting = [alert for alert in ALERTS if "gpufrag_action" in alert["labels"]]
     assert [alert["alert"] for alert in acting] == ["GpuMemoryFragmented"]

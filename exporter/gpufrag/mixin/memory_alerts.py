@@ -31,7 +31,8 @@ def fragmented(config: Config) -> Alert:
         hold=config.timing.hold,
         keep_firing=config.timing.keep_firing,
         labels=RESTART,
-        summary="GPU memory is so fragmented that a request for a quarter of what is free would fail.",
+        summary="GPU memory is so fragmented that a request for "
+        f"1/{number(config.thresholds.fragmentation_ratio)} of what is free would fail.",
         description=f"{texts.lookup(config, worst, numbers)}: a ratio of {texts.value('humanize')}. "
         "Restart the job from its next checkpoint; to keep it from coming back, try expandable_segments.",
         annotations={

@@ -173,3 +173,13 @@ def test_every_variable_of_a_query_is_defined(board):
     known = dict.fromkeys(variables(board), "x")
     for _, expr in targets(board):
         assert not re.search(r"\$[^0-9]", fill(expr, known))  # $1 belongs to label_replace
+
+
+def test_the_page_on_scale_names_what_is_empty_without_detail(board):
+    """And no panel besides shows nothing then."""
+    page = " ".join((RUNBOOKS.parent / "scale.md").read_text(encoding="utf-8").split())
+    detail = {row.name for row in TABLE if row.detail}
+    for panel in panels(board):
+        named = {s.name for target in panel["targets"] for s, _ in selectors(board, target["expr"])}
+        plain = {re.sub("_(bucket|gcount|gsum)$", "", name) for name in named}
+        assert (plain <= detail) == (f'"{panel["title"]}"' in page), panel["title"]

@@ -92,7 +92,9 @@ def _table(s: Selection) -> AnyPanel:
 
     return rows(
         Face(
-            "Each device", "Each GPU, or each instance of a GPU that is cut up by MIG, with its driver.", "bytes", 24, 6
+            "Each device",
+            "Each GPU, or each instance of a GPU that is cut up by MIG, with its driver; the most used first.",
+            "bytes", 24, 6,
         ),
         *(Column(fact, label=fact) for fact in facts),
         Column("Size", of("memory_size"), decimals=0),
@@ -100,7 +102,8 @@ def _table(s: Selection) -> AnyPanel:
         Column("Free", of("memory_free")),
         Column("Other processes", of("other_processes_memory_used")),
         Column("", f"max by ({', '.join(facts)}) ({s.target('gpufrag_device_info')})"),
-    )
+        sort="Used",
+    )  # fmt: skip
 
 
 def _processes(s: Selection) -> Row:

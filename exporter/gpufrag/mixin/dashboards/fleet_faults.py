@@ -64,7 +64,7 @@ def faults(s: Selection) -> Row:
 
 
 def health(s: Selection) -> Row:
-    config, limits = s.config, s.config.thresholds
+    config, limits, by = s.config, s.config.thresholds, s.config.by_job
     up = s.target("up", config.target_selector)
     age = f"time() - {s.series('gpufrag_sample_timestamp_seconds')}"
     stall = (
@@ -75,11 +75,11 @@ def health(s: Selection) -> Row:
         [
             lines(
                 Face(
-                    "Targets that do not answer",
+                    "Targets that do not answer by job",
                     "Sidecars that Prometheus cannot scrape. Their jobs run on, but are not seen here.",
                     "short", 8, decimals=0, runbook=config.runbook("GpufragTargetDown"),
                 ),
-                Query(f"count by (job) ({up} == 0) or 0 * count by (job) ({up})", "{{job}}"),
+                Query(f"count by ({by}) ({up} == 0) or 0 * count by ({by}) ({up})", s.job),
             ),
             lines(
                 Face(
