@@ -36,17 +36,20 @@ NEXT_REQUEST = [
 ]  # fmt: skip
 
 
-def share(free: float, at: str = "peak") -> list[dict[str, str]]:
-    total = device("gpufrag_allocator_free_total_bytes", GIB * free, at=at)
+def share(free: float | str, at: str = "peak") -> list[dict[str, str]]:
+    values = free if isinstance(free, str) else GIB * free
+    total = device("gpufrag_allocator_free_total_bytes", values, at=at)
     return [total, device("gpufrag_allocator_limit_bytes", 80 * GIB)]
 
 
+NOW_AND_THEN = [f"{2 * GIB}", *[f"{40 * GIB}"] * 9]
 TIGHT = [
     Case("GpuMemoryTight", "2 of 80 GiB left", "17m", share(2), Firing(
         f"{WHO} (at: peak) has 2GiB left, 2.5% of its limit. The device is full, not fragmented: a restart changes "
         "nothing; a smaller batch does, or leave it if the job was sized so."
     )),
     Case("GpuMemoryTight", "not for long enough", "14m", share(2)),
+    Case("GpuMemoryTight", "full once in five minutes", "30m", share(" ".join(NOW_AND_THEN * 6))),
     Case("GpuMemoryTight", "half of it left", "30m", share(40)),
 ]  # fmt: skip
 

@@ -145,4 +145,6 @@ def test_the_story_is_the_one_that_is_told(server):
     worst = f"max by (job_name, rank) (max_over_time(({ratio})[90m:1m]))"
     ratios = {(s.labels["job_name"], s.labels["rank"]): s.last for s in server.at(worst, story.END)}
     assert max(ratio for (job, _), ratio in ratios.items() if job in ("small-decoder", "streaming-asr")) < 2
+    leaks = f"max_over_time({recording.RANK_LEFT}[90m])"
+    assert {series.labels["job_name"] for series in server.at(leaks, story.END)} == {"sequence-sweep"}
     assert ratios["feature-cache", str(story.FORGOTTEN)] > 3 * max(ratios["feature-cache", rank] for rank in "013")
