@@ -21,8 +21,8 @@ MOMENTS = ("boundary", "peak", "timer")
 """When a snapshot was taken: at the end of an optimizer step, at a step's memory peak, or by the clock."""
 
 # No agent comes near these. They bound what one file, a broken agent's or a forger's, can make of a scrape or a page.
-DEVICES = 64
-SNAPSHOTS = 8
+DEVICES = 32
+SNAPSHOTS = 4
 CAUSES = 16
 SOURCES = 64
 STACKS = 16
