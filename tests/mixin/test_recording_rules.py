@@ -50,7 +50,6 @@ def job() -> list[dict[str, str]]:
 
 VALUES = {
     f'{recording.RANK_FRAGMENTATION}{{rank="0"}}': 4,
-    f'{recording.RANK_FREE_SHARE}{{rank="0"}}': 0.5,
     recording.RANK_LEFT: 40 / (2 / 64),  # two steps a second
     f'{recording.RANK_CACHE}{{rank="0"}}': 5,
     f'{recording.RANK_UNUSED}{{rank="0"}}': 0.25,

@@ -8,8 +8,6 @@ from .alert import CRITICAL, INFO, RESTART, WARNING, Alert
 from .config import Config, duration, number
 from .texts import DEVICE, JOB, MOMENT, RANK, WHERE
 
-FREE_TOTAL = "gpufrag_allocator_free_total_bytes"
-ALLOCATABLE = "gpufrag_allocator_largest_allocatable_bytes"
 RECURRING = "gpufrag_allocator_largest_recurring_bytes"
 RETRIES = "gpufrag_allocator_alloc_retries_total"
 OOM_TIME = "gpufrag_oom_last_timestamp_seconds"
@@ -17,11 +15,11 @@ LEAK, SERVING_LEAK = "gpufrag_leak_bytes_per_step", "gpufrag_leak_bytes_per_seco
 
 
 def fragmented(config: Config) -> Alert:
-    lately = rules.actionable(config, lambda record: f"max_over_time({config.series(record, JOB)}[{_window(config)}])")
+    lately = rules.actionable(config, lambda metric: f"last_over_time({config.series(metric, JOB)}[{_window(config)}])")
     worst = f"topk(1, {lately})"
     numbers = (
-        f"{WHERE} has {texts.figure(config, FREE_TOTAL, MOMENT)} free, but no single request above "
-        f"{texts.figure(config, ALLOCATABLE, MOMENT)} can succeed"
+        f"{WHERE} has {texts.figure(config, rules.FREE_TOTAL, MOMENT)} free, but no single request above "
+        f"{texts.figure(config, rules.ALLOCATABLE, MOMENT)} can succeed"
     )
     return Alert(
         name="GpuMemoryFragmented",
@@ -62,7 +60,7 @@ def next_request_will_fail(config: Config) -> Alert:
     worst = f"bottomk(1, {_reach(config, JOB)})"
     numbers = (
         f"{WHERE} asks for {texts.figure(config, RECURRING, DEVICE)} again and again, and at no moment of the last "
-        f"{_window(config)} could more than {texts.figure(config, ALLOCATABLE, DEVICE)} be had"
+        f"{_window(config)} could more than {texts.figure(config, rules.ALLOCATABLE, DEVICE)} be had"
     )
     return Alert(
         name="GpuMemoryNextRequestWillFail",
@@ -78,15 +76,16 @@ def next_request_will_fail(config: Config) -> Alert:
 def _reach(config: Config, *matchers: str) -> str:
     """largest_allocatable at its best moment / largest_recurring: not at the peak, where that block is live itself."""
     window = _window(config)
-    allocatable = config.series(ALLOCATABLE, *matchers, 'at!="peak"')
+    allocatable = config.series(rules.ALLOCATABLE, *matchers, 'at!="peak"')
     recurring = config.series(RECURRING, *matchers)
     return f"max without (at) (max_over_time({allocatable}[{window}])) / max_over_time({recurring}[{window}])"
 
 
 def tight(config: Config) -> Alert:
     recent = f"min_over_time({config.rule(rules.JOB_FREE_SHARE)}[{_window(config)}])"
-    worst = f"bottomk(1, min_over_time({config.series(rules.RANK_FREE_SHARE, JOB)}[{_window(config)}]))"
-    numbers = f"{WHERE} has {texts.figure(config, FREE_TOTAL, MOMENT)} left"
+    lately = rules.free_share(lambda metric: f"min_over_time({config.series(metric, JOB)}[{_window(config)}])")
+    worst = f"bottomk(1, {lately})"
+    numbers = f"{WHERE} has {texts.figure(config, rules.FREE_TOTAL, MOMENT)} left"
     return Alert(
         name="GpuMemoryTight",
         severity=INFO,

@@ -12,9 +12,12 @@ from typing import NamedTuple
 
 from .config import Config, duration, number
 
+FREE_TOTAL = "gpufrag_allocator_free_total_bytes"
+ALLOCATABLE = "gpufrag_allocator_largest_allocatable_bytes"
+LIMIT = "gpufrag_allocator_limit_bytes"
+
 RANK_FRAGMENTATION = "rank:gpufrag_fragmentation:ratio"
 RANK_CACHE = "rank:gpufrag_cache_fragmentation:ratio"
-RANK_FREE_SHARE = "rank:gpufrag_free_share:ratio"
 RANK_UNUSED = "rank:gpufrag_unused:ratio"
 RANK_PEAK = "rank:gpufrag_peak_fragmentation:ratio"
 RANK_LEFT = "rank:gpufrag_memory_left:seconds"
@@ -38,7 +41,6 @@ HELD_UP = 'cause!="measure"'
 URGENT = frozenset(
     {
         RANK_FRAGMENTATION,
-        RANK_FREE_SHARE,
         RANK_LEFT,
         JOB_FRAGMENTATION,
         JOB_ACTIONABLE,
@@ -60,17 +62,10 @@ class Recording(NamedTuple):
 def rank_rules(config: Config) -> Iterator[Recording]:
     """In the order in which they build on each other."""
     series = config.series
-    free_total = series("gpufrag_allocator_free_total_bytes")
-    limit = series("gpufrag_allocator_limit_bytes")
     yield Recording(
         RANK_FRAGMENTATION,
-        f"{free_total} / {series('gpufrag_allocator_largest_allocatable_bytes')}",
+        f"{series(FREE_TOTAL)} / {series(ALLOCATABLE)}",
         "free_total / largest_allocatable: 1 is perfect, above 4 is trouble",
-    )
-    yield Recording(
-        RANK_FREE_SHARE,
-        f"{free_total} / ignoring (at) group_left () {limit}",
-        "free_total as a share of the limit",
     )
     yield Recording(
         RANK_LEFT,
@@ -98,10 +93,18 @@ def rank_rules(config: Config) -> Iterator[Recording]:
 
 
 def actionable(config: Config, series: Callable[[str], str]) -> str:
-    """The fragmentation ratio where enough is free for it to matter: no series on a full device. As it costs nothing
-    to tell it of one job, it is recorded of jobs alone.
+    """The fragmentation ratio where enough is free for it to matter: no series on a full device.
+
+    It is recorded of jobs alone, as is the share: what is written costs a Prometheus more than what is read. It reads
+    no recorded ratio: that may be of another moment than the share.
     """
-    return f"{series(RANK_FRAGMENTATION)} and {series(RANK_FREE_SHARE)} > {number(config.thresholds.free_share)}"
+    enough = f"ignoring (at) group_left () ({number(config.thresholds.free_share)} * {series(LIMIT)})"
+    return f"({series(FREE_TOTAL)} > {enough}) / {series(ALLOCATABLE)}"
+
+
+def free_share(series: Callable[[str], str]) -> str:
+    """free_total as a share of the limit, by rank and moment."""
+    return f"{series(FREE_TOTAL)} / ignoring (at) group_left () {series(LIMIT)}"
 
 
 def seconds_left(config: Config) -> str:
@@ -110,7 +113,7 @@ def seconds_left(config: Config) -> str:
     def growth(metric: str) -> str:
         return f"max without (device, framework) ({config.series(metric)} > 0)"
 
-    free = f"min without (at, device, framework) ({config.series('gpufrag_allocator_free_total_bytes')})"
+    free = f"min without (at, device, framework) ({config.series(FREE_TOTAL)})"
     steps = f"rate({config.series('gpufrag_steps_total')}[{duration(config.timing.rate_window)}])"
     a_second = f"{growth('gpufrag_leak_bytes_per_step')} * {steps} or {growth('gpufrag_leak_bytes_per_second')}"
     return f"{free} / ({a_second})"
@@ -137,7 +140,7 @@ def _worst_rank(config: Config) -> Iterator[Recording]:
     )
     yield Recording(
         JOB_FREE_SHARE,
-        f"min by ({config.by_job}) ({config.series(RANK_FREE_SHARE)})",
+        f"min by ({config.by_job}) ({free_share(config.series)})",
         "free_total as a share of the limit, of the job's fullest rank",
     )
     for record, rank_rule, figure in (
