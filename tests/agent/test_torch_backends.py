@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import pytest
 
 from fake_torch import SIZE, VERSIONS, Machine, torch_of
-from gpufrag.agent.sources import Live
 from gpufrag.agent.torch_source import TorchSource
 from gpufrag.agent.trouble import Trouble
 from gpufrag.sample import Sums
@@ -21,9 +20,17 @@ def machine(request: pytest.FixtureRequest) -> Machine:
     return Machine(version=request.param, backend="cudaMallocAsync")
 
 
+def stepping(machine: Machine, trouble: Trouble | None = None) -> TorchSource:
+    """After one step of the program, if its torch tells of steps."""
+    source = TorchSource(torch_of(machine), trouble or Trouble(), {})
+    if source.watch_steps(lambda optimizer: None):
+        machine.step("optimizer")
+    return source
+
+
 def test_cuda_malloc_async_tells_sums_and_nothing_that_torch_does_not_count(machine: Machine) -> None:
     trouble = Trouble()
-    source = TorchSource(torch_of(machine), trouble, {})
+    source = stepping(machine, trouble)
     sums = source.read()[0].sums
     assert sums is not None
     assert sums == Sums(
@@ -34,13 +41,23 @@ def test_cuda_malloc_async_tells_sums_and_nothing_that_torch_does_not_count(mach
         peak_active=STATS["active_bytes.all.peak"],
         peak_reserved=STATS["reserved_bytes.all.peak"],
     )
-    assert (source.capture(), source.level(0), trouble.counts) == (None, None, {})
-    assert source.live(0) == Live(STATS["allocated_bytes.all.current"], 0)
+    assert (source.capture(), source.level(0), source.live(0), trouble.counts) == (None, None, None, {})
+
+
+def test_cuda_malloc_async_is_asked_between_steps_only(machine: Machine) -> None:
+    """Anywhere else another thread may be capturing a graph, which the question would break."""
+    source = TorchSource(torch_of(machine), Trouble(), {})
+    assert source.watch_steps(lambda optimizer: None)
+    assert source.read()[0].sums is None
+    assert "cuda.memory_stats_as_nested_dict" not in machine.calls
+    machine.capturing = True
+    machine.step("optimizer")
+    assert "cuda.memory_stats_as_nested_dict" not in machine.calls
 
 
 def test_the_drivers_allocator_is_not_asked_about_a_device_that_is_not_in_use(machine: Machine) -> None:
     machine.contexts = set()
-    source = TorchSource(torch_of(machine), Trouble(), {})
+    source = stepping(machine)
     assert (source.read(), source.live(0)) == ([], None)
     assert "cuda.memory_stats_as_nested_dict" not in machine.calls
 

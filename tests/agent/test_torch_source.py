@@ -229,6 +229,19 @@ def test_a_thread_that_allocates_from_a_mempool_is_not_asked_for_the_whole_heap(
     assert source.capture() is None
 
 
+def test_with_history_on_no_copy_makes_torch_import_a_part_of_itself(machine: Machine) -> None:
+    """It would look there for the frames of generated code, while the program may be importing that too."""
+    torch = torch_of(machine)
+    torch._lazy_modules = {"_inductor"}  # type: ignore[attr-defined]
+    source = TorchSource(torch, Trouble(), {})
+    source.read()
+    assert source.capture() is not None
+    machine.history = True
+    assert (source.capture() is None) == source.recording()
+    torch._inductor = ModuleType("torch._inductor")  # type: ignore[attr-defined]
+    assert source.capture() is not None
+
+
 def test_history_is_noticed_where_torch_tells(machine: Machine) -> None:
     machine.history = True
     assert _source(machine).recording() is (machine.release >= (2, 2))

@@ -35,6 +35,10 @@ trouble = Trouble()
 source = TorchSource(torch, trouble)
 kept = [torch.empty(n << 20, dtype=torch.uint8, device="cuda") for n in (1, 20, 300)]
 torch.cuda.synchronize()
+weight = torch.nn.Parameter(torch.zeros(8, device="cuda"))
+weight.grad = torch.zeros_like(weight)
+assert source.watch_steps(lambda optimizer: None)
+torch.optim.SGD([weight], lr=0.1).step()
 stats, (reading,) = torch.cuda.memory_stats(), source.read()
 graph, over, reads = torch.cuda.CUDAGraph(), threading.Event(), []
 def read():

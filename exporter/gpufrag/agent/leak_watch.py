@@ -22,9 +22,11 @@ from .sources import TellsLive
 
 SHARE = 0.0002
 """Of wall time that points may take in the trainer's thread, and as much again for judging them in the agent's."""
-CREDIT = 0.002
-"""Seconds that may be spent at once, so that the first hundred steps are all read, however short they are. No more is
-owed for one reading: if it took long, it has waited for what the program's next request would have waited for."""
+CREDIT = 0.01
+"""Seconds that may be spent at once, so that the first steps are all read, however short they are: as much as one
+snapshot may cost."""
+MOST_OWED = 0.002
+"""Seconds, for one reading: if it took longer, it has waited for what the program's next request would have waited for."""
 MOST_WAITING = 4096
 """Points that wait for the agent's thread."""
 STEP, SECOND = "step", "second"
@@ -44,7 +46,7 @@ class Purse:
         return self._left > 0
 
     def pay(self, seconds: float) -> None:
-        self._left = max(-CREDIT, self._left - seconds)
+        self._left = max(-MOST_OWED, self._left - seconds)
 
 
 class LeakWatch:

@@ -26,6 +26,8 @@ from .trouble import Trouble
 ASYNC = "cudaMallocAsync"
 LONG_PROBE = 0.001
 """Seconds. Statistics are copied in microseconds: above this they waited for the allocator's lock."""
+ASYNC_EVERY = 1.0
+"""Seconds between two readings of the driver's allocator."""
 FRESH = 0.0005
 """Seconds. So long ago the lock was to be had, and at a peak the heap must be copied at once."""
 
@@ -38,7 +40,8 @@ class TorchSource:
     def __init__(self, torch: ModuleType, trouble: Trouble, environment: Mapping[str, str] = os.environ) -> None:
         self._surface, self._trouble, self._environment = TorchSurface(torch, trouble), trouble, environment
         self._counters: dict[int, torch_stats.CounterMemory] = {}
-        self._looked_at = -math.inf
+        self._looked_at = self._async_at = -math.inf
+        self._async: dict[int, torch_stats.Stats] = {}
         self._on_step: Callable[[object], None] | None = None
         self._on_oom: Callable[[Fault], None] | None = None
 
@@ -57,6 +60,8 @@ class TorchSource:
 
     def capture(self) -> Capture | None:
         if not self._surface.ask("cuda.is_initialized") or self._backend() != "native":
+            return None
+        if self._would_import():
             return None
         began = time.perf_counter()
         if began - self._looked_at > FRESH:
@@ -87,7 +92,7 @@ class TorchSource:
 
     def live(self, device: int) -> Live | None:
         stats = self._stats(device)
-        return torch_stats.live(stats) if stats else None
+        return torch_stats.live(stats) if stats and self._backend() == "native" else None
 
     def recording(self) -> bool:
         return bool(self._surface.ask("cuda.is_initialized") and self._surface.ask("_C._cuda_isHistoryEnabled"))
@@ -113,7 +118,26 @@ class TorchSource:
 
     def _hook(self, optimizer: object, args: object, kwargs: object) -> None:
         if (on_step := self._on_step) is not None:
+            if self._backend() == ASYNC:
+                self._read_async()
             on_step(optimizer)
+
+    def _read_async(self) -> None:
+        """Asking the driver's pool breaks a capture, whichever thread asks (seen on an H200): here none is underway."""
+        now = time.perf_counter()
+        if now - self._async_at < ASYNC_EVERY or self.graph_underway():
+            return
+        self._async_at = now
+        for device in torch_devices.in_use(self._surface):
+            if torch_devices.has_context(self._surface, device):  # else asking would make one
+                self._async[device] = self._surface.ask("cuda.memory_stats_as_nested_dict", device) or {}
+
+    def _would_import(self) -> bool:
+        """With history on torch's copy asks torch._inductor for the frames of generated code, and imports it first.
+
+        That takes seconds, and can break an import that the program is in the midst of.
+        """
+        return self.recording() and not self._surface.loaded("_inductor")
 
     def _observer(self, fault: Fault) -> None:
         if (on_oom := self._on_oom) is not None:
@@ -129,11 +153,11 @@ class TorchSource:
         return self._surface.ask("cuda.get_allocator_backend")
 
     def _stats(self, device: int) -> torch_stats.Stats:
-        """Empty where torch tells none: a pluggable allocator has none, one of the driver's must be in use before."""
+        """Empty where torch tells none: a pluggable allocator has none, the driver's is asked between steps only."""
         backend = self._backend()
-        if backend != "native" and not (backend == ASYNC and torch_devices.has_context(self._surface, device)):
-            return {}
-        return self._surface.ask("cuda.memory_stats_as_nested_dict", device) or {}
+        if backend == "native":
+            return self._surface.ask("cuda.memory_stats_as_nested_dict", device) or {}
+        return self._async.get(device, {}) if backend == ASYNC else {}
 
     def _read(self, device: int) -> DeviceReading | None:
         """None for a device whose allocator has never held memory, and for one that no longer answers."""

@@ -35,6 +35,11 @@ class TorchSurface:
         found = self.value(name)
         return found if callable(found) else None
 
+    def loaded(self, part: str) -> bool:
+        """False where torch would import that part of it only when asked for it."""
+        own = vars(self._torch)
+        return part in own or part not in own.get("_lazy_modules", ())
+
     def value(self, name: str) -> Any:
         """What torch has under that name; None where it has nothing."""
         found: Any = self._torch
