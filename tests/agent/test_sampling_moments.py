@@ -85,12 +85,21 @@ def test_where_memory_stands_still_every_other_snapshot_comes_by_chance(loop: Lo
     assert loop.moments() == ["boundary", "timer"]
 
 
-def test_what_following_cost_makes_snapshots_rarer(loop: Loop, source: FollowedSource, clock: HandClock) -> None:
+def test_following_is_a_stall(loop: Loop, source: FollowedSource, clock: HandClock) -> None:
     level = source.level
     source.level = lambda device: (clock.tick(0.0009), level(device))[1]  # type: ignore[method-assign]
     loop.run(40)
-    assert loop.sampler.schedule.window > 10.0
     assert loop.sample().health.stall_seconds["stats"] >= STUDIES * 0.0009
+
+
+def test_what_following_cost_makes_the_next_window_longer(loop: Loop) -> None:
+    loop.sampler._owe("stats", 0.011)  # above what a window of ten seconds may cost
+    loop.sampler.take("peak")
+    loop.sampler.digest()
+    assert loop.sampler.schedule.window == 20.0
+    loop.sampler.take("boundary")
+    loop.sampler.digest()
+    assert loop.sampler.schedule.window == 10.0
 
 
 def test_a_reading_that_waits_for_the_allocator_ends_the_search(loop: Loop, source: FollowedSource, clock) -> None:
