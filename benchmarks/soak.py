@@ -34,6 +34,8 @@ GIB, MIB, KIB = 1 << 30, 1 << 20, 1 << 10
 PARTS = 100
 """After each of them the process is looked at; the first tenth only warms up: rings and caches fill."""
 LARGEST_GROWTH = MIB
+SPACING = 0.004
+"""Seconds between snapshots: one to some ten samples, as by default."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,7 @@ def main() -> int:
 
 def soak(folder: Path, samples: int) -> Iterator[State]:
     source = CountingSource(Allocator(Settings(), Driver(8 * GIB, 8 * GIB), AddressSpace()))
-    agent = Agent(source, AgentSettings(folder=folder, publish_every=0.0, interval=1e-6, budget=1.0))
+    agent = Agent(source, AgentSettings(folder=folder, publish_every=0.0, interval=SPACING, budget=1.0))
     agent.start()
     part = samples // PARTS
     for number in range(PARTS + 1):
