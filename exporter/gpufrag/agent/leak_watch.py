@@ -26,7 +26,7 @@ CREDIT = 0.01
 """Seconds that may be spent at once, so that the first steps are all read, however short they are: as much as one
 snapshot may cost."""
 MOST_OWED = 0.002
-"""Seconds, for one reading: if it took longer, it has waited for what the program's next request would have waited for."""
+"""Seconds, for one reading: if it took longer, it has waited for what the program's next request would have met too."""
 MOST_WAITING = 4096
 """Points that wait for the agent's thread."""
 STEP, SECOND = "step", "second"
