@@ -10,7 +10,8 @@ from gpufrag.metrics import TABLE, FleetCollector, families, render
 from gpufrag.metrics.row import COUNTER, HISTOGRAM, INFO
 from gpufrag.mixin.config import Config
 from gpufrag.mixin.rules import rule_file
-from gpufrag.view import Fleet, RankView
+from gpufrag.sample import Leak, Ooms
+from gpufrag.view import Fleet, ProcessView, RankView
 
 
 def _series(fleet, **options):
@@ -48,8 +49,14 @@ def _own(fleet, **how):
 
 
 def test_a_rank_has_at_most_60_series_without_detail(a_device, a_process):
-    """With two moments and a counted error of each cause that it knows from its life so far."""
-    one = Fleet(0.0, (RankView(a_process(a_device("train-cap4", moments=("boundary", "peak")), rank=0, steps=1)),))
+    """With all that a rank can have: two moments, a leak, an error, faults of the agent, the driver's view of it."""
+    device = replace(
+        a_device("train-cap4", moments=("boundary", "peak")),
+        leak=Leak("step", 2.5e6, 2e6, 3e6, 0, 99),
+        ooms=Ooms(dict.fromkeys(("fragmentation", "capacity", "limit", "neighbours", "unknown"), 1), 1.0, 3 << 30),
+    )
+    memory = {0: ProcessView("GPU-0", None, 4 << 30, 1 << 30)}
+    one = Fleet(0.0, (RankView(a_process(device, rank=0, steps=1, peak_method="phase"), memory=memory),))
     print(f"{len(_own(one, detail=False))} of {len(_own(one))} series a rank without detail")
     assert 50 <= len(_own(one, detail=False)) <= 60
 

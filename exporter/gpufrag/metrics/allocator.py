@@ -148,10 +148,12 @@ ALLOCATOR: tuple[Metric[Any], ...] = (
         "gpufrag_allocator_device_allocs_total", COUNTER, TOTALS, lambda totals: totals.counters.device_allocs,
         "Times the allocator asked the driver for memory (cudaMalloc, or mapping a page). In a settled job this "
         "stands still.",
+        detail=True,
     ),
     Metric(
         "gpufrag_allocator_device_frees_total", COUNTER, TOTALS, lambda totals: totals.counters.device_frees,
         "Times the allocator gave memory back to the driver. Each waits for the device.",
+        detail=True,
     ),
     Metric(
         "gpufrag_allocator_stream_syncs_total", COUNTER, TOTALS, lambda totals: totals.counters.stream_syncs,
@@ -165,6 +167,7 @@ ALLOCATOR: tuple[Metric[Any], ...] = (
     Metric(
         "gpufrag_snapshot_duration_seconds", GAUGE, SNAPSHOT, lambda snapshot: snapshot.duration,
         "For how long the latest snapshot held up the process.",
+        detail=True,
     ),
     Metric(
         "gpufrag_snapshot_active_bytes", GAUGE, SNAPSHOT, lambda snapshot: snapshot.measured.active,

@@ -86,7 +86,7 @@ PROCESS: tuple[Metric[Any], ...] = (
         "How the snapshots with at=peak are found; always 1. phase: by the place of the peak in earlier steps. "
         "level: by the height they reach. fall: when memory begins to fall. timer: no peak is told, snapshots come at "
         "random moments instead. Absent where memory cannot be followed.",
-        adds=("method",),
+        adds=("method",), detail=True,
     ),
     Metric(
         "gpufrag_leak_bytes_per_step", GAUGE, DEVICE, _leak("step"),
@@ -142,6 +142,7 @@ GPUS: tuple[Metric[Any], ...] = (
     Metric(
         "gpufrag_device_memory_reserved_bytes", GAUGE, GPU, lambda view: view.reserved,
         "Memory that the driver keeps for itself. Absent where it cannot be told apart and is counted in used.",
+        detail=True,
     ),
     Metric(
         "gpufrag_device_other_processes_memory_used_bytes", GAUGE, GPU, lambda view: view.other_used,
