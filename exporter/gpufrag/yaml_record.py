@@ -83,7 +83,9 @@ def _value(kind: Any, raw: Any, base: Path, where: str) -> Any:
         if raw is None and not is_dataclass(arguments[0]):  # whoever has begun a record means to fill it
             return None
         return _value(arguments[0], raw, base, where)
-    if origin is tuple and isinstance(raw, list):
+    if origin is tuple:
+        if not isinstance(raw, list):
+            raise UsageError(f"{where} is {_shown(raw)}: a list belongs here")
         return tuple(_value(arguments[0], item, base, f"{where}[{i}]") for i, item in enumerate(raw))
     if origin is Mapping:
         return _mapping(arguments[1], raw, base, where)

@@ -155,9 +155,22 @@ def test_what_is_no_answer_is_none(prometheus: Answering, answer: tuple[int, byt
     assert len(prometheus.asked) == 1
 
 
-def test_a_token_that_cannot_be_read_is_no_answer(prometheus: Answering, tmp_path: Path) -> None:
+def test_a_token_that_cannot_be_read_any_more_is_no_answer(prometheus: Answering, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("good")
+    ask = asking(prometheus, bearer_file=token)
+    token.unlink()
     with pytest.raises(NoAnswer, match="No such file"):
-        asking(prometheus, bearer_file=tmp_path / "none")("up")
+        ask("up")
+
+
+@pytest.mark.parametrize("content", [None, b"", b"\xff\xfe", b"two\nlines"])
+def test_a_token_that_is_none_is_said_at_once(tmp_path: Path, content: bytes | None) -> None:
+    token = tmp_path / "token"
+    if content is not None:
+        token.write_bytes(content)
+    with pytest.raises(Unavailable, match=r"prometheus\.bearer_file: .*token"):
+        checker(PrometheusSettings(url="https://x", bearer_file=token))
 
 
 def test_authorities_that_cannot_be_read_are_said_at_once(tmp_path: Path) -> None:

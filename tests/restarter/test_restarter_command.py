@@ -85,6 +85,9 @@ def test_an_open_door_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[s
         ({"target": "process", "state_file": "state.json"}, 0, "restarter.yaml: good"),
         ({"prometheus": {"url": "prometheus:9090"}}, 2, "prometheus.url is no address"),
         ({"prometheus": {"url": "https://p", "ca_file": "none"}}, 1, "prometheus.ca_file"),
+        ({"prometheus": {"url": "https://p", "bearer_file": "none"}}, 1, "prometheus.bearer_file"),
+        ({"target": "process", "state_file": "."}, 1, "a folder; name a file in it"),
+        ({"web": {"listen_address": ":9"}, "metrics_web": {"listen_address": ":9"}}, 2, "each a port of its own"),
     ],
 )
 def test_a_config_is_checked(

@@ -56,12 +56,13 @@ class Prometheus:
     """Its HTTP API. One query at a time, each with a bound on its time and on the answer's size."""
 
     def __init__(self, settings: PrometheusSettings) -> None:
-        """Raises Unavailable for a `ca_file` that cannot be used."""
+        """Raises Unavailable for a `ca_file` or `bearer_file` that cannot be used."""
         self._settings = settings
         try:
             context = ssl.create_default_context(cafile=settings.ca_file) if settings.ca_file else None
         except OSError as error:  # SSLError is one
             raise Unavailable(f"prometheus.ca_file: {error}; it is to hold certificates of authorities") from None
+        self._token()
         self._open = urllib.request.build_opener(_NoRedirect, urllib.request.HTTPSHandler(context=context)).open
 
     def __call__(self, query: str) -> float | None:
@@ -73,6 +74,8 @@ class Prometheus:
         except urllib.error.HTTPError as error:
             with error:
                 raise NoAnswer(f"Prometheus answered {error.code}") from None
+        except Unavailable as error:
+            raise NoAnswer(str(error)) from None
         except (OSError, HTTPException, ValueError, KeyError, IndexError, TypeError) as error:
             raise NoAnswer(f"{type(error).__name__}: {error}") from None
 
@@ -80,10 +83,23 @@ class Prometheus:
         url = f"{(self._settings.url or '').rstrip('/')}/api/v1/query"
         body = urllib.parse.urlencode({"query": query, "timeout": f"{self._settings.timeout:g}"}).encode()
         request = urllib.request.Request(url, body, method="POST")
-        if self._settings.bearer_file is not None:
-            token = self._settings.bearer_file.read_text(encoding="utf-8").strip()
+        if token := self._token():
             request.add_header("Authorization", f"Bearer {token}")
         return request
+
+    def _token(self) -> str | None:
+        """None where none is wanted. Raises Unavailable."""
+        path = self._settings.bearer_file
+        if path is None:
+            return None
+        try:
+            token = path.read_text(encoding="ascii").strip()
+        except (OSError, ValueError) as error:
+            told = getattr(error, "strerror", None) or "not a token"
+            raise Unavailable(f"prometheus.bearer_file: {path}: {told}; it is to hold Prometheus' token") from None
+        if not token or not token.isprintable():
+            raise Unavailable(f"prometheus.bearer_file: {path}: a token in one line belongs there")
+        return token
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):

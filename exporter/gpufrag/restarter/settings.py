@@ -13,6 +13,7 @@ from .. import yaml_record
 from ..config import DEFAULT_PORT, LogSettings, WebSettings
 from ..errors import UsageError
 from ..yaml_record import Count, Seconds
+from . import bounds
 
 PORT, METRICS_PORT = 9837, 9838
 MOST_PER_DAY = 48
@@ -60,6 +61,7 @@ class PolicySettings:
     def __post_init__(self) -> None:
         if self.max_per_day > MOST_PER_DAY:
             raise UsageError(f"policy.max_per_day is above {MOST_PER_DAY}: a job remembers no more than that")
+        bounds.require_namespaces(self.namespaces, "policy.namespaces")
 
 
 @dataclass(frozen=True)
@@ -122,8 +124,9 @@ class PrometheusSettings:
     """Those of the alert by which its series are found; external labels, which Alertmanager sees, find none."""
 
     def __post_init__(self) -> None:
-        if self.url is not None and not self.url.startswith(("http://", "https://")):
-            raise UsageError("prometheus.url is no address: write it as http://prometheus:9090")
+        if self.url is not None:
+            bounds.require_url(self.url, "prometheus.url")
+        bounds.require_labels(self.labels, "prometheus.labels")
 
 
 @dataclass(frozen=True)
@@ -134,6 +137,10 @@ class CircuitSettings:
     """The annotations of this ConfigMap; it must exist."""
     namespace: str | None = None
     """Of the ConfigMap; None: the one that the restarter runs in."""
+
+    def __post_init__(self) -> None:
+        bounds.require_object(self.config_map, "circuit.config_map")
+        bounds.require_namespaces(() if self.namespace is None else (self.namespace,), "circuit.namespace")
 
 
 @dataclass(frozen=True)
@@ -200,6 +207,10 @@ class RestarterConfig:
     def __post_init__(self) -> None:
         if self.target not in ("kubernetes", "process", "slurm"):
             raise UsageError(f"target is {self.target!r:.40}: kubernetes, process or slurm belongs here")
+        bounds.require(self)
+        address = self.web.listen_address
+        if address == self.metrics_web.listen_address and not address.endswith(":0"):
+            raise UsageError(f"web and metrics_web both have listen_address {address:.60}: give each a port of its own")
 
 
 def load(path: Path) -> RestarterConfig:

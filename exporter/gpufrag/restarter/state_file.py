@@ -38,6 +38,8 @@ class StateFile:
         self._path = path
         if not os.access(path.parent, os.W_OK | os.X_OK):
             raise Unavailable(f"{path.parent}: not a folder that can be written to; name another by state_file")
+        if path.is_dir():
+            raise Unavailable(f"{path}: a folder; name a file in it by state_file")
 
     def get(self, key: str) -> Entry:
         return self._read().get(key, Entry())
