@@ -88,6 +88,8 @@ class ControlSettings:
 
     token_file: Path | None = None
     """Bearer tokens, one a line, read anew for each request. None: no such paths exist. No password opens them."""
+    optional: bool = False
+    """Without the file the sidecar starts all the same, as with None: in a pod, where a Secret may bring it or not."""
 
 
 @dataclass(frozen=True)

@@ -76,6 +76,11 @@ def test_flags_win_over_the_file(serve: Serve, tmp_path: Path) -> None:
         (["--config", "none.yaml"], 1, "none.yaml: No such file or directory; give a file"),
         (["--web.config.file", "none.yml", "--port", "0"], 1, "none.yml: No such file or directory; give a file"),
         (
+            ["--control.token-file", "none", "--port", "0"],
+            1,
+            "none: No such file or directory; it is to hold",
+        ),
+        (
             ["--folder", "/dev/null", "--port", "0"],
             1,
             "/dev/null: not a folder; name one with --folder or $GPUFRAG_DIR",
@@ -88,6 +93,12 @@ def test_what_stands_in_its_way_is_one_line(serve: Serve, arguments: list[str], 
     assert (one.ended(), one.log.count("\n")) == (code, 1)
     assert one.log.startswith("gpufrag: ")
     assert told in one.log
+
+
+def test_a_token_that_may_be_missing_stands_in_nobodys_way(serve: Serve, tmp_path: Path) -> None:
+    one = serve("--folder", tmp_path, "--port", 0, "--control.token-file", tmp_path / "none", "--control.optional")
+    one.wait_for("msg=listening")
+    assert "nobody may ask for a checkpoint" in one.log
 
 
 def test_a_port_in_use_is_one_line(serve: Serve, tmp_path: Path) -> None:

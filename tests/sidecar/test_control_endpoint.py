@@ -97,6 +97,17 @@ def test_a_token_file_that_admits_nobody_is_told_at_the_start(folder: Path, tmp_
         _sidecar(folder, tmp_path / "short")
 
 
+def test_a_token_file_that_may_be_missing_opens_nothing_until_it_is_there(folder: Path, token_file: Path) -> None:
+    maybe = ControlSettings(token_file, optional=True)
+    config = ServeConfig(nvml=NvmlSettings(enabled=False), control=maybe)
+    with running(Sidecar(config, lambda _: folder, lambda: config).service()) as one:
+        assert _send(one, method="GET").status_code == 404  # no checkpoint yet, but one may be asked for
+        assert _send(one, method="GET", token=None).status_code == 401
+    token_file.unlink()
+    with running(Sidecar(config, lambda _: folder, lambda: config).service()) as one:
+        assert _send(one).status_code == 405
+
+
 def test_all_ranks_save_and_train_on(served: Running, folder: Path) -> None:
     with live_ranks(folder, [saves_at] * 2) as ranks:
         begun = _send(served, json={"timeout": PATIENCE})

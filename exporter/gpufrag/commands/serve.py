@@ -40,6 +40,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--write-target", metavar="DIR", type=Path, help="keep a file for Prometheus' file_sd_configs there"
     )
+    parser.add_argument(
+        "--control.token-file",
+        dest="token_file",
+        metavar="FILE",
+        type=Path,
+        help="its token may have ranks save",
+    )
+    parser.add_argument(
+        "--control.optional",
+        dest="token_optional",
+        action="store_true",
+        help="start without that file too",
+    )
     parser.add_argument("--log.level", dest="log_level", help="debug, info, warning or error; default info")
 
 
@@ -95,7 +108,7 @@ def configured(options: argparse.Namespace) -> ServeConfig:
 
     settings = config.load(options.config) if options.config else config.ServeConfig()
     folder, web, nvml, log = settings.folder, settings.web, settings.nvml, settings.log
-    metrics = settings.metrics
+    metrics, control = settings.metrics, settings.control
     return config.ServeConfig(
         folder=folder if options.folder is None else replace(folder, path=options.folder),
         web=replace(
@@ -104,7 +117,11 @@ def configured(options: argparse.Namespace) -> ServeConfig:
             config_file=web.config_file if options.web_config is None else options.web_config,
         ),
         nvml=nvml if options.nvml is None else replace(nvml, enabled=options.nvml),
-        control=settings.control,
+        control=replace(
+            control,
+            token_file=control.token_file if options.token_file is None else options.token_file,
+            optional=control.optional or options.token_optional,
+        ),
         metrics=metrics if options.detail is None else replace(metrics, detail=options.detail),
         log=log if options.log_level is None else replace(log, level=options.log_level),
     )

@@ -11,6 +11,7 @@ Off without a token: then no such paths exist, and no POST is taken.
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 import threading
 import time
@@ -143,6 +144,9 @@ def added(service: Service, routes: list[Route], control: Control) -> Service:
 def control(settings: ControlSettings, folder: Callable[[], Path]) -> Control | None:
     """None where there is no token. Raises Unavailable or BadInput for a file that admits nobody."""
     if settings.token_file is None:
+        return None
+    if settings.optional and not os.path.exists(settings.token_file):
+        event(log, logging.INFO, "nobody may ask for a checkpoint", missing=settings.token_file)
         return None
     token = TokenFile(settings.token_file)
     token.check()
