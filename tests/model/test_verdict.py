@@ -57,6 +57,13 @@ def test_a_limit_and_neighbours_both_in_the_way_are_the_limit() -> None:
     assert judge(replace(both, requested=5 * GIB)).cause is Cause.NEIGHBOURS
 
 
+def test_a_limit_that_rounding_may_hide_is_not_taken_to_have_allowed_the_request() -> None:
+    """It printed 20.00 GiB: by it the request would just have fitted, and the driver had plenty."""
+    tight = replace(DEVICE, driver_free=50 * GIB, limit=20 * GIB, reserved=20 * GIB - 3 * MIB, requested=2 * MIB)
+    assert judge(tight).cause is Cause.UNKNOWN
+    assert judge(replace(tight, precision=5 * MIB)).cause is Cause.FRAGMENTATION
+
+
 def test_a_limit_that_would_not_help_is_no_limit() -> None:
     facts = replace(FULL, limit=79 * GIB, size=100 * GIB, driver_free=20 * GIB)
     assert judge(replace(facts, requested=30 * GIB)).cause is Cause.CAPACITY

@@ -134,6 +134,7 @@ def test_an_attempt_that_tensorflow_can_do_without_is_no_error() -> None:
         (TENSOR.replace("type float", "type complex64"), Cause.UNKNOWN, 128 * MIB),
         (TENSOR.replace("type float", "type resource"), Cause.UNKNOWN, None),
         (TENSOR.replace("4096,4096", ""), Cause.UNKNOWN, 4),
+        ("errors_impl.ResourceExhaustedError: failed to allocate memory [Op:Mul]", Cause.UNKNOWN, None),
     ],
 )
 def test_errors_without_a_dump(line: str, cause: Cause, requested: int | None) -> None:
@@ -153,6 +154,7 @@ def test_the_next_step_is_the_framework_s_own() -> None:
         TENSOR.replace("GPU:0 by GPU_0_bfc", "CPU:0 by allocator cpu"),
         "Allocator (cuda_host_bfc) ran out of memory trying to allocate 3.72GiB.  Current allocation summary follows.",
         "failed to allocate 7.81G (8387559424 bytes) from device: CUDA_ERROR_OUT_OF_MEMORY: out of memory",
+        "failed to alloc 8387559424 bytes unified memory; result: CUDA_ERROR_OUT_OF_MEMORY: out of memory",
     ],
 )
 def test_memory_of_the_host_and_steps_of_a_growing_pool_are_no_errors(line: str) -> None:

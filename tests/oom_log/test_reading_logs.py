@@ -50,6 +50,12 @@ def sources(*lines: str) -> list[str]:
         ("I0000 00:00:1714900000.000001    4242 external/xla/bfc_allocator.cc:1] ", "4242"),
         ("E1129 10:00:09.000000 4242 torch/distributed/elastic/api.py:869] ", ""),
         ("worker-1  | ", "worker-1"),
+        ("2024-05-05T10:00:00.123456789Z [rank3]: ", "rank3"),
+        ("[pod/trainer-0/main] 2024-05-05T10:00:00.123456789Z [rank3]: ", "pod/trainer-0/main / rank3"),
+        ("2024-05-05T10:00:00.123456789+02:00 stderr F [rank3]: ", "rank3"),
+        ("2024-05-05 10:00:00,123 [Rank 3] ", "Rank 3"),
+        ("gpu-node-07: ", "gpu-node-07"),
+        ("10.0.0.7: [rank3]: ", "10.0.0.7 / rank3"),
     ],
 )
 def test_whose_a_line_is(prefix: str, source: str) -> None:

@@ -89,6 +89,24 @@ def new(need: str = "2.00 GiB", free: str = "8.00 MiB", processes: str = "", una
         ("RuntimeError: CUDA error: out of memory", Cause.UNKNOWN, None, None),
         ("RuntimeError: CUDA failed with error out of memory", Cause.UNKNOWN, None, None),
         ("ncclInternalError: Cuda failure 2 'out of memory'", Cause.UNKNOWN, None, None),
+        ("RuntimeError: cuda runtime error (2) : out of memory at /torch/THCStorage.cu:58", Cause.UNKNOWN, None, None),
+        ("THCudaCheck FAIL file=/torch/THCStorage.cu line=58 error=2 : out of memory", Cause.UNKNOWN, None, None),
+        ("alloc_buffer: allocating 4096.00 MiB: cudaMalloc failed: out of memory", Cause.UNKNOWN, None, None),
+        ("cuda failed with error 2 out of memory. use CUDA_LAUNCH_BLOCKING=1", Cause.UNKNOWN, None, None),
+        ("torch.OutOfMemoryError: Allocation on device ", Cause.UNKNOWN, None, None),
+        (
+            'RuntimeError: NVML_SUCCESS == r INTERNAL ASSERT FAILED at "C.cpp":9',
+            Cause.UNKNOWN,
+            None,
+            None,
+        ),
+        (
+            "NPU out of memory. Tried to allocate 64.00 MiB (NPU 3; 60.00 GiB total capacity; 50.00 GiB already "
+            "allocated; 50.00 GiB current active; 4.00 MiB free; 52.00 GiB reserved in total by PyTorch)",
+            Cause.FRAGMENTATION,
+            64 * MIB,
+            3,
+        ),
     ],
 )
 def test_every_form(text: str, cause: Cause, requested: int | None, device: int | None) -> None:

@@ -98,7 +98,8 @@ def _driver_has_it(facts: Facts, need: int) -> bool:
 
 
 def _limit_allows_it(facts: Facts, need: int) -> bool:
-    return facts.cap is None or facts.reserved is None or facts.reserved + need <= facts.cap
+    """By figures that are rounded too coarsely to tell, it need not have."""
+    return facts.cap is None or facts.reserved is None or facts.reserved + need + facts.precision <= facts.cap
 
 
 def _fits_together(facts: Facts, need: int) -> bool:

@@ -12,18 +12,19 @@ NAMES_APART = " / "
 """Between the names of a source."""
 _COLOUR = re.compile(r"\x1b\[[0-9;?]{0,20}[A-Za-z]")
 _STEP = re.compile(
-    r"[\s:]{0,8}(?:\[[^\[\]]{0,120}\]|\([^()]{0,120}\)|[0-9]{1,5}:(?= )|[\w./-]{1,80}[ \t]{0,20}\|(?= )"
+    r"[\s:]{0,8}(?:\[[^\[\]]{0,120}\]|\([^()]{0,120}\)|[\w.-]{0,60}[0-9]:(?= )|[\w./-]{1,80}[ \t]{0,20}\|(?= )"
+    r"|[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9:.,]{8,18}(?:Z|[+-][0-9:]{4,5})?(?: std(?:out|err) [FP])?(?=\s)"
     r"|[IWEF][0-9]{4} [0-9:.]{8,30} {1,9}[0-9]{1,10} [\w./-]{1,120}\.cc:[0-9]{1,6}\])"
 )
 """One piece of what launchers put before a line."""
 _SOURCES = (
-    re.compile(r"\[(rank\d{1,6})\]"),  # torch
+    re.compile(r"\[([Rr]ank[ :]?\d{1,6})\]"),  # torch, and what programs write themselves
     re.compile(r"\[(default\d{1,4})\]"),  # torchrun
     re.compile(r"\[(\d{1,5},\d{1,6})\]"),  # mpirun
     re.compile(r"\[(pod/[^\]]{1,120})\]"),  # kubectl logs --prefix
     re.compile(r"\(([^()]{0,60}pid=\d{1,10}[^()]{0,60})\)"),  # ray
     re.compile(r"^[IWEF]\d{4} \S{1,30} +(\d{1,10}) "),  # absl's threads, as JAX logs
-    re.compile(r"^\s*(\d{1,5}):$"),  # srun --label
+    re.compile(r"^\s*(\d{1,5}|[A-Za-z][\w.-]{0,60}\d|\d+\.\d+\.\d+\.\d+):$"),  # srun --label; pdsh
     re.compile(r"^\s*([\w./-]{1,80})[ \t]{0,20}\|$"),  # docker compose
 )
 

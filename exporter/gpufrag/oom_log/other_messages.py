@@ -40,6 +40,14 @@ def _driver(found: Found) -> Facts:
     return Facts(None, allocator="driver")
 
 
+def _unsized(found: Found) -> Facts:
+    return Facts(None)
+
+
+def _unsized_tensor(found: Found) -> Facts:
+    return Facts(None, allocator="tensorflow")
+
+
 def _xla(found: Found) -> Facts:
     """The size in bytes where it stands beside the rounded one."""
     sizes = [size for text in found.groups() if (size := read_size(text)) is not None]
@@ -83,10 +91,14 @@ FORMS = (
         _xla,
     ),
     Form(re.compile(r"OOM when allocating tensor with shape ?\[([0-9, ]{0,200})\](?: and type (\w{1,20}))?"), _tensor),
+    Form(re.compile(r"(?:ResourceExhaustedError|RESOURCE_EXHAUSTED).{0,80}failed to allocate memory"), _unsized_tensor),
+    Form(re.compile(r"OutOfMemoryError: Allocation on device *$|NVML_SUCCESS == r INTERNAL ASSERT FAILED"), _unsized),
     Form(
         re.compile(
             "CUDA (?:driver |failed with )?error:? out of memory|HIP error: out of memory|hipErrorOutOfMemory"
-            "|(?<!from device: )CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation"
+            "|(?<!from device: )(?<!unified memory; result: )CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation"
+            r"|[Cc][Uu][Dd][Aa] ?[Rr]untime error \(2\) ?: out of memory|THCudaCheck FAIL .{0,300}: out of memory"
+            "|(?:CUDA|cuda) (?:failed with )?error 2 .{0,120}out of memory|cudaMalloc failed: out of memory"
             "|uda failure (?:[0-9]{1,3} )?'out of memory'"
             "|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED"
         ),

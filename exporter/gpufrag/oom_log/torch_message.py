@@ -37,7 +37,7 @@ _FIGURES = {
     }.items()
 }
 _PROCESS = re.compile(f"Process [0-9]{{1,12}} has {SIZE} memory in use")
-_DEVICE = re.compile(r"\(GPU {1,2}([0-9]{1,4});|GPU ([0-9]{1,4}|.?) ?has a total")
+_DEVICE = re.compile(r"\([GN]PU {1,2}([0-9]{1,4});|[GN]PU ([0-9]{1,4}|.?) ?has a total")
 _TELLS_LIMITS = ("torch.OutOfMemoryError", "docs.pytorch.org", "total capacity; ")
 """Signs of versions whose message would name a limit if there were one."""
 
