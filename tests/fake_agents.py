@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time as system_time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from gpufrag.sample import (
     Totals,
     encode,
 )
+from gpufrag.sidecar.processes import Reading
 from helpers import golden_case_named
 
 CASES = ("train-default", "train-expandable", "kv-default", "churn-default", "cache-default", "train-cap4")
@@ -103,3 +105,22 @@ class FakeAgent:
         self.listen()
         self.publish()
         return self
+
+
+class Clock:
+    """The system clock, and how far the test has moved it."""
+
+    def __init__(self) -> None:
+        self.now = system_time.time()
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def written(agent: FakeAgent, time: float) -> None:
+    """As if the agent had last written at `time`."""
+    os.utime(agent.file, (time, time))
+
+
+def skipped(reading: Reading) -> dict[str, int]:
+    return {reason: count for reason, count in reading.skipped.items() if count}

@@ -13,6 +13,10 @@ from typing import Any
 
 import pytest
 
+from fake_agents import Clock, FakeAgent
+from gpufrag.config import FolderSettings
+from gpufrag.sidecar.processes import ProcessReader
+
 FAKE = Path(__file__).parent / "fake_nvml"
 GIB = 1 << 30
 
@@ -105,3 +109,20 @@ def nvml_machine(nvml_library: Callable[[int], Path], tmp_path: Path) -> Iterato
     yield start
     for process in started:
         process.close()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def reader(tmp_path: Path, clock: Clock) -> ProcessReader:
+    return ProcessReader(tmp_path, FolderSettings(max_reports=5), clock)
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[FakeAgent]:
+    agent = FakeAgent(tmp_path)
+    yield agent
+    agent.die()

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from fake_agents import FakeAgent
+from fake_agents import Clock, FakeAgent
 from gpufrag.agent.publisher import publish
-from gpufrag.config import FolderSettings
 from gpufrag.folder import FileName, ReportName
 from gpufrag.oom_report import OomReport, encode
 from gpufrag.sample import Identity
@@ -21,24 +20,6 @@ from gpufrag.sidecar.processes import ProcessReader
 WHO = Identity("host", 7, 1000.0, rank=1)
 REPORT = OomReport(WHO, 1, 2000.0, 0, 3 << 30, "fragmentation")
 DAY = 86400
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = time.time()
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def reader(tmp_path: Path, clock: Clock) -> ProcessReader:
-    return ProcessReader(tmp_path, FolderSettings(max_reports=5), clock)
 
 
 def left(folder: Path, number: int = 1, age: float = 0.0, content: bytes | None = None) -> Path:

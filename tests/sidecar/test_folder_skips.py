@@ -1,0 +1,184 @@
+"""What the sidecar passes over in the agents' folder: counted, told once, and never in the way of the others."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fake_agents import Clock, FakeAgent, process_sample, skipped, written
+from gpufrag.config import FolderSettings
+from gpufrag.sample import MAX_BYTES, encode
+from gpufrag.sidecar import sample_files
+from gpufrag.sidecar.processes import ProcessReader, Reading
+
+NOTHING = {"alien": 0, "denied": 0, "huge": 0, "newer": 0, "too_many": 0, "torn": 0}
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "torn"),
+        (b"{", "torn"),
+        (b"null", "torn"),
+        (b"\xff\xfe", "torn"),
+        (b'{"schema": 1}', "torn"),
+        (b'{"schema": 99, "anything": 1}', "newer"),
+        (b"[" * 100_000, "torn"),
+        (b" " * ((1 << 20) + 1), "huge"),
+    ],
+)
+def test_a_bad_file_is_counted_and_the_others_are_read(
+    tmp_path: Path, reader: ProcessReader, content: bytes, reason: str
+) -> None:
+    good, bad = FakeAgent(tmp_path), FakeAgent(tmp_path, process_sample(1))
+    good.start()
+    bad.listen()
+    bad.leave(content)
+    reading = reader.read()
+    assert [rank.sample for rank in reading.ranks] == [good.sample]
+    assert skipped(reading) == {reason: 1}
+    good.die(), bad.die()
+
+
+def test_a_file_above_the_largest_sample_is_too_large_whatever_the_config_allows(tmp_path: Path) -> None:
+    large = FakeAgent(tmp_path)
+    large.listen()
+    large.leave(b" " * (MAX_BYTES + 1))
+    reader = ProcessReader(tmp_path, FolderSettings(max_file_size=1 << 40))
+    assert skipped(reader.read()) == {"huge": 1}
+    large.die()
+
+
+@given(data=st.data())
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+def test_no_content_whatever_fails_a_reading(tmp_path: Path, data: st.DataObject) -> None:
+    whole = encode(process_sample())
+    cut, flipped = data.draw(st.integers(0, len(whole))), data.draw(st.integers(0, len(whole) - 1))
+    kinds = st.sampled_from([whole[:cut], whole[:flipped] + bytes([whole[flipped] ^ 32]) + whole[flipped + 1 :]])
+    agent = FakeAgent(tmp_path)
+    agent.leave(data.draw(kinds | st.binary(max_size=200)))
+    reading = ProcessReader(tmp_path, FolderSettings(), Clock()).read()
+    assert len(reading.ranks) + sum(reading.skipped.values()) == 1
+
+
+def test_links_are_not_followed(agent: FakeAgent, reader: ProcessReader, tmp_path: Path) -> None:
+    outside = tmp_path / ".outside"
+    outside.write_bytes(encode(agent.sample))
+    agent.file.symlink_to(outside)
+    assert (reader.read().ranks, skipped(reader.read())) == ((), {"alien": 1})
+
+
+def test_a_linked_socket_is_not_asked(agent: FakeAgent, reader: ProcessReader, tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(tmp_path / ".other"))
+        other.listen()
+        other.setblocking(False)
+        agent.publish()
+        agent.socket.symlink_to(tmp_path / ".other")
+        assert [rank.alive for rank in reader.read().ranks] == [False]
+        with pytest.raises(BlockingIOError):
+            other.accept()
+
+
+def test_a_pipe_is_not_waited_for(agent: FakeAgent, reader: ProcessReader) -> None:
+    os.mkfifo(agent.file)
+    assert skipped(reader.read()) == {"alien": 1}
+
+
+def test_a_link_or_pipe_that_comes_between_listing_and_opening_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "target").write_text("{}")
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    os.mkfifo(tmp_path / "pipe")
+    assert sample_files.read(tmp_path / "link", 1000) is sample_files.Skip.ALIEN
+    assert sample_files.read(tmp_path / "pipe", 1000) is sample_files.Skip.ALIEN
+    assert sample_files.read(tmp_path / "gone", 1000) is None
+
+
+def test_a_copy_under_another_name_is_no_process(agent: FakeAgent, reader: ProcessReader) -> None:
+    agent.start()
+    shutil.copy(agent.file, agent.folder / "host-7-7.json")
+    reading = reader.read()
+    assert (len(reading.ranks), skipped(reading)) == (1, {"alien": 1})
+
+
+def test_what_may_not_be_read_is_counted(
+    agent: FakeAgent, reader: ProcessReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> int:
+        raise PermissionError(13, "Permission denied")
+
+    agent.start()
+    monkeypatch.setattr(os, "open", refuse)  # root may read everything, so the system's own refusal needs a user
+    assert skipped(reader.read()) == {"denied": 1}
+
+
+def test_anothers_files_are_counted_as_denied(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("others")
+    unreadable, deaf = FakeAgent(folder).start(), FakeAgent(folder, process_sample(1)).start()
+    unreadable.file.chmod(0)
+    unreadable.socket.chmod(0o666)
+    deaf.socket.chmod(0)
+    with as_nobody(folder, folder.parent, folder.parent.parent):
+        assert ProcessReader(folder, FolderSettings()).read() == Reading((), NOTHING | {"denied": 2})
+    unreadable.die(), deaf.die()
+
+
+@contextmanager
+def as_nobody(*folders: Path) -> Iterator[None]:
+    """Without root's rights, if we have them, but with a way into `folders`."""
+    if os.geteuid() != 0:
+        yield
+        return
+    modes = [folder.stat().st_mode for folder in folders]
+    for folder in folders:
+        folder.chmod(0o755)
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        for folder, mode in zip(folders, modes):
+            folder.chmod(mode)
+
+
+def test_too_many_are_bounded_and_the_living_come_first(tmp_path: Path, clock: Clock) -> None:
+    living = FakeAgent(tmp_path, process_sample(9)).start()
+    written(living, 1)
+    for rank in range(5):
+        dead = FakeAgent(tmp_path, process_sample(rank))
+        dead.publish()
+        written(dead, clock.now - rank)
+    reading = ProcessReader(tmp_path, FolderSettings(max_processes=3), clock).read()
+    assert [rank.sample.identity.rank for rank in reading.ranks] == [0, 1, 9]
+    assert skipped(reading) == {"too_many": 3}
+    living.die()
+
+
+def test_all_samples_together_are_bounded(tmp_path: Path, clock: Clock) -> None:
+    for rank in range(5):
+        FakeAgent(tmp_path, process_sample(rank)).publish()
+    size = sum(path.stat().st_size for path in tmp_path.iterdir())
+    reading = ProcessReader(tmp_path, FolderSettings(max_total_size=size // 2), clock).read()
+    assert (len(reading.ranks), skipped(reading)) == (2, {"too_many": 3})
+
+
+def test_the_log_tells_what_is_skipped_once(agent: FakeAgent, reader: ProcessReader, caplog: Any) -> None:
+    agent.leave(b"{")
+    for _ in range(3):
+        reader.read()
+    (agent.folder / "notes.txt").touch()
+    reader.read()
+    told = [record.fields for record in caplog.records]
+    assert told == [
+        {"reason": "torn", "count": 1, "files": agent.name.sample},
+        {"reason": "alien", "count": 1, "files": "notes.txt"},
+    ]

@@ -1,0 +1,123 @@
+"""What the sidecar removes from the agents' folder, and what it must leave alone."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fake_agents import Clock, FakeAgent, skipped, written
+from gpufrag.config import FolderSettings
+from gpufrag.sidecar.processes import ProcessReader, Reading
+
+NOTHING = {"alien": 0, "denied": 0, "huge": 0, "newer": 0, "too_many": 0, "torn": 0}
+
+
+def test_last_words_stay_for_ten_minutes_after_the_end(agent: FakeAgent, reader: ProcessReader, clock: Clock) -> None:
+    agent.start()
+    written(agent, clock.now - 3600)  # it hung for an hour
+    reader.read()
+    agent.die()
+    clock.now += 599
+    assert len(reader.read().ranks) == 1
+    clock.now += 2
+    assert reader.read() == Reading((), NOTHING)
+    assert os.listdir(agent.folder) == []
+
+
+def test_after_a_restart_the_files_time_counts(agent: FakeAgent, tmp_path: Path, clock: Clock) -> None:
+    agent.publish()
+    written(agent, clock.now - 599)
+    assert len(ProcessReader(tmp_path, FolderSettings(), clock).read().ranks) == 1
+    written(agent, clock.now - 601)
+    assert ProcessReader(tmp_path, FolderSettings(), clock).read().ranks == ()
+    assert not agent.file.exists()
+
+
+def test_the_living_are_never_swept(agent: FakeAgent, reader: ProcessReader, clock: Clock) -> None:
+    agent.start()
+    written(agent, clock.now - 1e6)
+    assert [rank.alive for rank in reader.read().ranks] == [True]
+    assert agent.file.exists()
+
+
+def test_one_that_cannot_listen_but_writes_is_not_swept(agent: FakeAgent, reader: ProcessReader, clock: Clock) -> None:
+    agent.publish()
+    for _ in range(3):
+        clock.now += 500
+        written(agent, clock.now)
+        assert len(reader.read().ranks) == 1
+
+
+def test_what_a_newer_agent_has_left_is_swept_too(agent: FakeAgent, reader: ProcessReader, clock: Clock) -> None:
+    agent.leave(b'{"schema": 99}')
+    written(agent, clock.now - 10)
+    assert skipped(reader.read()) == {"newer": 1}
+    clock.now += 600
+    assert skipped(reader.read()) == {}
+    assert not agent.file.exists()
+
+
+@pytest.mark.parametrize("content", [b"{", b'{"my": "results"}', b""])
+def test_what_no_agent_has_written_is_never_removed(
+    agent: FakeAgent, reader: ProcessReader, clock: Clock, content: bytes
+) -> None:
+    agent.leave(content)
+    lone = agent.file.with_name("results-2026-11.sock")
+    lone.write_bytes(content)
+    for path in (agent.file, lone):
+        os.utime(path, (clock.now - 5000, clock.now - 5000))
+    assert reader.read().ranks == ()
+    assert agent.file.exists()
+    assert lone.exists()
+
+
+def test_strangers_files_are_left_alone(tmp_path: Path, reader: ProcessReader, clock: Clock) -> None:
+    names = ["notes.txt", "host-1.json", "host-07-1.json", "a-1-1.json.bak", ".hidden", ".other.tmp"]
+    for name in names:
+        (tmp_path / name).write_text("{}")
+        os.utime(tmp_path / name, (1, 1))
+    assert skipped(reader.read()) == {"alien": 4}
+    assert sorted(os.listdir(tmp_path)) == sorted(names)
+
+
+def test_what_was_half_written_is_swept_when_it_is_old(agent: FakeAgent, reader: ProcessReader, clock: Clock) -> None:
+    old, young = (agent.folder / f".{name}.tmp" for name in (agent.name.sample, agent.name.stem))
+    for path, age in ((old, 601), (young, 599)):
+        path.write_text("{")
+        os.utime(path, (clock.now - age, clock.now - age))
+    reader.read()
+    assert os.listdir(agent.folder) == [young.name]
+
+
+def test_a_lone_socket_is_swept_when_it_is_old_and_deaf(agent: FakeAgent, reader: ProcessReader, clock: Clock) -> None:
+    agent.listen()
+    os.utime(agent.socket, (clock.now - 601, clock.now - 601))
+    assert skipped(reader.read()) == {}
+    assert agent.socket.exists()
+    agent.die()
+    reader.read()
+    assert not agent.socket.exists()
+
+
+def test_a_folder_that_only_agents_may_change_is_read_all_the_same(
+    agent: FakeAgent, reader: ProcessReader, clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    agent.publish()
+    written(agent, clock.now - 601)
+    monkeypatch.setattr(Path, "unlink", refuse)
+    assert [reader.read() for _ in range(2)] == [Reading((), NOTHING)] * 2
+    assert caplog.text.count("files of dead processes stay") == 1
+
+
+def test_folders_with_agents_names_are_left_alone(agent: FakeAgent, reader: ProcessReader, clock: Clock) -> None:
+    for path in (agent.file, agent.folder / "host-1-1.sock"):
+        path.mkdir()
+        os.utime(path, (1, 1))
+    assert skipped(reader.read()) == {"alien": 1}
+    assert len(os.listdir(agent.folder)) == 2
