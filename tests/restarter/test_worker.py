@@ -8,6 +8,7 @@ import pytest
 
 from gpufrag.restarter import metrics
 from gpufrag.restarter.checkpoint import Checkpoint, CheckpointFailed, Waiting
+from gpufrag.restarter.errors import Denied
 from gpufrag.restarter.owners import Resolved
 from gpufrag.restarter.settings import CheckpointSettings, RestarterConfig
 from restarter.memory_cluster import Job, MemoryCluster
@@ -52,6 +53,31 @@ def test_a_dry_run_changes_nothing() -> None:
     assert rig.cluster.job == before
     assert rig.cluster.store == {}
     assert rig.events == ["WouldRestart"]
+
+
+def denied_for(rig: Rig, seconds: float) -> None:
+    ends = rig.hands.steady_s + seconds
+
+    def deny(number: int, name: str, done: bool) -> None:
+        if rig.hands.steady_s < ends:
+            raise Denied("401")
+
+    rig.cluster.fault = deny
+
+
+def test_who_is_denied_for_a_while_says_so_once_and_looks_again() -> None:
+    rig = Rig().send()
+    denied_for(rig, 300)
+    rig.go()
+    assert rig.told == ["refused denied", "started started", "restarted restarted"]
+    assert rig.metrics.value(metrics.REFUSED, "denied") == 1
+
+
+def test_who_is_denied_for_longer_than_an_alert_is_true_gives_up() -> None:
+    rig = Rig().send()
+    denied_for(rig, 10**6)
+    assert rig.go().told == ["refused denied"]
+    assert LIVE.max_wait <= rig.hands.steady_s - 100 < LIVE.max_wait + 60
 
 
 def test_a_refusal_is_told_once_in_a_while() -> None:

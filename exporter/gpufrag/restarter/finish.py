@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeVar
 from .clock import Clock, delays
 from .cluster import Cluster, GroupKind, Owner, Ref
 from .decisions import FAILED, OVER, RESTARTED
-from .errors import ClusterError, Denied, Invalid, NotFound
+from .errors import ClusterError, Conflict, Denied, Invalid, NotFound
 from .memory import SUSPENDED, WAITING, Memory
 from .settings import RestartSettings
 from .steps import AwaitStopped, Command, Evict, Patch, Step
@@ -44,6 +44,7 @@ NOT_RUNNING = Result(
     "The job was told to go on, but its pods are not ready in time (restart.run_timeout): look at them. "
     "No second try is made.",
 )
+BY_ANOTHER = Result(OVER, "by-another", "Another receiver has brought this restart to its end, and tells of it.")
 NOT_PERMITTED = "not-permitted"
 
 
@@ -57,6 +58,8 @@ class _Progress:
     """Names of steps."""
     verdict: Result = SUCCESS
     """As it looks by now."""
+    closing: bool = False
+    """We have tried to take the phase away, and do not know that it was in vain."""
 
 
 @dataclass(frozen=True)
@@ -102,8 +105,8 @@ class Finisher:
         """One look, at most one step; None: it is not over."""
         owner = self.cluster.get_owner(ref)
         memory = Memory.read(owner.annotations)
-        if memory.phase is None:  # closed by a call whose answer was lost, or by another receiver
-            return progress.verdict
+        if memory.phase is None:  # closed by a call of ours whose answer was lost, or by another receiver
+            return progress.verdict if progress.closing else BY_ANOTHER
         if owner.finished or owner.deleting:
             return self._close(owner, progress, ENDED)
         target = self.targets[ref.group_kind]
@@ -146,8 +149,13 @@ class Finisher:
         return self.clock.steady() - progress.since_s >= self.settings.run_timeout
 
     def _close(self, owner: Owner, progress: _Progress, verdict: Result) -> Result:
-        progress.verdict = verdict
-        self.close(owner)
+        progress.verdict, before = verdict, progress.closing
+        progress.closing = True
+        try:
+            self.close(owner)
+        except Conflict:  # this call did nothing; one before it may have
+            progress.closing = before
+            raise
         return verdict
 
 

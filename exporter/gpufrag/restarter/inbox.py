@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from .alerts import Alert
+from .reasons import Reason
 
 
 @dataclass(frozen=True)
@@ -16,6 +17,8 @@ class Item:
     alert: Alert
     came_s: float
     due_s: float
+    told: Reason | None = None
+    """Why it was refused so far, where that was said already."""
 
 
 class Inbox:

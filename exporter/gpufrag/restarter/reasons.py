@@ -104,14 +104,20 @@ CHECKPOINT = Reason(
     "no checkpoint could be had, and the job goes on without a restart",
     "see the ranks' logs; checkpoint.on_timeout: restart would restart it all the same",
 )
-DENIED = Reason("denied", "the API server does not permit it", "give the restarter's Role what `gpufrag doctor` names")
+DENIED = Reason(
+    "denied",
+    "the API server does not permit it",
+    "give the restarter's Role what `gpufrag doctor` names; it is looked at again for policy.max_wait",
+)
 INVALID = Reason("invalid", "the API server calls the request invalid", "tell us: it is a mistake of gpufrag's")
 AWAY = Reason("api-away", "the API server did not answer in time", "Alertmanager sends the alert again")
 CONFLICT = Reason("conflict", "somebody else kept changing the job at the same moment", "nothing to do")
 FAULT = Reason("fault", "a fault in gpufrag itself", "report what the log says")
 
-PASSING = frozenset({IN_FLIGHT, NO_MEMORY, AWAY, CONFLICT})
+PASSING = frozenset({IN_FLIGHT, NO_MEMORY, AWAY, CONFLICT, DENIED})
 """Worth another look soon: Alertmanager would send the alert again only after hours."""
+TOLD_AT_ONCE = frozenset({DENIED})
+"""Of these, what a token that is being renewed brings too, but a person far more often, who should hear of it."""
 
 _OF_TARGETS = (
     Reason("pod-gone", "the pod is gone", "nothing to do: the alert is about what was there before"),

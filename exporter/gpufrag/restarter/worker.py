@@ -18,7 +18,7 @@ from .alerts import Alert
 from .announce import Announcer
 from .cluster import Owner
 from .errors import ClusterError, Refused
-from .finish import Result
+from .finish import BY_ANOTHER, Result
 from .flights import Flight, Flights, advance
 from .fuse import Fuse
 from .inbox import Inbox, Item
@@ -156,11 +156,14 @@ class Worker:
     def _refuse(self, item: Item, skip: Skip, job: Resolved | None = None) -> None:
         """Or look again: Alertmanager would send the alert again only after hours."""
         now = self._clock.steady()
-        if skip.reason in reasons.PASSING and now - item.came_s <= self.config.policy.max_wait:
-            self._inbox.put_back(replace(item, due_s=now + self.config.restart.retry))
-            return
-        self.announcer.refused(item.alert, skip, job)
-        if job is not None and not self.config.policy.dry_run:
+        passes = skip.reason in reasons.PASSING and now - item.came_s <= self.config.policy.max_wait
+        tells = (not passes or skip.reason in reasons.TOLD_AT_ONCE) and skip.reason != item.told
+        if tells:
+            self.announcer.refused(item.alert, skip, job)
+        if passes:
+            told = skip.reason if tells else item.told
+            self._inbox.put_back(replace(item, due_s=now + self.config.restart.retry, told=told))
+        elif job is not None and not self.config.policy.dry_run:
             self._remember(job.owner, self._judge.refused(skip, job))
 
     def _start(self, item: Item, job: Resolved) -> None:
@@ -193,6 +196,9 @@ class Worker:
         if end is None:
             return
         self._flights.drop(flight)
+        if end is BY_ANOTHER:
+            event(log, logging.INFO, "another receiver has brought a restart to its end", job=flight.ref)
+            return
         if isinstance(end, Skip):
             assert flight.item is not None, "what others began is not refused"
             self._refuse(flight.item, end, flight.job)
