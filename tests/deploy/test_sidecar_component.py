@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,8 @@ import pytest
 import yaml
 
 from gpufrag import __version__
+from gpufrag.commands import serve
+from gpufrag.config import DEFAULT_PORT
 from helpers import kept
 from manifests import (
     KUBERNETES,
@@ -144,6 +147,25 @@ def test_the_sidecar_never_holds_up_the_job():
     _, sidecar = SOURCE["initContainers"]
     assert not sidecar.keys() & {"startupProbe", "readinessProbe"}
     assert all(container["securityContext"]["readOnlyRootFilesystem"] for container in SOURCE["initContainers"])
+
+
+def test_the_sidecar_understands_what_it_is_told():
+    _, sidecar = SOURCE["initContainers"]
+    parser = argparse.ArgumentParser()
+    serve.add_arguments(parser)
+    config = serve.configured(parser.parse_args(sidecar["args"]))
+    assert config.web.listen_address == f"0.0.0.0:{DEFAULT_PORT}"
+    assert config.control.optional, "a Secret that nobody made keeps no sidecar from starting"
+    mounted = {row["name"]: row["mountPath"] for row in sidecar["volumeMounts"]}
+    assert str(config.control.token_file) == f"{mounted['gpufrag-checkpoint']}/token"
+
+
+def test_the_token_may_be_missing_and_is_for_the_sidecar_alone():
+    secret = {row["name"]: row for row in SOURCE["volumes"]}["gpufrag-checkpoint"]["secret"]
+    assert secret == {"secretName": "gpufrag-checkpoint", "optional": True}
+    agent, _ = SOURCE["initContainers"]
+    for container in (agent, *SOURCE["containers"]):
+        assert "gpufrag-checkpoint" not in [row["name"] for row in container["volumeMounts"]]
 
 
 API = {"batch": "v1", "apps": "v1", "kubeflow.org": "v1", "jobset.x-k8s.io": "v1alpha2"}

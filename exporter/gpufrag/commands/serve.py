@@ -41,17 +41,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--write-target", metavar="DIR", type=Path, help="keep a file for Prometheus' file_sd_configs there"
     )
     parser.add_argument(
-        "--control.token-file",
-        dest="token_file",
-        metavar="FILE",
-        type=Path,
-        help="its token may have ranks save",
+        "--control.token-file", dest="token_file", metavar="FILE", type=Path, help="its token may have ranks save"
     )
     parser.add_argument(
-        "--control.optional",
-        dest="token_optional",
-        action="store_true",
-        help="start without that file too",
+        "--control.optional", dest="token_optional", action="store_true", help="start without that file too"
     )
     parser.add_argument("--log.level", dest="log_level", help="debug, info, warning or error; default info")
 

@@ -4,12 +4,12 @@
 
 {{- define "gpufrag.selector" -}}
 app.kubernetes.io/name: gpufrag-restarter
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ quote .Release.Name }}
 {{- end }}
 
 {{- define "gpufrag.labels" -}}
 app.kubernetes.io/part-of: gpufrag
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ quote .Release.Name }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
@@ -26,6 +26,9 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
   "policy" (dict "dry_run" .Values.dryRun "namespaces" .Values.allowedNamespaces)
   "circuit" (dict "config_map" (include "gpufrag.name" .))
 }}
+{{- with .Values.checkpoint }}
+{{- if .existingSecret }}{{ $_ := set $made "checkpoint" (dict "token_file" (printf "/etc/gpufrag/checkpoint/%s" .key)) }}{{ end }}
+{{- end }}
 {{- mergeOverwrite $made (deepCopy .Values.config) | toYaml }}
 {{- end }}
 

@@ -1,0 +1,132 @@
+"""Who reaches whom: the chart's NetworkPolicies, computed over the pods that it and the component make."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gpufrag.config import DEFAULT_PORT
+from gpufrag.restarter import settings
+from manifests import KUBERNETES, Manifest, documents, read, template
+
+pytestmark = pytest.mark.real
+
+OPEN = (
+    "allowedNamespaces={ml,research}",
+    "checkpoint.existingSecret=gpufrag-checkpoint",
+    "networkPolicy.sidecars.enabled=true",
+    "podMonitor.enabled=true",
+)
+ALERTMANAGER = ("monitoring", {"app.kubernetes.io/name": "alertmanager"})
+PROMETHEUS = ("monitoring", {"app.kubernetes.io/name": "prometheus"})
+Pod = tuple[str, dict[str, str]]
+
+
+def job(namespace: str) -> Pod:
+    return namespace, {"job-name": "llm"}
+
+
+def chosen(selector: Manifest, labels: dict[str, str]) -> bool:
+    """By matchLabels and In: others are not used."""
+    assert not selector.keys() - {"matchLabels", "matchExpressions"}
+    rows = selector.get("matchExpressions", [])
+    assert {row["operator"] for row in rows} <= {"In"}
+    return selector.get("matchLabels", {}).items() <= labels.items() and all(
+        labels.get(row["key"]) in row["values"] for row in rows
+    )
+
+
+def allowed(rules: list[Manifest], side: str, home: str, other: Pod, port: int) -> bool:
+    namespace, labels = other
+
+    def is_peer(peer: Manifest) -> bool:
+        own = {"matchLabels": {"kubernetes.io/metadata.name": home}}
+        there = peer.get("namespaceSelector", own)
+        return chosen(there, {"kubernetes.io/metadata.name": namespace}) and chosen(peer.get("podSelector", {}), labels)
+
+    def allows(rule: Manifest) -> bool:
+        peers = rule.get(side, [])  # an empty list is everybody, as no list is
+        return port in [row["port"] for row in rule["ports"]] and (not peers or any(map(is_peer, peers)))
+
+    return any(map(allows, rules))
+
+
+class Network:
+    def __init__(self, *values: str) -> None:
+        self.rows = documents(template(*values))
+        (self.deployment,) = [row for row in self.rows if row["kind"] == "Deployment"]
+        self.restarter: Pod = ("gpufrag", self.deployment["spec"]["template"]["metadata"]["labels"])
+
+    def passes(self, source: Pod, target: Pod, port: int) -> bool:
+        return self._side("egress", "to", source, target, port) and self._side("ingress", "from", target, source, port)
+
+    def _side(self, direction: str, side: str, home: Pod, other: Pod, port: int) -> bool:
+        rules: list[list[Manifest]] = [
+            row["spec"].get(direction, [])
+            for row in self.rows
+            if row["kind"] == "NetworkPolicy" and row["metadata"]["namespace"] == home[0]
+            if chosen(row["spec"]["podSelector"], home[1]) and direction.capitalize() in row["spec"]["policyTypes"]
+        ]
+        return not rules or any(allowed(one, side, home[0], other, port) for one in rules)
+
+
+@pytest.fixture(scope="module")
+def network() -> Network:
+    return Network(*OPEN)
+
+
+def test_alerts_come_from_alertmanager_alone(network):
+    assert network.passes(ALERTMANAGER, network.restarter, settings.PORT)
+    assert not network.passes(PROMETHEUS, network.restarter, settings.PORT)
+    assert not network.passes(job("ml"), network.restarter, settings.PORT)
+
+
+def test_prometheus_scrapes_the_restarter_and_the_sidecars(network):
+    assert network.passes(PROMETHEUS, network.restarter, settings.METRICS_PORT)
+    assert network.passes(PROMETHEUS, job("ml"), DEFAULT_PORT)
+    assert not network.passes(job("ml"), network.restarter, settings.METRICS_PORT)
+
+
+@pytest.mark.parametrize("namespace", ["ml", "research"])
+def test_the_restarter_reaches_the_sidecars_and_no_other_port_of_a_job(network, namespace):
+    assert network.passes(network.restarter, job(namespace), DEFAULT_PORT)
+    assert not network.passes(network.restarter, job(namespace), 29500)
+    assert not network.passes(job("other"), job(namespace), DEFAULT_PORT)
+
+
+def test_without_a_token_it_reaches_no_sidecar():
+    network = Network("allowedNamespaces={ml}")
+    assert not network.passes(network.restarter, job("ml"), DEFAULT_PORT)
+
+
+def test_it_reaches_no_sidecar_of_a_namespace_that_is_not_allowed(network):
+    assert not network.passes(network.restarter, job("other"), DEFAULT_PORT)
+
+
+def test_the_port_of_the_sidecars_may_be_another():
+    network = Network(*OPEN, "config.checkpoint.port=9000")
+    assert network.passes(network.restarter, job("ml"), 9000)
+    assert not network.passes(network.restarter, job("ml"), DEFAULT_PORT)
+
+
+def test_an_empty_list_of_peers_lets_nobody_in():
+    network = Network("networkPolicy.alertmanager=null", "networkPolicy.prometheus=null")
+    assert not network.passes(ALERTMANAGER, network.restarter, settings.PORT)
+    assert not network.passes(PROMETHEUS, network.restarter, settings.METRICS_PORT)
+
+
+def ports(containers: list[Manifest]) -> dict[str, int]:
+    return {row["name"]: row["containerPort"] for one in containers for row in one.get("ports", [])}
+
+
+def test_monitors_and_the_service_name_ports_that_their_pods_have(network):
+    pod: Any = read(KUBERNETES / "sidecar" / "pod.yaml")["spec"]
+    assert ports(pod["initContainers"]) == {"gpufrag": DEFAULT_PORT}
+    own = ports(network.deployment["spec"]["template"]["spec"]["containers"])
+    (service,) = [row["spec"] for row in network.rows if row["kind"] == "Service"]
+    assert own[service["ports"][0]["targetPort"]] == settings.PORT
+    monitors = [row["spec"] for row in network.rows if row["kind"] == "PodMonitor"]
+    assert [one["podMetricsEndpoints"][0]["port"] for one in monitors] == ["gpufrag", "metrics"]
+    assert own["metrics"] == settings.METRICS_PORT
+    assert [chosen(one["selector"], network.restarter[1]) for one in monitors] == [True, True]
