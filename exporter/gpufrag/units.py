@@ -6,7 +6,6 @@ for people) use this module.
 
 from __future__ import annotations
 
-import argparse
 import re
 from collections.abc import Callable
 from decimal import Decimal
@@ -102,6 +101,7 @@ def format_duration(seconds: float) -> str:
 
 def argument(parse: Callable[[str], T]) -> Callable[[str], T]:
     """`parse` as argparse's `type=`, so that what it refuses is told with the flag's name."""
+    import argparse  # here, because the agent reads units too, and a training job has no flags of ours
 
     def read(text: str) -> T:
         try:

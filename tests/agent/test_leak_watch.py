@@ -154,6 +154,34 @@ def test_it_is_told_once(clock: HandClock, caplog: pytest.LogCaptureFixture) -> 
     assert "docs/leaks.md" in line
 
 
+def test_what_only_filled_is_taken_back_once(clock: HandClock, caplog: pytest.LogCaptureFixture) -> None:
+    filling = job(clock)
+    with caplog.at_level(logging.WARNING, "gpufrag"):
+        for count, kept in ((60, 2 * MB), (40, 0), (200, 0), (200, 0)):
+            filling.steps(count, kept=kept, length=0.2)
+            filling.leak()
+    assert [line.split(": ")[2][:30] for line in caplog.messages] == [
+        "allocated memory grows by 1.91",
+        "allocated memory has not grown",
+    ]
+    assert filling.leak() == Leak("step")
+
+
+def test_a_reading_that_fails_is_paid_for_and_not_tried_at_every_step(clock: HandClock) -> None:
+    training = job(clock, cost=0.02)
+    watch, tried = training.sampler._leaks, []
+    assert watch is not None
+
+    def fail(device: int) -> None:
+        tried.append(clock.tick(0.02))
+        raise RuntimeError("gone")
+
+    training.source.live = fail  # type: ignore[method-assign]
+    training.steps(95)
+    assert len(tried) == 1
+    assert training.sampler._stalls["stats"] == pytest.approx(0.02)
+
+
 def test_what_a_step_holds_at_its_peak_is_no_place_that_grows(clock: HandClock) -> None:
     training = job(clock)
     watch = training.sampler._leaks

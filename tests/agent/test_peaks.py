@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 
+from gpufrag.agent import peaks
 from gpufrag.agent.peak import TIMER
 from gpufrag.agent.peaks import STUDIES, TRIES
 from gpufrag.agent.settings import AgentSettings
@@ -134,3 +137,15 @@ def test_a_peak_that_does_not_come_is_given_up_after_some_steps() -> None:
         training.now += 8e-3
     assert False in tried
     assert training.peaks.method == TIMER
+
+
+def test_what_was_looked_at_in_vain_is_a_cost_too_and_none_is_counted_twice() -> None:
+    """Two steps have ended since the agent's thread last came round, and taught nothing."""
+    training, told = trained(fixed, 1), []
+    training.peaks._spent = lambda cause, seconds: told.append((cause, seconds))
+    ticks = iter(range(100))
+    training.peaks._clocks = replace(training.peaks._clocks, cpu=lambda: float(next(ticks)))
+    following = SimpleNamespace(curve=lambda: next(ticks) and None)
+    training.peaks._ended.extend([peaks.Step(0, following), peaks.Step(0, following)])  # type: ignore[arg-type]
+    training.peaks.follow(lambda: True, lambda seconds: None)
+    assert told == [("measure", 3.0)]

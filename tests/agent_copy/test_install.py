@@ -99,8 +99,9 @@ def test_nothing_is_left_of_an_install_that_fails(tmp_path: Path, monkeypatch: p
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "rename", refuse)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(Unavailable, match="No space left") as told:
         install(PACKAGE, tmp_path)
+    assert str(told.value).startswith(f"{tmp_path}: ")
     assert _contents(tmp_path) == {}
     assert not (tmp_path / "gpufrag").exists()
 
@@ -128,6 +129,23 @@ def test_a_gpufrag_that_it_has_not_made_is_not_replaced(tmp_path: Path, older: P
     with pytest.raises(UsageError, match="not made by install-agent"):
         install(PACKAGE, older.parent)
     assert _contents(older) == before
+
+
+@pytest.mark.parametrize("to", ["site-packages/gpufrag", "nowhere"])
+def test_a_link_that_it_has_not_made_is_not_replaced(tmp_path: Path, to: str) -> None:
+    (tmp_path / "site-packages" / "gpufrag").mkdir(parents=True)
+    (tmp_path / "gpufrag").symlink_to(to)
+    with pytest.raises(UsageError, match="not made by install-agent"):
+        install(PACKAGE, tmp_path)
+    assert str((tmp_path / "gpufrag").readlink()) == to
+
+
+@pytest.mark.parametrize("name", ["a:b", "a\nb", "a\x1bb", "a\udcffb"])
+def test_a_folder_that_the_variable_cannot_name_is_refused(tmp_path: Path, name: str) -> None:
+    """The job would begin without an agent, and nobody would be told."""
+    with pytest.raises(UsageError, match="PYTHONPATH cannot name"):
+        install(PACKAGE, tmp_path / name)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_copy_that_somebody_has_changed_is_told(tmp_path: Path) -> None:

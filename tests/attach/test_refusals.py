@@ -58,6 +58,11 @@ def test_no_such_process(pid: int, anybody: Caller) -> None:
     assert _told(pid, anybody).startswith(f"no process {pid} here")
 
 
+def test_one_that_ends_while_its_files_are_read() -> None:
+    with pytest.raises(Unavailable, match="no process 99999999 here"):
+        functions(99999999)
+
+
 def test_this_command_itself(anybody: Caller) -> None:
     with pytest.raises(UsageError, match="this command itself"):
         examine(os.getpid(), anybody)

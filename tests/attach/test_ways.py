@@ -44,6 +44,7 @@ def test_a_gdb_without_python_is_no_use(tmp_path: Path, monkeypatch: pytest.Monk
     [
         ('echo \'gpufrag {"error": "full"}\'', "not asked, and goes on as before: full"),
         ("echo ptrace: Operation not permitted.", "give the container the capability SYS_PTRACE"),
+        (r"printf 'already traced by process 7\nptrace: Operation not permitted.'", "another debugger"),
         ("exit 3", "gdb ended without a word"),
         ('echo \'gpufrag {"stage": "stopped"}\'', "not asked"),
     ],

@@ -23,3 +23,8 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path, capsys: pyt
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert str(tmp_path / "file") in err
+
+
+def test_an_empty_name_is_no_folder(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["install-agent", ""]) == 2
+    assert "names no folder" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..errors import one_line
+from ..model.leaks import Growth
 from ..sample import Leak
 from ..units import format_bytes
 
@@ -26,3 +27,11 @@ def places(device: int, leak: Leak) -> str:
         for place in leak.stacks
     )
     return one_line(f"device {device}: between the last two snapshots grew {'; '.join(told)}")
+
+
+def no_longer(device: int, unit: str, grew: Growth) -> str:
+    """That what was called a leak has stopped; one line."""
+    return one_line(
+        f"device {device}: allocated memory has not grown since {unit} {grew.end:.0f}: that was no leak "
+        "but something that filled (a cache, a buffer, shapes that are compiled one by one), unless it begins again"
+    )

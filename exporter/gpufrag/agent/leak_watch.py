@@ -16,7 +16,7 @@ from ..model.leaks import FEWEST, LASTING, Growth, Point, Series
 from ..model.sites import Held, Sites, Stack, grown
 from ..sample import GrowingStack, Leak
 from .clocks import Clocks
-from .leak_finding import finding, places
+from .leak_finding import finding, no_longer, places
 from .settings import AgentSettings
 from .sources import TellsLive
 
@@ -70,6 +70,8 @@ class LeakWatch:
         self._sites: dict[tuple[int, str], Mapping[Stack, Held]] = {}
         self._stacks: dict[int, tuple[GrowingStack, ...]] = {}
         self._told: set[tuple[int, bool]] = set()
+        self._grew: dict[tuple[str, int], Growth] = {}
+        """What was told to grow last, as long as it was not taken back."""
 
     @property
     def unit(self) -> str:
@@ -82,11 +84,13 @@ class LeakWatch:
         self._stepped = step
         if not self._devices or not self._points.open(now):
             return first
-        self._note(STEP, step)
+        try:
+            self._note(STEP, step)
+        finally:  # a reading that fails costs time too, and is not to be tried at every step
+            took = self._clocks.monotonic() - now
+            self._points.pay(took)
+            self._spent("stats", took)
         self._noted += 1
-        took = self._clocks.monotonic() - now
-        self._points.pay(took)
-        self._spent("stats", took)
         return self._noted == FEWEST
 
     def second(self, devices: Iterable[int]) -> None:
@@ -138,9 +142,11 @@ class LeakWatch:
         found = series.growth(self._threshold[unit])
         if found is not None and found.end - found.begin >= lasting:
             leak = self._leaks[unit, device] = _leak(unit, found, self._stacks.get(device, ()))
+            self._grew[unit, device] = found
             self._tell(device, leak)
         elif series.decided and series.span >= lasting:
             self._leaks[unit, device] = Leak(unit)
+            self._take_back(unit, device, series)
 
     def _tell(self, device: int, leak: Leak) -> None:
         """Once that it leaks, and once where."""
@@ -150,8 +156,19 @@ class LeakWatch:
         lines = [finding(device, leak)] if (device, not named) not in self._told else []
         self._told.add((device, named))
         for line in [*lines, *([places(device, leak)] if named else [])]:
-            with suppress(Exception):  # the program's own log handlers run below
-                logger.warning("gpufrag: %s", line)
+            _log(line)
+
+    def _take_back(self, unit: str, device: int, series: Series) -> None:
+        """Once it has not grown for as long as it grew: it was something that filled, and is full."""
+        grew = self._grew.get((unit, device))
+        if grew is not None and series.end - grew.end >= grew.end - grew.begin:
+            del self._grew[unit, device]
+            _log(no_longer(device, unit, grew))
+
+
+def _log(line: str) -> None:
+    with suppress(Exception):  # the program's own log handlers run below
+        logger.warning("gpufrag: %s", line)
 
 
 def _leak(unit: str, found: Growth, stacks: tuple[GrowingStack, ...]) -> Leak:

@@ -113,13 +113,15 @@ class Peaks:
         self._learn()
 
     def _learn(self) -> None:
-        """From the steps that have ended."""
+        """From the steps that have ended; what that costs is told once, whether anything was learned or not."""
+        if not self._ended:
+            return
         began = self._clocks.cpu()
         while self._ended:
             device, following = self._ended.popleft()
             if (curve := following.curve()) is not None:
                 self._experience[device].learn(curve)
-                self._spent("measure", self._clocks.cpu() - began)
+        self._spent("measure", self._clocks.cpu() - began)
 
     def _read(self, device: int) -> tuple[Level | None, float]:
         began = self._clocks.monotonic()

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from ..errors import Unavailable, UsageError
 from .modules import SHIM, agent_files
 
 WRAPPER = "gpufrag-run"
+_OURS = re.compile(r"versions/[0-9a-f]{16}/gpufrag")
 
 
 class Installed(NamedTuple):
@@ -33,10 +35,33 @@ class Installed(NamedTuple):
 
 
 def install(package: Path, folder: Path) -> Installed:
-    """Copy the agent of the gpufrag in `package`. Raises UsageError for a folder with a gpufrag that is not ours."""
+    """Copy the agent of the gpufrag in `package`.
+
+    Raises UsageError for a folder with a gpufrag that is not ours, or that PYTHONPATH cannot name; Unavailable for one
+    that cannot be filled.
+    """
+    _refuse(folder)
+    try:
+        return _install(package, folder)
+    except OSError as error:
+        what = error.strerror or str(error)
+        raise Unavailable(
+            f"{folder}: cannot be filled ({what}); give a folder that can be written and has room"
+        ) from None
+
+
+def _refuse(folder: Path) -> None:
+    if os.pathsep in str(folder) or not str(folder).isprintable():
+        raise UsageError(
+            f"{str(folder)!r}: PYTHONPATH cannot name a folder with a {os.pathsep!r} or a control character"
+        )
     link = folder / "gpufrag"
-    if link.exists() and not link.is_symlink():
+    if os.path.lexists(link) and not (link.is_symlink() and _OURS.fullmatch(str(link.readlink()))):
         raise UsageError(f"{link}: not made by install-agent, so it is not replaced; give an empty folder")
+
+
+def _install(package: Path, folder: Path) -> Installed:
+    link = folder / "gpufrag"
     files = {path: (package / path).read_bytes() for path in agent_files(package)}
     target = Path("versions", _digest(files), "gpufrag")
     changed = not _is_whole(folder / target, files) and _add_version(folder, target, files)

@@ -79,8 +79,10 @@ def _judge(pid: int, output: str) -> None:
         return
     if not (Path("/proc") / str(pid)).exists():
         raise Unavailable(f"process {pid} ended meanwhile")
-    what = error or output.strip().rpartition("\n")[2] or "gdb ended without a word"
-    if "not permitted" in output:
+    what = (error or output.strip()).rpartition("\n")[2] or "gdb ended without a word"
+    if "already traced" in output:
+        what = "another debugger, or another `gpufrag attach`, has it just now; try again"
+    elif "not permitted" in output:
         what += " (a seccomp profile or security module forbids ptrace: give the container the capability SYS_PTRACE)"
     raise Unavailable(f"process {pid} was not asked, and goes on as before: {what}")
 

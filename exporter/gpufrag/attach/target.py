@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -56,12 +57,25 @@ def examine(pid: int, caller: Caller, proc: Path = Path("/proc")) -> Target:
     """Raises UsageError for a process that is not one to ask, Unavailable for one that cannot be asked now."""
     if pid == os.getpid():
         raise UsageError(f"process {pid} is this command itself; give the pid of the training process")
-    try:
+    with _in_words(pid):
         _refuse(pid, caller, proc)
         status = status_of(str(pid), proc)
         environment = _environment((proc / str(pid) / "environ").read_bytes())
         uid, gid = (int(status[key].split()[1]) for key in ("Uid", "Gid"))
         return Target(pid, uid, gid, _python(pid, proc), environment)
+
+
+def functions(pid: int, proc: Path = Path("/proc")) -> Functions:
+    """Where the interpreter and the C library have what is called. Raises Unavailable where they do not have it."""
+    with _in_words(pid):  # it may end at any moment
+        return _functions(pid, proc)
+
+
+@contextmanager
+def _in_words(pid: int) -> Iterator[None]:
+    """What the kernel's account of a process raises where that has ended, or is not ours to read."""
+    try:
+        yield
     except (FileNotFoundError, ProcessLookupError):
         raise Unavailable(f"no process {pid} here; see its pid with: ps -e | grep python") from None
     except PermissionError as error:
@@ -70,8 +84,7 @@ def examine(pid: int, caller: Caller, proc: Path = Path("/proc")) -> Target:
         ) from None
 
 
-def functions(pid: int, proc: Path = Path("/proc")) -> Functions:
-    """Where the interpreter and the C library have what is called. Raises Unavailable where they do not have it."""
+def _functions(pid: int, proc: Path) -> Functions:
     interpreter = _exporting(pid, _PYTHON, INTERPRETER, proc)
     if interpreter is None:
         raise Unavailable(

@@ -87,6 +87,11 @@ class Series:
         return len(self._points) >= FEWEST
 
     @property
+    def end(self) -> float:
+        """The last point's step (or second); 0 before the first."""
+        return self._points[-1].at if self._points else 0.0
+
+    @property
     def span(self) -> float:
         """Steps (or seconds) between the first point and the last."""
         return self._points[-1].at - self._points[0].at if self._points else 0.0
