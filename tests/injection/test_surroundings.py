@@ -92,7 +92,8 @@ def test_what_failed_above_is_published_by_an_agent_below(site) -> None:
     assert decode(file.read_bytes()).health.errors == {"injection": 1}
 
 
-HEAVY = {"argparse", "asyncio", "gettext", "http", "multiprocessing", "urllib.request", "ssl", "subprocess", "unittest", "email", "ctypes"}
+HEAVY = {"argparse", "asyncio", "gettext", "http", "multiprocessing", "urllib.request", "ssl", "subprocess"}
+HEAVY |= {"unittest", "email", "ctypes"}
 
 
 def test_without_torch_the_start_loads_three_small_modules_of_ours_and_no_other(site) -> None:
