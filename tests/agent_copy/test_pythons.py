@@ -89,3 +89,21 @@ def test_its_wrapper_is_the_command_and_needs_one(copy: Path, tmp_path: Path) ->
     assert _run([wrapper, "sh", "-c", "exit 42"], tmp_path).returncode == 42
     nothing = _run([wrapper], tmp_path)
     assert (nothing.returncode, nothing.stderr.count("\n")) == (2, 1)
+
+
+def test_its_wrapper_may_be_called_by_a_link(copy: Path, tmp_path: Path) -> None:
+    (tmp_path / "on-path").symlink_to(copy / "bin" / "gpufrag-run")
+    python = next(iter(INTERPRETERS.values()))
+    done = _run([str(tmp_path / "on-path"), python, "-c", USES_A_GPU], tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "agent\n", "")
+
+
+@pytest.mark.parametrize(("moved", "to"), [(".", "a:b"), ("bin", "alone/bin")])
+def test_its_wrapper_becomes_the_command_even_without_an_agent(moved: str, to: str, copy: Path, tmp_path: Path) -> None:
+    """Moved to where PYTHONPATH cannot name it, or away from its copy."""
+    shutil.copytree(copy / moved, tmp_path / to, symlinks=True)
+    (wrapper,) = (tmp_path / to).rglob("gpufrag-run")
+    done = _run([str(wrapper), "sh", "-c", "echo $PYTHONPATH; exit 42"], tmp_path, "/some/where")
+    assert (done.returncode, done.stdout.partition(os.pathsep)[0]) == (42, "/some/where")
+    assert done.stderr.startswith("gpufrag-run: no agent: ")
+    assert done.stderr.count("\n") == 1
