@@ -67,8 +67,9 @@ def _outcome(one: Running) -> dict[str, Any]:
 def test_without_a_token_there_is_no_such_path(folder: Path) -> None:
     with running(_sidecar(folder, None).service()) as one:
         assert _send(one, method="GET").status_code == 404
-        assert _send(one).status_code == 405  # no POST is taken at all
-        assert _send(one, "/prepare").status_code == 405
+        assert _send(one).status_code == 404
+        assert [_send(one, f"/{command}", json={"id": "one"}).status_code for command in COMMANDS] == [404] * 6
+        assert _send(one, token=None).status_code == 404  # nor is anybody asked for a password
 
 
 @pytest.mark.parametrize("token", [None, "wrong-wrong-wrong-wrong", TOKEN[:-1], ""])
@@ -105,7 +106,7 @@ def test_a_token_file_that_may_be_missing_opens_nothing_until_it_is_there(folder
         assert _send(one, method="GET", token=None).status_code == 401
     token_file.unlink()
     with running(Sidecar(config, lambda _: folder, lambda: config).service()) as one:
-        assert _send(one).status_code == 405
+        assert _send(one).status_code == 404
 
 
 def test_all_ranks_save_and_train_on(served: Running, folder: Path) -> None:

@@ -5,7 +5,7 @@
     POST /v1/checkpoint/<command>   one command of the agreement, handed on to all ranks here: for a receiver that
                                     leads it over several pods
 
-Off without a token: then no such paths exist, and no POST is taken.
+Off without a token: then no such paths exist, for whatever method.
 """
 
 from __future__ import annotations
@@ -130,11 +130,14 @@ class Control:
         event(log, logging.INFO, "checkpoint", **{k: v for k, v in asdict(self.progress).items() if v is not None})
 
 
-def added(service: Service, routes: list[Route], control: Control) -> Service:
-    """The service with these paths too. They ask for the token themselves: no password of the web config opens them."""
+def added(service: Service, routes: list[Route], control: Control | None) -> Service:
+    """The service with these paths too. They ask for the token themselves: no password of the web config opens them.
+
+    Without control they are not found, with or without a password: who asks learns that it is off, and no more.
+    """
     return replace(
         service,
-        app=only([*routes, *control.routes()]),
+        app=only([*routes, *(control.routes() if control else ())]),
         open_paths=service.open_paths | PATHS,
         methods=(*service.methods, "POST"),
         max_body=MAX_BODY,

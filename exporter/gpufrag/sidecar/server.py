@@ -60,7 +60,7 @@ class Sidecar:
             started=self._started,
             background=self._keep_reading,
         )
-        return control.added(service, routes, self._control) if self._control else service
+        return control.added(service, routes, self._control)
 
     async def _metrics(self, request: Request) -> Response:
         zipped = _accepts_gzip(request.headers.get("accept-encoding", ""))
