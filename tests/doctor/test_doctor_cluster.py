@@ -214,16 +214,6 @@ def test_the_restarters_config_is_read(api, policy, kind, text):
     assert text in told(look(api, "restarter"), kind)
 
 
-def test_an_open_circuit_is_told_with_its_cause(api):
-    config_map(api, "gpufrag-restarter", **{"gpufrag.dev/circuit-open": "3 restarts failed"})
-    assert "3 restarts failed" in told(look(api, "circuit"), Warn)
-
-
-def test_a_closed_circuit_is_good(api):
-    config_map(api, "gpufrag-restarter")
-    assert look(api, "circuit") == Ok("closed")
-
-
 def test_what_may_not_be_looked_at_is_no_fault_of_the_cluster(api):
     api.users[TOKEN] = User("restarter", tuple(role_rules([JOB])), "ml")
     assert "not looked at" in told(look(api, "restarter"), Warn)

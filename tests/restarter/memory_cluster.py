@@ -116,7 +116,7 @@ class MemoryCluster:
     def create_command(self, ref: Ref, action: str, name: str, dry_run: bool = False) -> None:
         raise NotImplementedError
 
-    def can_i(self, verb: str, kind: GroupKind, namespace: str, subresource: str = "") -> bool:
+    def can_i(self, verb: str, kind: GroupKind, namespace: str, subresource: str = "", name: str = "") -> bool:
         return True
 
     def whoami(self) -> str:

@@ -14,7 +14,7 @@ from ..restarter.cluster import Cluster, GroupKind, Owner, Ref
 from ..restarter.errors import Denied, NotFound, Refused
 from ..restarter.memory import STOPPED, Memory
 from ..restarter.owners import resolve
-from ..restarter.permissions import PERMISSIONS, Permission
+from ..restarter.permissions import CIRCUIT, PERMISSIONS, Permission
 from ..restarter.policy import OPT_IN, PAUSE
 from ..restarter.targets import TARGETS
 from . import monitors
@@ -174,9 +174,17 @@ def _config(place: Place) -> Any:
 
 def _circuit(place: Place) -> Result:
     opened = _config_map(place, place.restarter).annotations.get(circuit.OPEN)
+    lacking = [verb for verb in CIRCUIT.verbs if not _may_circuit(place, verb)]
+    if lacking:
+        what = f"{some(lacking)} ConfigMap {place.release}/{place.restarter} ({CIRCUIT.why})"
+        return Fail(f"{place.cluster.whoami()} may not {what}; grant it, or ask as the restarter does")
     if opened:
         return Warn(f"open ({opened:.200}): nothing is restarted until a person closes it; see restarter.md")
     return Ok("closed")
+
+
+def _may_circuit(place: Place, verb: str) -> bool:
+    return place.cluster.can_i(verb, CIRCUIT.kind, place.release, name=place.restarter)
 
 
 def _config_map(place: Place, name: str) -> Owner:
@@ -206,7 +214,9 @@ def _checks() -> Iterator[Check[Place]]:
     yield Check("podmonitor", "does a PodMonitor select the pods with our sidecar", _pod_monitor)
     yield Check("jobs", "have the jobs of these pods opted in", _jobs)
     yield Check("restarter", "is it configured for this namespace, and does it act", _restarter)
-    yield Check("circuit", "is the circuit over all restarts closed", _circuit)
+    yield Check(
+        "circuit", "is the circuit over all restarts closed, and may it be written down when it opens", _circuit
+    )
 
 
 CHECKS: tuple[Check[Place], ...] = tuple(map(_allowed, _checks()))

@@ -62,14 +62,15 @@ def command(job: Ref, action: str, name: str) -> dict[str, Any]:
     }
 
 
-def access_review(verb: str, kind: GroupKind, namespace: str, subresource: str) -> dict[str, Any]:
-    """May I do this here?"""
+def access_review(verb: str, kind: GroupKind, namespace: str, subresource: str, name: str = "") -> dict[str, Any]:
+    """May I do this here, to the object `name` or, without one, to any?"""
     attributes = {"verb": verb, "group": kind.group, "resource": RESOURCES[kind].plural, "namespace": namespace}
+    attributes |= {key: value for key, value in (("subresource", subresource), ("name", name)) if value}
     return {
         "apiVersion": "authorization.k8s.io/v1",
         "kind": "SelfSubjectAccessReview",
         "metadata": {},
-        "spec": {"resourceAttributes": {**attributes, **({"subresource": subresource} if subresource else {})}},
+        "spec": {"resourceAttributes": attributes},
     }
 
 

@@ -154,7 +154,7 @@ class Cluster(Protocol):
         Empty where the server has no such kind.
         """
 
-    def can_i(self, verb: str, kind: GroupKind, namespace: str, subresource: str = "") -> bool: ...
+    def can_i(self, verb: str, kind: GroupKind, namespace: str, subresource: str = "", name: str = "") -> bool: ...
 
     def whoami(self) -> str:
         """The user name that the server knows these credentials by."""

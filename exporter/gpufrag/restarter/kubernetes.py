@@ -128,8 +128,8 @@ class KubernetesCluster:
             return ()
         return tuple(owner_from(raw, version, kind.kind) for raw in found)
 
-    def can_i(self, verb: str, kind: GroupKind, namespace: str, subresource: str = "") -> bool:
-        review = bodies.access_review(verb, kind, namespace, subresource)
+    def can_i(self, verb: str, kind: GroupKind, namespace: str, subresource: str = "", name: str = "") -> bool:
+        review = bodies.access_review(verb, kind, namespace, subresource, name)
         answer = self._call("POST", "apis/authorization.k8s.io/v1/selfsubjectaccessreviews", review)
         return bool(answer.get("status", {}).get("allowed"))
 

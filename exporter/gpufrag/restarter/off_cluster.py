@@ -31,7 +31,7 @@ class OffCluster:
     def create_event(self, event: Event) -> None:
         """The log and the page tell it; there is no other place."""
 
-    def can_i(self, verb: str, kind: GroupKind, namespace: str, subresource: str = "") -> bool:
+    def can_i(self, verb: str, kind: GroupKind, namespace: str, subresource: str = "", name: str = "") -> bool:
         return True
 
     def whoami(self) -> str:

@@ -48,6 +48,10 @@ PERMISSIONS: tuple[Permission, ...] = (
 )
 
 
+CIRCUIT = Permission(kinds.CONFIG_MAP, ("get", "patch"), "to remember whether the circuit is open")
+"""In the restarter's own namespace, on the ConfigMap that `circuit.config_map` names; no job is restarted without."""
+
+
 def needed(targets: Iterable[GroupKind]) -> tuple[Permission, ...]:
     """What restarting these kinds takes, and no more."""
     wanted = set(targets)

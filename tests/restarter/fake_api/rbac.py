@@ -17,15 +17,16 @@ class User:
     rules: tuple[Mapping[str, Any], ...] = ADMIN
     namespace: str = "*"
 
-    def may(self, verb: str, group: str, resource: str, namespace: str) -> bool:
+    def may(self, verb: str, group: str, resource: str, namespace: str, name: str = "") -> bool:
         if self.namespace not in ("*", namespace):
             return False
-        return any(_covers(rule, verb, group, resource) for rule in self.rules)
+        return any(_covers(rule, verb, group, resource, name) for rule in self.rules)
 
 
-def _covers(rule: Mapping[str, Any], verb: str, group: str, resource: str) -> bool:
+def _covers(rule: Mapping[str, Any], verb: str, group: str, resource: str, name: str) -> bool:
     asked = (("verbs", verb), ("apiGroups", group), ("resources", resource))
-    return all(_holds(rule[key], value) for key, value in asked)
+    named = "resourceNames" not in rule or name in rule["resourceNames"]
+    return named and all(_holds(rule[key], value) for key, value in asked)
 
 
 def _holds(granted: Iterable[str], value: str) -> bool:

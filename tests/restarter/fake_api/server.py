@@ -115,7 +115,7 @@ class FakeApi:
                 return handlers.group_of(parts[1])
             where = place(request.path)
             verb = handlers.verb_of(request, where)
-            if not user.may(verb, where.served.group, where.resource, where.namespace):
+            if not user.may(verb, where.served.group, where.resource, where.namespace, where.name or ""):
                 raise status.forbidden(user.name, verb, where.served, where.resource, where.namespace)
             answer = handlers.handle(self.world.store, request, where)
             return Answer(answer.code, copy.deepcopy(answer.body), answer.headers)
@@ -126,7 +126,9 @@ class FakeApi:
             return {**body, "status": {"userInfo": {"username": user.name}}}
         asked = body["spec"]["resourceAttributes"]
         resource = "/".join(filter(None, (asked["resource"], asked.get("subresource"))))
-        return {**body, "status": {"allowed": user.may(asked["verb"], asked["group"], resource, asked["namespace"])}}
+        name = asked.get("name", "")
+        allowed = user.may(asked["verb"], asked["group"], resource, asked["namespace"], name)
+        return {**body, "status": {"allowed": allowed}}
 
 
 class _Handler(BaseHTTPRequestHandler):
