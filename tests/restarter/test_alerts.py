@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpufrag.errors import BadInput, NewerVersion
-from gpufrag.restarter.alerts import MAX_ALERTS, Alert, parse
+from gpufrag.restarter.alerts import MAX_ALERTS, MAX_TEXT, MAX_TEXTS, Alert, parse
 from restarter.webhook_bodies import ALERT, CALL, ODD, body, broken
 
 
@@ -37,6 +37,13 @@ def test_unknown_keys_are_passed_over() -> None:
     newer = {"notification_reason": "first notification", "routeLabels": {"a": "b"}}
     alert = {**ALERT, "receivers": [1, 2]}
     assert parse(body(alerts=[alert], **newer)) == parse(body(alerts=[ALERT]))
+
+
+def test_what_is_kept_of_an_alert_is_bounded() -> None:
+    long = one(labels={**ALERT["labels"], "pod": "p" * 10**5}, annotations={str(i): "é" * 2000 for i in range(100)})
+    assert long.pod == "p" * MAX_TEXT
+    assert sum(len(key) + len(value) for key, value in long.annotations.items()) <= MAX_TEXTS
+    assert one(labels={"n" * (MAX_TEXTS + 1): ""}).labels == {}
 
 
 @pytest.mark.parametrize("version", ["3", "5", 4, None, [], {}])

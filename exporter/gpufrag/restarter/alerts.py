@@ -16,6 +16,8 @@ VERSION = "4"
 MAX_BODY = 1 << 20
 MAX_ALERTS = 1000
 """Of one call; an honest group is one job's."""
+MAX_TEXT, MAX_TEXTS = 1024, 16 << 10
+"""Characters kept of one label or annotation, and of all together; no name in Kubernetes is above 253."""
 FIRING, RESOLVED = "firing", "resolved"
 
 _TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)")
@@ -93,7 +95,18 @@ def _texts(raw: Any, where: str) -> dict[str, str]:
         return {}
     if not isinstance(raw, dict) or not all(isinstance(value, str) for value in raw.values()):
         raise BadInput(f"{where} is no object of texts")
-    return {_sound(key): _sound(value) for key, value in raw.items()}
+    return _bounded({_sound(key): _sound(value) for key, value in raw.items()})
+
+
+def _bounded(texts: Mapping[str, str]) -> dict[str, str]:
+    """What is kept of them, for a thousand alerts wait and are remembered: a long one is cut, the last are left out."""
+    kept, left = {}, MAX_TEXTS
+    for key, value in texts.items():
+        left -= len(key) + len(value[:MAX_TEXT])
+        if left < 0:
+            break
+        kept[key] = value[:MAX_TEXT]
+    return kept
 
 
 def _sound(text: str) -> str:
