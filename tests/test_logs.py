@@ -33,6 +33,14 @@ def written(stream: io.StringIO) -> str:
     return rest
 
 
+def test_each_request_to_an_api_server_is_told_in_debug_only(stream: io.StringIO) -> None:
+    logging.getLogger("httpx2").info("HTTP Request: GET")
+    assert stream.getvalue() == ""
+    logs.setup("debug", stream)
+    logging.getLogger("httpx2").info("HTTP Request: GET")
+    assert written(stream) == 'level=info msg="HTTP Request: GET"'
+
+
 def test_an_event_is_its_message_and_fields(stream: io.StringIO) -> None:
     logs.event(log, logging.WARNING, "files skipped", reason="torn", count=3, absent=None)
     assert written(stream) == 'level=warning msg="files skipped" reason=torn count=3'

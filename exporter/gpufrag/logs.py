@@ -78,6 +78,8 @@ def setup(level: str, stream: TextIO | None = None) -> None:
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
     logging.getLogger("uvicorn").setLevel(logging.ERROR)  # a scanner's broken requests are no news
+    quiet = logging.DEBUG if root.level <= logging.DEBUG else logging.WARNING
+    logging.getLogger("httpx2").setLevel(quiet)  # a line for each request, and a job is looked at every few seconds
     asyncio = logging.getLogger("asyncio")
     asyncio.setLevel(logging.ERROR)
     asyncio.filters[:] = [_NotAgain()]

@@ -168,6 +168,28 @@ def test_a_body_is_bounded(start: Any, body: bytes) -> None:
         assert received(client).startswith(b"HTTP/1.1 413 ")
 
 
+def test_a_client_that_goes_away_in_the_midst_of_its_body_is_no_fault(
+    start: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    entered, left = threading.Event(), threading.Event()
+
+    async def read(request: Request) -> Response:
+        entered.set()
+        try:
+            return PlainTextResponse(await request.body())
+        finally:
+            left.set()
+
+    service = Service(Starlette(routes=[Route("/", read, methods=["POST"])]), methods=("POST",), max_body=5)
+    server = start(service)
+    with server.connect() as client:
+        client.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhe")
+        assert entered.wait(10)
+    assert left.wait(10)
+    server.stop()
+    assert "Exception" not in caplog.text
+
+
 def test_a_body_within_its_bound_is_read(start: Any) -> None:
     async def echo(request: Request) -> Response:
         return PlainTextResponse(await request.body())

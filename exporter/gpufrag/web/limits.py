@@ -10,6 +10,7 @@ from urllib.parse import unquote
 
 import h11
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 if TYPE_CHECKING:
@@ -110,8 +111,8 @@ class Bounds:
         self._working += 1
         try:
             await self._app(scope, _Body(receive, self._max_body), send)
-        except asyncio.CancelledError:  # cut off at the server's end, which has told it; uvicorn would call it a fault
-            pass
+        except (asyncio.CancelledError, ClientDisconnect):
+            pass  # cut off at the server's end, which has told it, or by the client; uvicorn would call it a fault
         finally:
             self._working -= 1
 
