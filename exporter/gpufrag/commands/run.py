@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 PACKAGE = Path(gpufrag.__file__).resolve().parent
 SHIM = PACKAGE / "shim"
+MAX_NAME = 200
 ANCHOR = (
     "share of each device, such as 20%%, that every process reserves in one piece when it first uses it: a large "
     "request later finds a place. It costs that memory to whatever else runs there (docs/injection.md); off by default"
@@ -94,7 +95,7 @@ def _supervise(job: list[str], environment: Mapping[str, str], wishes: Wishes) -
 def _restart_wishes(options: argparse.Namespace, job: list[str]) -> Wishes | None:
     """None where the job is not to be restarted."""
     if not options.restartable:
-        if options.name or options.grace or options.in_place:
+        if options.name is not None or options.grace or options.in_place:
             raise UsageError("--name, --grace and --in-place are of a job that can be restarted; add --restartable")
         return None
     from ..supervisor.supervisor import Wishes
@@ -102,7 +103,10 @@ def _restart_wishes(options: argparse.Namespace, job: list[str]) -> Wishes | Non
     grace_s = parse_duration(options.grace) if options.grace else Wishes.grace_s
     if grace_s <= 0:
         raise UsageError(f"--grace is {options.grace}: it must be above 0, such as 60s")
-    return Wishes(options.name or name_of(job), grace_s, options.in_place)
+    name = name_of(job) if options.name is None else options.name
+    if not 0 < len(name) <= MAX_NAME or not name.isprintable():
+        raise UsageError(f"{name!r:.40} cannot be the job's name: give 1 to {MAX_NAME} printable letters by --name")
+    return Wishes(name, grace_s, options.in_place)
 
 
 def name_of(job: Sequence[str]) -> str:
