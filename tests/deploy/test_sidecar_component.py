@@ -49,29 +49,36 @@ TEMPLATES = {
 MADE = "# Made from pod.yaml by the tests of deploy/ (GPUFRAG_UPDATE=1): which part of it goes where in each kind.\n"
 
 
-def parts() -> Iterator[str]:
-    """Of the source, by their paths within a pod; a list of named things is taken apart."""
-    yield from (f"initContainers.[name={row['name']}]" for row in SOURCE["initContainers"])
-    yield from (f"volumes.[name={row['name']}]" for row in SOURCE["volumes"])
+def parts() -> Iterator[tuple[str, str, str]]:
+    """Of the source: a list within a pod, and the key and value by which one of it is known there."""
     (main,) = SOURCE["containers"]
-    yield from (f"containers.0.env.[name={row['name']}]" for row in main["env"])
-    yield from (f"containers.0.volumeMounts.[mountPath={row['mountPath']}]" for row in main["volumeMounts"])
+    for path, key, rows in (
+        ("initContainers", "name", SOURCE["initContainers"]),
+        ("volumes", "name", SOURCE["volumes"]),
+        ("containers.0.env", "name", main["env"]),
+        ("containers.0.volumeMounts", "mountPath", main["volumeMounts"]),
+    ):
+        yield from ((path, key, row[key]) for row in rows)
 
 
-def replacement(part: str) -> Manifest:
+def replacement(path: str, key: str, value: str) -> Manifest:
+    # A pattern, which finds parts of names too unless told. What is not there is made under the pattern's own text, and
+    # looked for again: it must find itself, and does so by what no name has.
+    target = f"{path}.[{key}=^{value}$|!!]"
     targets = [
         {
             "select": {"group": group, "kind": kind},
-            "fieldPaths": [f"{template}.spec.{part}" for template in templates],
+            "fieldPaths": [f"{template}.spec.{target}" for template in templates],
             "options": {"create": True},
         }
         for (group, kind), templates in TEMPLATES.items()
     ]
-    return {"source": {"kind": "Pod", "name": "gpufrag-sidecar", "fieldPath": f"spec.{part}"}, "targets": targets}
+    source = {"kind": "Pod", "name": "gpufrag-sidecar", "fieldPath": f"spec.{path}.[{key}={value}]"}
+    return {"source": source, "targets": targets}
 
 
 def test_every_part_goes_into_every_kind():
-    made = yaml.safe_dump([replacement(part) for part in parts()], sort_keys=False, width=120)
+    made = yaml.safe_dump([replacement(*part) for part in parts()], sort_keys=False, width=120)
     kept(COMPONENT / "replacements.yaml", MADE + made)
 
 
@@ -185,11 +192,54 @@ def minimal(group: str, kind: str, templates: list[str]) -> Manifest:
     return made
 
 
+def with_component(folder: Path, manifest: Manifest) -> list[Manifest]:
+    (folder / "job.yaml").write_text(yaml.safe_dump(manifest), encoding="utf-8")
+    overlay = {"resources": ["job.yaml"], "components": [os.path.relpath(COMPONENT, folder)]}
+    (folder / "kustomization.yaml").write_text(yaml.safe_dump(overlay), encoding="utf-8")
+    return [pod["spec"] for pod in pods(kustomize(folder))]
+
+
 @pytest.mark.real
 @pytest.mark.parametrize("kind", TEMPLATES, ids=".".join)
 def test_every_kind_gets_the_sidecar(kind, tmp_path):
-    (tmp_path / "job.yaml").write_text(yaml.safe_dump(minimal(*kind, TEMPLATES[kind])), encoding="utf-8")
-    overlay = {"resources": ["job.yaml"], "components": [os.path.relpath(COMPONENT, tmp_path)]}
-    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(overlay), encoding="utf-8")
     wanted = SOURCE | {"containers": [SOURCE["containers"][0] | {"image": "any"}]}
-    assert [pod["spec"] for pod in pods(kustomize(tmp_path))] == [wanted] * len(TEMPLATES[kind])
+    assert with_component(tmp_path, minimal(*kind, TEMPLATES[kind])) == [wanted] * len(TEMPLATES[kind])
+
+
+@pytest.mark.real
+def test_names_that_hold_ours_are_left_alone(tmp_path):
+    main = {
+        "name": "main",
+        "image": "any",
+        "env": [{"name": "EXTRA_PYTHONPATH", "value": "/extra"}, {"name": "MY_GPUFRAG_DIR", "value": "/mine"}],
+        "volumeMounts": [
+            {"name": path[-1], "mountPath": path} for path in ("/data/gpufrag", "/gpufrag-2", "/run/gpufrag/x")
+        ],
+    }
+    spec = {
+        "hostUsers": False,
+        "containers": [main, {"name": "proxy", "image": "any"}],
+        "initContainers": [{"name": "my-gpufrag-agent", "image": "any"}],
+        "volumes": [{"name": "my-gpufrag-samples", "emptyDir": {}}],
+    }
+    before = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": "own"},
+        "spec": {"template": {"spec": spec}},
+    }
+    (after,) = with_component(tmp_path, before)
+    assert lost(spec, after) == []
+    assert (len(after["initContainers"]), len(after["volumes"])) == (3, 4)
+    assert (len(after["containers"][0]["env"]), len(after["containers"][0]["volumeMounts"])) == (4, 5)
+
+
+@pytest.mark.real
+def test_a_python_path_from_elsewhere_is_replaced_and_stays_one(tmp_path):
+    before = minimal("batch", "Job", ["spec.template"])
+    before["spec"]["template"]["spec"]["containers"][0]["env"] = [
+        {"name": "PYTHONPATH", "valueFrom": {"configMapKeyRef": {"name": "paths", "key": "python"}}}
+    ]
+    (after,) = with_component(tmp_path, before)
+    found = [row for row in after["containers"][0]["env"] if row["name"] == "PYTHONPATH"]
+    assert found == [{"name": "PYTHONPATH", "value": "/gpufrag/gpufrag/shim"}]
