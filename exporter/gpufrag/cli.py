@@ -66,10 +66,17 @@ class _Closed(io.TextIOBase):
         raise OSError(errno.EBADF, "is closed; send it to a file, or to /dev/null", "standard output")
 
 
+def _print_whatever_comes() -> None:
+    """A locale without UTF-8 shows a question mark for what it has not; a file's name goes out as the bytes it is."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="surrogateescape" if sys.stdout.encoding.lower() == "utf-8" else "replace")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code. No exception of ours, and no traceback, leaves this function."""
     arguments = sys.argv[1:] if argv is None else list(argv)
     sys.stdout = sys.stdout or _Closed()
+    _print_whatever_comes()
     sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (as long as the process)
     try:
         return _dispatch(arguments)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from gpufrag.agent.steps import Steps
@@ -29,3 +31,33 @@ def _count(pattern: str) -> int:
 )
 def test_a_step_begins_when_an_optimizer_steps_again(pattern: str, expected: int) -> None:
     assert _count(pattern) == expected
+
+
+class Optimizer:
+    pass
+
+
+def test_one_that_is_made_anew_for_each_step_counts_each_time_and_is_not_remembered() -> None:
+    steps, made = Steps(), Optimizer()
+    for _ in range(1000):
+        steps.note(made)
+        made = Optimizer()
+    assert steps.count == 1000
+    assert len(steps._stepped) <= 1
+
+
+def test_one_that_goes_does_not_end_the_round_of_the_others() -> None:
+    steps, first, second = Steps(), Optimizer(), Optimizer()
+    assert [steps.note(first), steps.note(second)] == [True, False]
+    del second
+    assert [steps.note(Optimizer()), steps.note(first)] == [False, True]
+
+
+def test_one_that_cannot_be_watched_is_not_kept_alive() -> None:
+    class Slotted:
+        __slots__ = ()
+
+    steps, optimizer = Steps(), Slotted()
+    before = sys.getrefcount(optimizer)
+    assert [steps.note(optimizer), steps.note(optimizer)] == [True, True]
+    assert sys.getrefcount(optimizer) == before

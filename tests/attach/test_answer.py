@@ -69,12 +69,15 @@ def test_a_report_is_read_whole_or_not_at_all(tmp_path: Path) -> None:
     assert report(file) == {"state": "waiting"}
 
 
-def test_a_link_or_a_pipe_in_its_place_is_no_report(tmp_path: Path) -> None:
+def test_a_link_a_pipe_or_a_folder_in_its_place_is_no_report(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text('{"state": "begun"}')
     (tmp_path / "link").symlink_to(tmp_path / "secret")
     os.mkfifo(tmp_path / "pipe")
     assert report(tmp_path / "link") is None
     assert report(tmp_path / "pipe") is None
+    before = os.listdir("/proc/self/fd")
+    assert report(tmp_path) is None
+    assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
 def test_its_folder_is_the_targets_own_and_goes(target: Target) -> None:

@@ -84,6 +84,12 @@ def test_a_script_must_say_that_it_knows_the_risk(asked: list[str], monkeypatch,
     assert asked == []
 
 
+def test_with_no_input_at_all_nobody_can_be_asked(asked: list[str], monkeypatch, capsys) -> None:
+    monkeypatch.setattr("sys.stdin", None)
+    assert main(["attach", "4711"]) == 2
+    assert "say --yes" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("words", [["soon"], [], ["1", "2"], ["7", "--wait", "soon"]])
 def test_a_wrong_call_is_told(words: list[str], capsys) -> None:
     assert main(["attach", *words]) == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -149,3 +150,13 @@ def test_nothing_in_a_report_steers_the_terminal(capsys, folder: Path, action: t
     frame = Frame(EVIL, 1, EVIL)
     oom_files.keep(folder, _report(cause=EVIL, evidence=(EVIL,), stack=(frame,), next_step=EVIL, alloc_conf=EVIL))
     assert "\x1b" not in _run(capsys, *action)
+
+
+@pytest.mark.parametrize(("encoding", "shown"), [("ascii", "?"), ("utf-8", "–"), ("latin-1", "?")])
+def test_a_terminal_without_its_characters_is_no_fault(monkeypatch, folder: Path, encoding: str, shown: str) -> None:
+    oom_files.keep(folder, _report(identity=Identity("node", 4242, 1000.0)))
+    terminal = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    monkeypatch.setattr("sys.stdout", terminal)
+    assert main(["oom", "list"]) == 0
+    terminal.flush()
+    assert shown in terminal.buffer.getvalue().decode(encoding).splitlines()[1].split()  # type: ignore[attr-defined]

@@ -156,6 +156,12 @@ def test_packed_badly_or_strangely(data: bytes, told: str, tmp_path: Path) -> No
         list(log_chunks(str(tmp_path / "log")))
 
 
+def test_a_standard_input_that_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", None)
+    with pytest.raises(GpufragError, match="is closed"):
+        list(log_chunks("-"))
+
+
 @pytest.mark.parametrize(
     ("name", "told"), [("nowhere", "no such file"), (".", "is a directory"), ("a\0b", "cannot be read")]
 )

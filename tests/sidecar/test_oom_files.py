@@ -110,3 +110,15 @@ def test_a_folder_is_read_at_once_by_who_only_looks(tmp_path: Path) -> None:
     for number in range(1, 5):
         left(tmp_path, number, age=100 - number)
     assert [report.number for report in read_all(tmp_path, 2)] == [4, 3]
+
+
+def test_a_folder_that_is_called_like_a_report_fails_nobody_and_stays_closed(
+    tmp_path: Path, reader: ProcessReader
+) -> None:
+    left(tmp_path)
+    (tmp_path / ReportName(FileName.of(WHO), 2).file).mkdir()
+    before = os.listdir("/proc/self/fd")
+    for _ in range(3):
+        assert numbers(reader) == [1]
+    assert [report.number for report in read_all(tmp_path, 10)] == [1]
+    assert len(os.listdir("/proc/self/fd")) == len(before)

@@ -45,8 +45,11 @@ def report(file: Path) -> Mapping[str, Any] | None:
         descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)  # before Python's open(), which raises for a folder and leaves it open
+        return None
     with open(descriptor, "rb") as opened:
-        data = opened.read(LARGEST) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b""
+        data = opened.read(LARGEST)
     try:
         told = json.loads(data)
     except ValueError:

@@ -75,7 +75,7 @@ def _written(file: Path, code: str) -> Path:
 
 
 def _agreed(target: Target) -> bool:
-    if not sys.stdin.isatty():
+    if sys.stdin is None or not sys.stdin.isatty():
         raise UsageError(f"nobody is here to be asked whether process {target.pid} may be touched; say --yes")
     print(RISK.format(pid=target.pid, major=target.python[0], minor=target.python[1]), end="", file=sys.stderr)
     return input("Type yes to go on: ").strip().lower() in ("y", "yes")

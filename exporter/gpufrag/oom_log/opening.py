@@ -50,6 +50,8 @@ def log_chunks(source: str, stdin: io.BufferedReader | None = None) -> Iterator[
 def _open(source: str, stdin: io.BufferedReader | None) -> io.BufferedReader:
     if source != STDIN:
         return Path(source).open("rb")
+    if stdin is None and sys.stdin is None:  # `<&-`
+        raise Unavailable("standard input: is closed; pipe a job's log into it, or name a file")
     return stdin or open(sys.stdin.fileno(), "rb", closefd=False)
 
 

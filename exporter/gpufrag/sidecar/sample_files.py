@@ -84,9 +84,10 @@ def read_as(decode: Callable[[bytes], Record], path: Path, most: int) -> Record 
         return Skip.DENIED
     except OSError:  # ELOOP: a link; ENXIO: a socket
         return Skip.ALIEN
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)  # before Python's open(), which raises for a folder and leaves it open
+        return Skip.ALIEN
     with open(file, "rb", buffering=0) as opened:
-        if not stat.S_ISREG(os.fstat(file).st_mode):
-            return Skip.ALIEN
         data = opened.read(most + 1) or b""
     if len(data) > most:
         return Skip.HUGE
