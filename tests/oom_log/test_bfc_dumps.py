@@ -135,6 +135,8 @@ def test_an_attempt_that_tensorflow_can_do_without_is_no_error() -> None:
         (TENSOR.replace("type float", "type resource"), Cause.UNKNOWN, None),
         (TENSOR.replace("4096,4096", ""), Cause.UNKNOWN, 4),
         ("errors_impl.ResourceExhaustedError: failed to allocate memory [Op:Mul]", Cause.UNKNOWN, None),
+        (f"ResourceExhaustedError: {{{{node {'x' * 100}}}}} failed to allocate memory [Op:Mul]", Cause.UNKNOWN, None),
+        ("RESOURCE_EXHAUSTED: Failed to allocate 2147483648 bytes for new constant", Cause.UNKNOWN, 2 * GIB),
     ],
 )
 def test_errors_without_a_dump(line: str, cause: Cause, requested: int | None) -> None:

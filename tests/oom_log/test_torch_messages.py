@@ -93,6 +93,8 @@ def new(need: str = "2.00 GiB", free: str = "8.00 MiB", processes: str = "", una
         ("THCudaCheck FAIL file=/torch/THCStorage.cu line=58 error=2 : out of memory", Cause.UNKNOWN, None, None),
         ("alloc_buffer: allocating 4096.00 MiB: cudaMalloc failed: out of memory", Cause.UNKNOWN, None, None),
         ("cuda failed with error 2 out of memory. use CUDA_LAUNCH_BLOCKING=1", Cause.UNKNOWN, None, None),
+        ("RuntimeError: HIP error: HIPBLAS_STATUS_ALLOC_FAILED", Cause.UNKNOWN, None, None),
+        ("RuntimeError: UR error: 39 (UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY)", Cause.UNKNOWN, None, None),
         ("torch.OutOfMemoryError: Allocation on device ", Cause.UNKNOWN, None, None),
         (
             'RuntimeError: NVML_SUCCESS == r INTERNAL ASSERT FAILED at "C.cpp":9',

@@ -90,8 +90,11 @@ FORMS = (
         ),
         _xla,
     ),
+    Form(re.compile(f"Failed to allocate {SIZE} for new constant"), _xla),
     Form(re.compile(r"OOM when allocating tensor with shape ?\[([0-9, ]{0,200})\](?: and type (\w{1,20}))?"), _tensor),
-    Form(re.compile(r"(?:ResourceExhaustedError|RESOURCE_EXHAUSTED).{0,80}failed to allocate memory"), _unsized_tensor),
+    Form(
+        re.compile(r"(?:ResourceExhaustedError|RESOURCE_EXHAUSTED).{0,240}failed to allocate memory"), _unsized_tensor
+    ),
     Form(re.compile(r"OutOfMemoryError: Allocation on device *$|NVML_SUCCESS == r INTERNAL ASSERT FAILED"), _unsized),
     Form(
         re.compile(
@@ -100,7 +103,7 @@ FORMS = (
             r"|[Cc][Uu][Dd][Aa] ?[Rr]untime error \(2\) ?: out of memory|THCudaCheck FAIL .{0,300}: out of memory"
             "|(?:CUDA|cuda) (?:failed with )?error 2 .{0,120}out of memory|cudaMalloc failed: out of memory"
             "|uda failure (?:[0-9]{1,3} )?'out of memory'"
-            "|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED"
+            "|(?:CU|HIP)BLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED|UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY"
         ),
         _driver,
     ),
