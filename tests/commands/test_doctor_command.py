@@ -20,6 +20,27 @@ def test_a_host_without_a_folder_fails_and_every_check_is_heard(tmp_path, capsys
     assert told[1].startswith("WARN  host files: no rank lives here")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "code", "told"),
+    [
+        (["--sidecar", "file:///etc/passwd"], 2, "--sidecar is no address"),
+        (["--prometheus", "prometheus"], 2, "--prometheus is no address"),
+        (["--prometheus", "http://me:secret@x:9090"], 2, "--prometheus holds a user or a password"),
+        (
+            ["--prometheus", "http://x:9090", "--bearer-file", "/none/such"],
+            1,
+            "--bearer-file: /none/such: No such file",
+        ),
+    ],
+)
+def test_an_argument_that_is_none_is_one_line(arguments, code, told, capsys):
+    assert main(["doctor", *arguments]) == code
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err.count("\n")) == ("", 1)
+    assert told in shown.err
+    assert "secret" not in shown.err
+
+
 def test_json_has_a_record_of_each_check(tmp_path, capsys):
     agent = FakeAgent(tmp_path).start()
     try:

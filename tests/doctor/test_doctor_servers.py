@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,7 +12,7 @@ import pytest
 
 from doctor.json_server import Answers, answering
 from gpufrag import __version__
-from gpufrag.doctor import prometheus, sidecar
+from gpufrag.doctor import answers, prometheus, sidecar
 from gpufrag.doctor.answers import get_json
 from gpufrag.doctor.results import Fail, Ok, Result, Warn
 from gpufrag.errors import Unavailable
@@ -55,6 +58,25 @@ def test_no_sidecar_at_all():
         pass
     with pytest.raises(Unavailable, match="does not answer"):
         sidecar.ask(gone.url)
+
+
+def test_an_answer_that_trickles_in_is_given_up(monkeypatch):
+    monkeypatch.setattr(answers, "TIMEOUT_S", 0.3)
+    over = threading.Event()
+
+    def trickle(listener: socket.socket) -> None:
+        with listener.accept()[0] as caller, contextlib.suppress(OSError):
+            caller.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
+            while not over.wait(0.05):
+                caller.sendall(b"x")
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=trickle, args=(listener,))
+        thread.start()
+        with pytest.raises(Unavailable, match="not whole within"):
+            answers.get(f"http://127.0.0.1:{listener.getsockname()[1]}")
+        over.set()
+        thread.join(10)
 
 
 def test_a_token_does_not_follow_a_redirect(server, tmp_path):

@@ -75,6 +75,6 @@ def test_what_could_not_work_is_refused(tmp_path: Path, raw: Any, told: str) -> 
 
 
 def test_a_password_in_an_address_is_refused_and_not_told(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="bearer_file") as refusal:
+    with pytest.raises(UsageError, match="holds a user or a password") as refusal:
         load(tmp_path, {"prometheus": {"url": "http://user:hunter2@x:9090"}})
     assert "hunter2" not in str(refusal.value)

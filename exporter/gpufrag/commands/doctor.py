@@ -36,6 +36,7 @@ def run(options: argparse.Namespace) -> int:
     from ..doctor import report
     from ..reports.style import bold
 
+    _require_good(options)
     outcomes: list[Outcome] = []
     emphasis = bold(sys.stdout)
     for outcome in _outcomes(options):
@@ -45,6 +46,18 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps([report.as_record(outcome) for outcome in outcomes], indent=2))
     return 1 if report.failed(outcomes) else 0
+
+
+def _require_good(options: argparse.Namespace) -> None:
+    """Raises GpufragError for what is none: it would fail in each check, and be told as the server's fault."""
+    from ..restarter.bounds import require_url
+    from ..restarter.checks import read_token
+
+    require_url(options.sidecar, "--sidecar")
+    if options.prometheus is not None:
+        require_url(options.prometheus, "--prometheus")
+    if options.bearer_file is not None:
+        read_token(options.bearer_file, "--bearer-file")
 
 
 def _outcomes(options: argparse.Namespace) -> Iterator[Outcome]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import urllib.error
 import urllib.request
 from http.client import HTTPException
@@ -40,9 +41,19 @@ def get(url: str, bearer_file: Path | None = None) -> Answer:
         raise Unavailable(f"{url} does not answer ({error}); is it the right address, and is it running?") from None
     try:
         with opened:
-            return Answer(opened.status, opened.read(MAX_ANSWER).decode(errors="replace"))
+            return Answer(opened.status, _read(opened, time.monotonic() + TIMEOUT_S).decode(errors="replace"))
     except (OSError, HTTPException) as error:
         raise Unavailable(f"{url}: its answer breaks off ({error}); look again") from None
+
+
+def _read(opened: Any, deadline_s: float) -> bytes:
+    """The time-out of a socket bounds each wait, and not all of them together. Raises OSError."""
+    content = b""
+    while len(content) < MAX_ANSWER and (chunk := opened.read1(64 << 10)):
+        content += chunk
+        if time.monotonic() > deadline_s:
+            raise TimeoutError(f"it is not whole within {TIMEOUT_S:g} s")
+    return content
 
 
 def get_json(url: str, bearer_file: Path | None = None) -> Any:

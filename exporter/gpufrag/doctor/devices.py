@@ -18,7 +18,7 @@ def compare(read: Callable[[], NvmlReading], ranks: Sequence[tuple[Rank, Process
     try:
         reading = read()
     except Unavailable as error:
-        return Warn(f"NVML: {error}; in a container without GPUs that is normal, and the ranks' own figures are taken")
+        return Warn(f"NVML: {error}")
     lost = [problem for problem in reading.problems if problem.lost]
     if lost:
         return Fail(f"GPU {lost[0].index}: {lost[0].text}")

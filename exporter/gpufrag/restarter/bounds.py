@@ -91,6 +91,6 @@ def require_url(url: str, place: str) -> None:
     except ValueError:  # of the port, or of brackets
         good = False
     if not good or not url.isascii() or not url.isprintable() or " " in url or "?" in url or "#" in url:
-        raise UsageError(f"{place} is no address: write it as http://prometheus:9090")
+        raise UsageError(f"{place} is no address: write it as http://HOST:PORT")
     if "@" in parts.netloc:
-        raise UsageError(f"{place} holds a user or a password: put a token into a file, and name that in bearer_file")
+        raise UsageError(f"{place} holds a user or a password, which would be shown: leave it out; tokens are in files")

@@ -10,6 +10,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Callable, Mapping
 from http.client import HTTPException, HTTPResponse
+from pathlib import Path
 from typing import Any
 
 from ..errors import Unavailable
@@ -90,16 +91,19 @@ class Prometheus:
     def _token(self) -> str | None:
         """None where none is wanted. Raises Unavailable."""
         path = self._settings.bearer_file
-        if path is None:
-            return None
-        try:
-            token = path.read_text(encoding="ascii").strip()
-        except (OSError, ValueError) as error:
-            told = getattr(error, "strerror", None) or "not a token"
-            raise Unavailable(f"prometheus.bearer_file: {path}: {told}; it is to hold Prometheus' token") from None
-        if not token or not token.isprintable():
-            raise Unavailable(f"prometheus.bearer_file: {path}: a token in one line belongs there")
-        return token
+        return None if path is None else read_token(path, "prometheus.bearer_file")
+
+
+def read_token(path: Path, place: str) -> str:
+    """What Prometheus is to be told. Raises Unavailable, which begins with the `place` where the file was named."""
+    try:
+        token = path.read_text(encoding="ascii").strip()
+    except (OSError, ValueError) as error:
+        told = getattr(error, "strerror", None) or "not a token"
+        raise Unavailable(f"{place}: {path}: {told}; it is to hold Prometheus' token") from None
+    if not token or not token.isprintable():
+        raise Unavailable(f"{place}: {path}: a token in one line belongs there")
+    return token
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
