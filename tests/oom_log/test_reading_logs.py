@@ -55,6 +55,8 @@ def sources(*lines: str) -> list[str]:
         ("2024-05-05T10:00:00.123456789+02:00 stderr F [rank3]: ", "rank3"),
         ("2024-05-05 10:00:00,123 [Rank 3] ", "Rank 3"),
         ("gpu-node-07: ", "gpu-node-07"),
+        ('{"time": "2024-05-05", "rank": 3, "message": "', "rank3"),
+        ('{"log":"[rank3]: ', "rank3"),
         ("10.0.0.7: [rank3]: ", "10.0.0.7 / rank3"),
     ],
 )

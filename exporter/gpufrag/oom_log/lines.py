@@ -28,6 +28,10 @@ _SOURCES = (
     re.compile(r"^\s*([\w./-]{1,80})[ \t]{0,20}\|$"),  # docker compose
 )
 
+_IN_JSON = re.compile(
+    r'^\s*\{.{0,2000}?"(?:(?:global_)?rank": ?"?(?=[0-9])|(?:log|msg|message)": ?"\[rank)([0-9]{1,6})'
+)
+
 
 class Line(NamedTuple):
     number: int
@@ -51,6 +55,8 @@ def line_of(number: int, raw: bytes) -> Line:
 
 
 def _source(text: str) -> str:
+    if (rank := _IN_JSON.match(text)) is not None:
+        return f"rank{rank[1]}"
     end, found = 0, []
     while (step := _STEP.match(text, end)) is not None and end < 400:
         piece, end = step.group().lstrip(": \t").rstrip(), step.end()
