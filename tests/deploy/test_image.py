@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from gpufrag import __version__
+from gpufrag.config import DEFAULT_PORT
 from manifests import ROOT, output, tool
 from monitoring import eventually, free_port, process
 
@@ -137,6 +138,13 @@ def test_the_sidecar_of_the_image_serves(sidecar, tmp_path):
         url = f"http://127.0.0.1:{port}"
         eventually(lambda: httpx.get(f"{url}/-/healthy", trust_env=False).is_success, "the sidecar is up")
         assert f'version="{__version__}"' in httpx.get(f"{url}/metrics", trust_env=False).text
+
+
+def test_a_runtime_can_ask_the_sidecar_of_the_image_how_it_is(sidecar):
+    how, *command = sidecar.config["Healthcheck"]["Test"]
+    assert how == "CMD", "no shell is needed for it"
+    assert "--pid" in sidecar.run(*command, "--help")
+    assert str(DEFAULT_PORT) in {row.partition("/")[0] for row in sidecar.config["ExposedPorts"]}
 
 
 def test_the_agent_is_copied_from_the_image(sidecar):
