@@ -4,6 +4,8 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
+# Most of the slow tests wait for processes that they have started: more of them than cores may run beside each other.
+JOBS ?= 4
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test check fix bench
@@ -14,8 +16,8 @@ help: ## this list
 demo: $(STAMP) ## two simulated ranks, a real sidecar and a live table, on any machine; ARGS="--duration 20 --once" ends by itself
 	@$(BIN)/gpufrag demo $(ARGS)
 
-test: $(STAMP) ## the whole test suite without a GPU; ARGS="tests/model -k heap" narrows it
-	@$(BIN)/python -m pytest $(ARGS)
+test: $(STAMP) ## the whole test suite without a GPU; ARGS="tests/model -k heap" narrows it, JOBS=0 runs it in one process
+	@$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile $(ARGS)
 
 check: $(STAMP) ## what CI checks beside the tests: lint, format, types, import direction
 	@$(BIN)/ruff check .

@@ -118,7 +118,7 @@ class TorchSource:
 
     def _hook(self, optimizer: object, args: object, kwargs: object) -> None:
         if (on_step := self._on_step) is not None:
-            if self._backend() == ASYNC:
+            if self._surface.ask("cuda.is_initialized") and self._backend() == ASYNC:
                 self._read_async()
             on_step(optimizer)
 
