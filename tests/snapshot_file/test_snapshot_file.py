@@ -73,11 +73,11 @@ def _refusal(path, **options):
     ("data", "words"),
     [
         (b"", "is empty: the dump was cut off or never written"),
-        (gzip.compress(b""), "neither a pickle nor JSON"),
+        (gzip.compress(b"", mtime=0), "neither a pickle nor JSON"),
         (b"  \n ", "neither a pickle nor JSON"),
         (b"PK\x03\x04rest", "zip archive, as torch.save writes"),
         (b"\x7fELF", "neither a pickle nor JSON"),
-        (gzip.compress(b"\x7fELF"), "neither a pickle nor JSON"),
+        (gzip.compress(b"\x7fELF", mtime=0), "neither a pickle nor JSON"),
         (b"time,address\n1,2\n", "neither a pickle nor JSON"),
         (SMALL.read_bytes()[:-20], "gzip stream is cut off or damaged; copy it again"),
         (SMALL.read_bytes()[:5], "gzip stream is cut off or damaged"),
