@@ -80,7 +80,8 @@ def test_nothing_is_advised_where_no_setting_differs(capsys: pytest.CaptureFixtu
 
 def test_the_smallest_limit_does_not_depend_on_the_limit(capsys: pytest.CaptureFixture[str]) -> None:
     asked = ("--settings", EXPANDABLE, "--smallest-limit")
-    found = [record(capsys, KV, *asked, *more)["candidates"] for more in ((), ("--limit", "2MiB"))]
+    case = str(TESTS / "golden" / "churn-default.json.gz")
+    found = [record(capsys, case, *asked, *more)["candidates"] for more in ((), ("--limit", "2MiB"))]
     assert [c["smallest_limit"] for c in found[0]] == [c["smallest_limit"] for c in found[1]] != [None, None]
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import gpufrag
+from gpufrag.folder import socket_address
 from gpufrag.supervised import SOCKET, SupervisedJob, decode
 
 EXPORTER = Path(gpufrag.__file__).parents[1]
@@ -67,7 +68,8 @@ class Supervised:
     def ask(self, command: str, **fields: Any) -> dict[str, Any]:
         with socket.socket(socket.AF_UNIX) as caller:
             caller.settimeout(PATIENCE_S)
-            caller.connect(str(self.socket))
+            with socket_address(self.socket) as address:
+                caller.connect(address)
             caller.sendall(json.dumps({"command": command, **fields}).encode() + b"\n")
             answer: dict[str, Any] = json.loads(caller.makefile().read())
             return answer

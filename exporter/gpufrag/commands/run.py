@@ -112,7 +112,7 @@ def _restart_wishes(options: argparse.Namespace, job: list[str]) -> Wishes | Non
 def name_of(job: Sequence[str]) -> str:
     """`train` of `torchrun --nproc-per-node 8 train.py`; the command itself where it has no script."""
     script = next((word for word in job if word.endswith(".py")), job[0])
-    return Path(script).name.removesuffix(".py")
+    return Path(script).name.removesuffix(".py") or "job"
 
 
 @contextmanager
