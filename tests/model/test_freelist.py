@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -47,3 +50,38 @@ def test_it_is_a_sorted_list(actions: list[tuple[str, int]]) -> None:
 def test_a_block_that_is_not_in_the_list_cannot_be_removed() -> None:
     with pytest.raises(KeyError):
         FreeList().remove(Block(0, 512, ARENA))
+
+
+class Counted(int):
+    """A number that counts how often it is compared."""
+
+    compared = 0
+
+    def __lt__(self, other: int) -> bool:
+        Counted.compared += 1
+        return int.__lt__(self, other)
+
+    def __lshift__(self, bits: int) -> Counted:
+        return Counted(int.__lshift__(self, bits))
+
+    def __or__(self, other: int) -> Counted:
+        return Counted(int.__or__(self, other))
+
+
+def comparisons(blocks: int, operations: int = 300) -> float:
+    """On average, of one operation among so many blocks."""
+    chance, free = random.Random(3), FreeList()
+    for address in range(blocks):
+        free.add(Block(address << 30, Counted(512 * chance.randrange(1, 1 << 20)), ARENA))
+    Counted.compared = 0
+    for _ in range(operations):
+        taken = free.take(Counted(512 * chance.randrange(1, 1 << 19)))
+        assert taken is not None
+        free.add(taken)
+    return Counted.compared / (2 * operations)
+
+
+def test_the_work_of_an_operation_grows_as_the_logarithm_of_the_blocks() -> None:
+    few, many = comparisons(500), comparisons(64_000)
+    assert 4 < few <= 2 * math.log2(500)
+    assert many - few <= 1.5 * math.log2(64_000 / 500)
