@@ -1,8 +1,9 @@
 """PyTorch in this process, CUDA and ROCm alike.
 
 Nothing here initialises CUDA or creates a context: every question is put only once the process has done so itself.
-All of them are safe while another thread captures a CUDA graph: the statistics, the snapshot, the driver's memory
-figures. What one of torch's functions tells is missing where this torch has not that function; the rest is told.
+The native allocator's statistics and snapshot, and the driver's memory figures, may be read while another thread
+captures a CUDA graph; cudaMallocAsync's statistics may not, and are asked for between steps. What one of torch's
+functions tells is missing where this torch has not that function; the rest is told.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class TorchSource:
         limits = {device: torch_devices.limit(self._surface, device, settings) for device in stats}
         return Capture(
             heap=lambda: parse(snapshot, settings),
-            readings=[r for device in stats if (r := self._reading(device, self._stats(device), Counters(), 0.0))],
+            readings=[r for device in stats if (r := self._reading(device, stats[device], Counters(), 0.0))],
             limits={device: limit for device, limit in limits.items() if limit is not None},
             alloc_conf=conf,
             held=held,
@@ -86,13 +87,13 @@ class TorchSource:
         )
 
     def level(self, device: int) -> Level | None:
-        stats = self._stats(device)
+        stats = self._native_stats(device)
         self._looked_at = time.perf_counter()
-        return torch_stats.level(stats) if stats and self._backend() == "native" else None
+        return torch_stats.level(stats) if stats else None
 
     def live(self, device: int) -> Live | None:
-        stats = self._stats(device)
-        return torch_stats.live(stats) if stats and self._backend() == "native" else None
+        stats = self._native_stats(device)
+        return torch_stats.live(stats) if stats else None
 
     def recording(self) -> bool:
         return bool(self._surface.ask("cuda.is_initialized") and self._surface.ask("_C._cuda_isHistoryEnabled"))
@@ -118,19 +119,20 @@ class TorchSource:
 
     def _hook(self, optimizer: object, args: object, kwargs: object) -> None:
         if (on_step := self._on_step) is not None:
-            if self._surface.ask("cuda.is_initialized") and self._backend() == ASYNC:
-                self._read_async()
+            self._read_between_steps()
             on_step(optimizer)
 
-    def _read_async(self) -> None:
+    def _read_between_steps(self) -> None:
         """Asking the driver's pool breaks a capture, whichever thread asks (seen on an H200): here none is underway."""
         now = time.perf_counter()
-        if now - self._async_at < ASYNC_EVERY or self.graph_underway():
+        if now - self._async_at < ASYNC_EVERY or not self._surface.ask("cuda.is_initialized") or self.graph_underway():
             return
         self._async_at = now
+        if self._backend() != ASYNC:
+            return
         for device in torch_devices.in_use(self._surface):
             if torch_devices.has_context(self._surface, device):  # else asking would make one
-                self._async[device] = self._surface.ask("cuda.memory_stats_as_nested_dict", device) or {}
+                self._async[device] = self._ask_stats(device)
 
     def _would_import(self) -> bool:
         """With history on torch's copy asks torch._inductor for the frames of generated code, and imports it first.
@@ -152,12 +154,16 @@ class TorchSource:
     def _backend(self) -> Any:
         return self._surface.ask("cuda.get_allocator_backend")
 
+    def _ask_stats(self, device: int) -> torch_stats.Stats:
+        return self._surface.ask("cuda.memory_stats_as_nested_dict", device) or {}
+
+    def _native_stats(self, device: int) -> torch_stats.Stats:
+        """As they are now; empty for any allocator but torch's own."""
+        return self._ask_stats(device) if self._backend() == "native" else {}
+
     def _stats(self, device: int) -> torch_stats.Stats:
         """Empty where torch tells none: a pluggable allocator has none, the driver's is asked between steps only."""
-        backend = self._backend()
-        if backend == "native":
-            return self._surface.ask("cuda.memory_stats_as_nested_dict", device) or {}
-        return self._async.get(device, {}) if backend == ASYNC else {}
+        return self._native_stats(device) or self._async.get(device, {})
 
     def _read(self, device: int) -> DeviceReading | None:
         """None for a device whose allocator has never held memory, and for one that no longer answers."""
@@ -174,26 +180,20 @@ class TorchSource:
         return device in self._counters or not stats or torch_stats.reserved(stats) > 0
 
     def _reading(self, device: int, stats: torch_stats.Stats, counters: Counters, held: float) -> DeviceReading | None:
-        totals, sums, driver = self._totals(stats, counters), self._sums(stats), self._driver(device)
+        (totals, sums), driver = self._figures(stats, counters), self._driver(device)
         return DeviceReading(device, totals, driver, held, sums) if totals or sums or driver else None
 
-    def _totals(self, stats: torch_stats.Stats, counters: Counters) -> Totals | None:
-        if not stats or self._backend() == ASYNC:
-            return None
+    def _figures(self, stats: torch_stats.Stats, counters: Counters) -> tuple[Totals | None, Sums | None]:
+        """By pool, or both pools together where the allocator knows of none."""
+        if not stats:
+            return None, None
         try:
-            return torch_stats.totals(stats, time.time(), counters)
+            if self._backend() == ASYNC:
+                return None, torch_stats.sums(stats, time.time())
+            return torch_stats.totals(stats, time.time(), counters), None
         except REFUSALS as error:
             self._trouble.note("torch statistics", error, "a newer gpufrag may know this torch")
-            return None
-
-    def _sums(self, stats: torch_stats.Stats) -> Sums | None:
-        if not stats or self._backend() != ASYNC:
-            return None
-        try:
-            return torch_stats.sums(stats, time.time())
-        except REFUSALS as error:
-            self._trouble.note("torch statistics", error, "a newer gpufrag may know this torch")
-            return None
+            return None, None
 
     def _driver(self, device: int) -> DriverReading | None:
         if not torch_devices.has_context(self._surface, device):
