@@ -2,7 +2,8 @@
 
     PYTHONPATH=exporter python3 benchmarks/agent_hooks.py [--out agent_hooks.json]
 
-Needs neither torch nor a GPU. `step` is the hook after an optimizer's step that takes no snapshot; `second` is what
+Needs neither torch nor a GPU. `step` is the whole hook after an optimizer's step that takes no snapshot and no reading
+(steps counted, peaks and leaks watched for), called as torch calls it by a stand-in for torch; `second` is what
 the agent's thread does every second on the CPU (read, encode, publish) over a simulated heap with a snapshot of two
 moments, without torch's own part of it, which agent_pause.py measures; `shim` is what PYTHONPATH adds to the start of
 an interpreter. Medians.
@@ -21,17 +22,22 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from gpufrag.agent.identity import identify
-from gpufrag.agent.publisher import publish
-from gpufrag.agent.sampler import Sampler
-from gpufrag.agent.settings import AgentSettings
-from gpufrag.agent.trouble import Trouble
-from gpufrag.commands.run import SHIM
-from gpufrag.demo.source import SimulatedSource
-from gpufrag.model.allocator import Allocator
-from gpufrag.model.reach import Driver
-from gpufrag.model.settings import Settings
-from gpufrag.sample import encode
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "exporter"), str(ROOT / "tests")]
+
+from fake_torch import Machine, torch_of  # noqa: E402 (the path comes first)
+from gpufrag.agent.identity import identify  # noqa: E402
+from gpufrag.agent.publisher import publish  # noqa: E402
+from gpufrag.agent.sampler import Sampler  # noqa: E402
+from gpufrag.agent.settings import AgentSettings  # noqa: E402
+from gpufrag.agent.torch_source import TorchSource  # noqa: E402
+from gpufrag.agent.trouble import Trouble  # noqa: E402
+from gpufrag.commands.run import SHIM  # noqa: E402
+from gpufrag.demo.source import SimulatedSource  # noqa: E402
+from gpufrag.model.allocator import Allocator  # noqa: E402
+from gpufrag.model.reach import Driver  # noqa: E402
+from gpufrag.model.settings import Settings  # noqa: E402
+from gpufrag.sample import encode  # noqa: E402
 
 MIB = 1 << 20
 
@@ -54,11 +60,13 @@ def simulated() -> SimulatedSource:
     return SimulatedSource(allocator, threading.Lock(), "GPU-0", "")
 
 
-def step_cost(source: SimulatedSource) -> float:
-    sampler = Sampler(source, AgentSettings(interval=1e6), Trouble())
+def step_cost() -> float:
+    machine, optimizer = Machine(), "optimizer"
+    sampler = Sampler(TorchSource(torch_of(machine), Trouble()), AgentSettings(interval=1e6), Trouble())
     sampler.watch_steps(lambda: None)
-    source.step()  # the first one is due
-    return seconds_each(source.step, 10_000)
+    sampler.read()
+    machine.step(optimizer)  # the first one is due
+    return seconds_each(lambda: machine.step(optimizer), 10_000)
 
 
 def second_cost(source: SimulatedSource) -> float:
@@ -94,7 +102,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     source = simulated()
-    found = {"step": step_cost(source), "second": second_cost(source), "shim": start_cost()}
+    found = {"step": step_cost(), "second": second_cost(source), "shim": start_cost()}
     print(
         f"step {found['step'] * 1e6:.2f} us, second {found['second'] * 1e6:.0f} us, shim {found['shim'] * 1e3:.2f} ms"
     )
