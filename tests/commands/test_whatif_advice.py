@@ -12,21 +12,10 @@ from typing import Any
 import pytest
 
 from gpufrag.cli import main
-from helpers import SNAPSHOTS, TESTS, golden_case_named
+from helpers import TESTS, golden_case_named
+from whatif_calls import EXPANDABLE, LATE, printed, record
 
 KV = str(TESTS / "golden" / "kv-default.json.gz")
-LATE = str(SNAPSHOTS / "train-varlen.pickle.gz")
-EXPANDABLE = "expandable_segments:True"
-
-
-def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    assert main(["whatif", *arguments]) == 0
-    return capsys.readouterr().out
-
-
-def record(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
-    (device,) = json.loads(printed(capsys, *arguments, "--json"))["devices"]
-    return device
 
 
 def changed(tmp_path: Path, name: str, **changes: Any) -> str:

@@ -15,22 +15,11 @@ import pytest
 from gpufrag.cli import main
 from gpufrag.reports import progress
 from helpers import SNAPSHOTS, TESTS, golden_case_named
+from whatif_calls import EXPANDABLE, LATE, printed, record
 
 KV = str(TESTS / "fixtures" / "whatif" / "kv-growth.json.gz")
 STREAMS = str(TESTS / "golden" / "streams-default.json.gz")
 CAPPED = str(TESTS / "golden" / "train-cap4.json.gz")
-LATE = str(SNAPSHOTS / "train-varlen.pickle.gz")
-EXPANDABLE = "expandable_segments:True"
-
-
-def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    assert main(["whatif", *arguments]) == 0
-    return capsys.readouterr().out
-
-
-def record(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
-    (device,) = json.loads(printed(capsys, *arguments, "--json"))["devices"]
-    return device
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
