@@ -28,6 +28,8 @@ LIMIT = 6 * GIB
 THREADS = 8
 STUCK = 30.0
 """Seconds without a request by some thread that are called a deadlock."""
+REPORT_EVERY = 20.0
+"""Seconds."""
 
 
 class Worker(threading.Thread):
@@ -79,12 +81,15 @@ def main() -> int:
     begun = time.monotonic()
     for worker in workers:
         worker.start()
-    stuck = watch(workers, begun + options.seconds)
+    until, stuck, passed = begun + options.seconds, list[str](), 0.0
+    while not stuck and passed < options.seconds:
+        stuck = watch(workers, min(until, time.monotonic() + REPORT_EVERY))
+        passed = time.monotonic() - begun
+        report = json.dumps(said(workers, passed, stuck), indent=1)
+        if options.out:  # again and again: a machine may be taken away before the end
+            options.out.write_text(report + "\n")
     ending.set()
-    report = said(workers, time.monotonic() - begun, stuck)
-    print(json.dumps(report, indent=1))
-    if options.out:
-        options.out.write_text(json.dumps(report, indent=1) + "\n")
+    print(report)
     return int(bool(stuck))
 
 

@@ -27,8 +27,8 @@ HERE = Path(__file__).parent
 WITHIN = 60
 PATIENCE = 140
 """Seconds for all of them together."""
-LEAK_STEPS = 100
-"""Of the loop that leaks from its beginning: after it, it only goes on."""
+STEPS = {"leak": 100, "leak from step 200": 1200}
+"""Of loops that need fewer, or more: what leaks from the beginning only goes on; readings come rarer later."""
 OFTEN = {"GPUFRAG_INTERVAL": "0.3", "GPUFRAG_BUDGET": "0.01"}
 """For the loop with history, whose snapshots come ten times rarer: two of them are needed."""
 
@@ -39,8 +39,9 @@ def start(name: str, steps: int, folder: Path) -> subprocess.Popen[str]:
     environment = {**os.environ, "PYTHONWARNINGS": "ignore", "GPUFRAG_DIR": str(own), **often}
     command = [sys.executable, "-m", "gpufrag", "run", "--", sys.executable, str(HERE / "leak_loops.py"), name]
     pipe = subprocess.PIPE
-    steps = LEAK_STEPS if name == "leak" else steps
-    return subprocess.Popen([*command, str(steps)], env=environment, stdout=pipe, stderr=pipe, text=True)
+    return subprocess.Popen(
+        [*command, str(STEPS.get(name, steps))], env=environment, stdout=pipe, stderr=pipe, text=True
+    )
 
 
 def finish(name: str, process: subprocess.Popen[str], until: float) -> dict[str, Any]:

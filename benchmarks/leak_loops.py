@@ -11,6 +11,7 @@ import copy
 import io
 import json
 import logging
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -163,7 +164,7 @@ class Told(logging.Handler):
         self.lines: list[tuple[int, str]] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        if "grow" in record.getMessage():
+        if re.search("gr[eo]w", record.getMessage()):
             self.lines.append((self.step, record.getMessage()))
 
 

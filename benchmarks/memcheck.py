@@ -37,15 +37,22 @@ def sanitize(steps: int, out: Path | None) -> int:
     tool = [sanitizer, "--tool", "memcheck", "--error-exitcode", str(FOUND_ERRORS)]
     watched = [sys.executable, "-m", "gpufrag", "run", "--interval", "0.05", "--budget", "0.5", "--"]
     loop = [sys.executable, __file__, "--inside", "--steps", str(steps)]
-    done = subprocess.run([*tool, *watched, *loop], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    print(done.stdout[-4000:])
-    summary = re.search(r"ERROR SUMMARY: (\d+) error", done.stdout)
-    said = re.search(r"^inside: (.*)$", done.stdout, re.MULTILINE)
-    report = {"exit": done.returncode, "errors": summary and int(summary[1]), "agent": said and json.loads(said[1])}
+    with subprocess.Popen([*tool, *watched, *loop], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as run:
+        lines = [shown(line) for line in run.stdout or ()]
+    text = "".join(lines)
+    summary = re.search(r"ERROR SUMMARY: (\d+) error", text)
+    said = re.search(r"^inside: (.*)$", text, re.MULTILINE)
+    report = {"exit": run.returncode, "errors": summary and int(summary[1]), "agent": said and json.loads(said[1])}
     print(json.dumps(report))
     if out:
         out.write_text(json.dumps(report, indent=1) + "\n")
-    return done.returncode
+    return run.returncode
+
+
+def shown(line: str) -> str:
+    """At once: every kernel is checked as it is loaded, and the first step takes minutes."""
+    print(line, end="", flush=True)
+    return line
 
 
 def train(steps: int) -> int:
@@ -62,6 +69,7 @@ def train(steps: int) -> int:
         model.loss(torch.randint(0, 2000, (4 + step % 5, 64), device="cuda")).backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+        print(f"step {step + 1} of {steps} after {time.monotonic() - began:.0f} s", flush=True)
         if step == steps // 2:
             with contextlib.suppress(torch.OutOfMemoryError):
                 torch.empty(1 << 50, dtype=torch.uint8, device="cuda")

@@ -201,10 +201,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--seconds", type=float, default=24.0, help="of training for each kind of batch")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="of batches")
     parser.add_argument("--runs", type=int, default=10, help="until memory fails")
     options = parser.parse_args()
     rows = []
-    for kind in KINDS:
+    for kind in options.kinds:
         gc.collect()
         torch.cuda.empty_cache()
         rows.append(coverage(kind, options.seconds))

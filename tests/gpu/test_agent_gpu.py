@@ -103,15 +103,19 @@ def test_private_pools_are_seen_and_the_device_is_named(watched: Path) -> None:
         inside = torch.empty(30 * MIB, dtype=torch.uint8, device="cuda")
     torch.cuda.synchronize()
     reserved = torch.cuda.memory_reserved()
-    found = sample_when(lambda s: s.devices and s.devices[0].snapshots and _reserved(s) == reserved)
+    found = sample_when(lambda s: s.devices and s.devices[0].snapshots and _reserved(s) == reserved and _free_now(s))
     device = found.devices[0]
     assert max(shot.measured.private_pool_reserved for shot in device.snapshots) >= 30 * MIB
-    assert device.driver is not None
-    assert abs(device.driver.free - torch.cuda.mem_get_info()[0]) < 64 * MIB
     assert device.uuid is not None
     assert device.uuid.startswith("GPU-")
     assert found.health.errors == {}
     del inside
+
+
+def _free_now(sample: ProcessSample) -> bool:
+    """Whether the driver's figure is the present one: other processes may use the device too."""
+    driver = sample.devices[0].driver
+    return driver is not None and abs(driver.free - torch.cuda.mem_get_info()[0]) < 64 * MIB
 
 
 def _reserved(sample: ProcessSample) -> int:

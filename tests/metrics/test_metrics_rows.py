@@ -11,7 +11,9 @@ from gpufrag.metrics.row import COUNTER, HISTOGRAM, INFO
 from gpufrag.mixin.config import Config
 from gpufrag.mixin.rules import rule_file
 from gpufrag.sample import Leak, Ooms
-from gpufrag.view import Fleet, ProcessView, RankView
+from gpufrag.view import DeviceView, Fleet, ProcessView, RankView
+
+GIB = 1 << 30
 
 
 def _series(fleet, **options):
@@ -45,18 +47,20 @@ def test_series_carry_only_declared_labels(fleet):
 
 
 def _own(fleet, **how):
-    return [name for name, *labels in _series(fleet, **how) if "rank" in dict(labels)]
+    return [name for name, *labels in _series(fleet, **how) if {"rank", "uuid"} & dict(labels).keys()]
 
 
 def test_a_rank_has_at_most_60_series_without_detail(a_device, a_process):
-    """With all that a rank can have: two moments, a leak, an error, faults of the agent, the driver's view of it."""
+    """With all that it can have: two moments, a leak, an error, faults of the agent, the driver's view, its device."""
     device = replace(
         a_device("train-cap4", moments=("boundary", "peak")),
         leak=Leak("step", 2.5e6, 2e6, 3e6, 0, 99),
-        ooms=Ooms(dict.fromkeys(("fragmentation", "capacity", "limit", "neighbours", "unknown"), 1), 1.0, 3 << 30),
+        ooms=Ooms(dict.fromkeys(("fragmentation", "capacity", "limit", "neighbours", "unknown"), 1), 1.0, 3 * GIB),
     )
-    memory = {0: ProcessView("GPU-0", None, 4 << 30, 1 << 30)}
-    one = Fleet(0.0, (RankView(a_process(device, rank=0, steps=1, peak_method="phase"), memory=memory),))
+    memory = {0: ProcessView("GPU-0", None, 4 * GIB, GIB)}
+    gpu = DeviceView("GPU-0", 0, *5 * [GIB], name="A GPU", driver_version="580")
+    rank = RankView(a_process(device, rank=0, steps=1, peak_method="phase"), memory=memory)
+    one = Fleet(0.0, (rank,), (gpu,))
     print(f"{len(_own(one, detail=False))} of {len(_own(one))} series a rank without detail")
     assert 50 <= len(_own(one, detail=False)) <= 60
 

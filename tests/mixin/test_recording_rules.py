@@ -50,6 +50,7 @@ def job() -> list[dict[str, str]]:
 
 VALUES = {
     f'{recording.RANK_FRAGMENTATION}{{rank="0"}}': 4,
+    recording.RANK_WORST: 4,
     recording.RANK_LEFT: 40 / (2 / 64),  # two steps a second
     f'{recording.RANK_CACHE}{{rank="0"}}': 5,
     f'{recording.RANK_UNUSED}{{rank="0"}}': 0.25,

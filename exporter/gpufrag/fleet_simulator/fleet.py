@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..sample import AgentHealth, DeviceSample, Identity, ProcessSample, Snapshot
+from ..model.verdict import Cause
+from ..sample import AgentHealth, DeviceSample, Identity, Leak, Ooms, ProcessSample, Snapshot
 from ..view import CollectorResult, DeviceView, Fleet, ProcessView, RankView
 from .film import Film, Frame
 
@@ -57,7 +58,8 @@ def _rank(job: Job, number: int, films: Mapping[str, Film], period: Period, begu
     frame = _shown(film.frames, (now - life) / period.play, 0 if fragments else number)
     identity = Identity(job.name, 1000 + number, life, number, number % DEVICES_PER_HOST, job.ranks, "simulator", None)
     steps = int((now - life) / _STEP_SECONDS)
-    stalls = {"snapshot": (now - life) / _SNAPSHOT_EVERY * _SNAPSHOT_SECONDS, "stats": steps * 2e-5}
+    copies = (now - life) / _SNAPSHOT_EVERY * _SNAPSHOT_SECONDS
+    stalls = {"snapshot": copies, "stats": steps * 2e-5, "wait": 0.0, "measure": 4 * copies}
     device = _sample(film, frame, _uuid(job, number), number % DEVICES_PER_HOST, now)
     sample = ProcessSample(identity, now, (device,), steps, AgentHealth(stalls))
     memory = ProcessView(device.uuid, None, frame.boundary.reserved + _CONTEXT, _CONTEXT)
@@ -84,6 +86,8 @@ def _sample(film: Film, frame: Frame, uuid: str, device: int, now: float) -> Dev
             Snapshot(taken - _STEP_SECONDS, "boundary", _SNAPSHOT_SECONDS, frame.boundary),
             Snapshot(taken, "peak", _SNAPSHOT_SECONDS, frame.peak),
         ),
+        ooms=Ooms({cause.value: 0 for cause in Cause}),
+        leak=Leak("step"),
     )
 
 

@@ -102,7 +102,8 @@ ALLOCATOR: tuple[Metric[Any], ...] = (
     Metric(
         "gpufrag_allocator_headroom_bytes", GAUGE, SNAPSHOT, lambda snapshot: snapshot.measured.headroom,
         "What the process may still take from the driver: the smaller of the device's free memory and "
-        "limit - reserved.",
+        "limit - reserved. The same as free_total - reclaimable - stranded.",
+        detail=True,
     ),
     Metric(
         "gpufrag_allocator_captive_bytes", GAUGE, SNAPSHOT, lambda snapshot: snapshot.measured.captive,

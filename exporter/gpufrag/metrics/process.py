@@ -72,6 +72,7 @@ PROCESS: tuple[Metric[Any], ...] = (
         "gpufrag_process_device_memory_used_bytes", GAUGE, DEVICE, lambda place: place.memory.used,
         "All that the process holds on the device, as the driver counts it: allocator, CUDA context and libraries. "
         "Absent where the driver shows no processes, as in most containers.",
+        detail=True,
     ),
     Metric(
         "gpufrag_process_context_memory_bytes", GAUGE, DEVICE, lambda place: place.memory.context,
@@ -134,6 +135,7 @@ GPUS: tuple[Metric[Any], ...] = (
     Metric(
         "gpufrag_device_memory_free_bytes", GAUGE, GPU, lambda view: view.free,
         "Memory that nobody on the device holds.",
+        detail=True,
     ),
     Metric(
         "gpufrag_device_memory_used_bytes", GAUGE, GPU, lambda view: view.used,

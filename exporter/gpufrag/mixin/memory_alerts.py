@@ -15,8 +15,7 @@ LEAK, SERVING_LEAK = "gpufrag_leak_bytes_per_step", "gpufrag_leak_bytes_per_seco
 
 
 def fragmented(config: Config) -> Alert:
-    lately = rules.actionable(config, lambda metric: f"last_over_time({config.series(metric, JOB)}[{_window(config)}])")
-    worst = f"topk(1, {lately})"
+    worst = f"topk(1, last_over_time({config.series(rules.RANK_WORST, JOB)}[{_window(config)}]))"
     numbers = (
         f"{WHERE} has {texts.figure(config, rules.FREE_TOTAL, MOMENT)} free, but no single request above "
         f"{texts.figure(config, rules.ALLOCATABLE, MOMENT)} can succeed"

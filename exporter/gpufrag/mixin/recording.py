@@ -17,6 +17,7 @@ ALLOCATABLE = "gpufrag_allocator_largest_allocatable_bytes"
 LIMIT = "gpufrag_allocator_limit_bytes"
 
 RANK_FRAGMENTATION = "rank:gpufrag_fragmentation:ratio"
+RANK_WORST = "rank:gpufrag_worst_fragmentation:ratio"
 RANK_CACHE = "rank:gpufrag_cache_fragmentation:ratio"
 RANK_UNUSED = "rank:gpufrag_unused:ratio"
 RANK_PEAK = "rank:gpufrag_peak_fragmentation:ratio"
@@ -41,6 +42,7 @@ HELD_UP = 'cause!="measure"'
 URGENT = frozenset(
     {
         RANK_FRAGMENTATION,
+        RANK_WORST,
         RANK_LEFT,
         JOB_FRAGMENTATION,
         JOB_ACTIONABLE,
@@ -66,6 +68,11 @@ def rank_rules(config: Config) -> Iterator[Recording]:
         RANK_FRAGMENTATION,
         f"{series(FREE_TOTAL)} / {series(ALLOCATABLE)}",
         "free_total / largest_allocatable: 1 is perfect, above 4 is trouble",
+    )
+    yield Recording(
+        RANK_WORST,
+        _worst(config),
+        "the ratio of the one rank and moment of each job where it is highest, of those where enough is free",
     )
     yield Recording(
         RANK_LEFT,
@@ -95,11 +102,23 @@ def rank_rules(config: Config) -> Iterator[Recording]:
 def actionable(config: Config, series: Callable[[str], str]) -> str:
     """The fragmentation ratio where enough is free for it to matter: no series on a full device.
 
-    It is recorded of jobs alone, as is the share: what is written costs a Prometheus more than what is read. It reads
-    no recorded ratio: that may be of another moment than the share.
+    It reads no recorded ratio, which may be of another moment than the share when somebody asks.
     """
-    enough = f"ignoring (at) group_left () ({number(config.thresholds.free_share)} * {series(LIMIT)})"
-    return f"({series(FREE_TOTAL)} > {enough}) / {series(ALLOCATABLE)}"
+    return f"({_enough(config, series)}) / {series(ALLOCATABLE)}"
+
+
+def _worst(config: Config) -> str:
+    """What `actionable` says, of each job's worst rank: what is written costs a Prometheus more than what is read.
+
+    In its group, directly after the ratios, the recorded ones are of this very moment, and cheaper than a division.
+    """
+    ratio = f"{config.series(RANK_FRAGMENTATION)} and {_enough(config, config.series)}"
+    return f"topk by ({config.by_job}) (1, {ratio})"
+
+
+def _enough(config: Config, series: Callable[[str], str]) -> str:
+    least = f"{number(config.thresholds.free_share)} * {series(LIMIT)}"
+    return f"{series(FREE_TOTAL)} > ignoring (at) group_left () ({least})"
 
 
 def free_share(series: Callable[[str], str]) -> str:
@@ -108,15 +127,16 @@ def free_share(series: Callable[[str], str]) -> str:
 
 
 def seconds_left(config: Config) -> str:
-    """A process that serves takes no steps: its growth is told by the second."""
+    """A process that serves takes no steps: its growth is told by the second.
 
-    def growth(metric: str) -> str:
-        return f"max without (device, framework) ({config.series(metric)} > 0)"
-
-    free = f"min without (at, device, framework) ({config.series(FREE_TOTAL)})"
+    Few ranks leak, so that all else is done for them alone.
+    """
+    by_step, by_second = (f"{config.series(f'gpufrag_leak_bytes_per_{unit}')} > 0" for unit in ("step", "second"))
+    leaking = f"{config.series(FREE_TOTAL)} and ignoring (at) ({by_step} or {by_second})"
+    inside = "without (device, framework)"
     steps = f"rate({config.series('gpufrag_steps_total')}[{duration(config.timing.rate_window)}])"
-    a_second = f"{growth('gpufrag_leak_bytes_per_step')} * {steps} or {growth('gpufrag_leak_bytes_per_second')}"
-    return f"{free} / ({a_second})"
+    a_second = f"max {inside} ({by_step}) * {steps} or max {inside} ({by_second})"
+    return f"min without (at, device, framework) ({leaking}) / ({a_second})"
 
 
 def job_rules(config: Config) -> Iterator[Recording]:
@@ -135,7 +155,7 @@ def job_rules(config: Config) -> Iterator[Recording]:
 def _worst_rank(config: Config) -> Iterator[Recording]:
     yield Recording(
         JOB_ACTIONABLE,
-        f"max by ({config.by_job}) ({actionable(config, config.series)})",
+        f"max by ({config.by_job}) ({config.series(RANK_WORST)})",
         "fragmentation ratio of the job's worst rank, where enough is free for it to matter",
     )
     yield Recording(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from ..recording import FREE_TOTAL
 from .selection import Selection
 
 MOMENT = 'at=~"$at"'
@@ -19,6 +20,8 @@ class Part(NamedTuple):
 
 def parts(selection: Selection, by: str) -> Iterator[Part]:
     """Parts that add up to reserved + headroom + what others hold on the device, as `sum by (by)`.
+
+    Headroom is free_total - stranded - reclaimable, and is asked for so: its own series are a detail.
 
     Everything inside the allocator but its internal waste is of one snapshot, so no byte is counted twice. Torch
     counts internal waste afresh, at no snapshot: as much is taken from the part in use, so the sum stays whole.
@@ -40,7 +43,7 @@ def parts(selection: Selection, by: str) -> Iterator[Part]:
     yield Part("captive", total("gpufrag_allocator_captive_bytes", MOMENT), "#FF780A")
     yield Part("context", total("gpufrag_process_context_memory_bytes"), "#A0A7B4")
     yield Part("others", _others(selection, by), "#5F6773")
-    yield Part("free", total("gpufrag_allocator_headroom_bytes", MOMENT), "#3F7A45")
+    yield Part("free", f"{total(FREE_TOTAL, MOMENT)} - {stranded} - {reclaimable}", "#3F7A45")
 
 
 def _others(selection: Selection, by: str) -> str:
