@@ -4,12 +4,17 @@
 
 The loop trains a small decoder; the agent copies the heap every 50 ms, at boundaries and at peaks, follows steps in
 between, and explains one out-of-memory error that the loop survives. Ends with compute-sanitizer's exit code.
+
+Calls that fail are not reported, for one is meant to fail; and no stack of the host is looked up, for a Python one needs
+the interpreter's lock, within the allocator's: every thread that asks torch for statistics takes them the other way
+round. A loop that stands still for a minute shows the stacks of its threads and is given up.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import faulthandler
 import json
 import re
 import shutil
@@ -21,6 +26,9 @@ from pathlib import Path
 SANITIZER = "compute-sanitizer"
 ELSEWHERE = "/usr/local/cuda/bin/compute-sanitizer"
 FOUND_ERRORS = 99
+QUIET = ["--report-api-errors", "no", "--show-backtrace", "device"]
+STUCK = 60.0
+"""Seconds that a step may take."""
 
 
 def main() -> int:
@@ -34,7 +42,7 @@ def main() -> int:
 
 def sanitize(steps: int, out: Path | None) -> int:
     sanitizer = shutil.which(SANITIZER) or ELSEWHERE
-    tool = [sanitizer, "--tool", "memcheck", "--error-exitcode", str(FOUND_ERRORS)]
+    tool = [sanitizer, "--tool", "memcheck", *QUIET, "--error-exitcode", str(FOUND_ERRORS)]
     watched = [sys.executable, "-m", "gpufrag", "run", "--interval", "0.05", "--budget", "0.5", "--"]
     loop = [sys.executable, __file__, "--inside", "--steps", str(steps)]
     with subprocess.Popen([*tool, *watched, *loop], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as run:
@@ -50,7 +58,7 @@ def sanitize(steps: int, out: Path | None) -> int:
 
 
 def shown(line: str) -> str:
-    """At once: every kernel is checked as it is loaded, and the first step takes minutes."""
+    """At once: who waits sees the steps."""
     print(line, end="", flush=True)
     return line
 
@@ -66,6 +74,7 @@ def train(steps: int) -> int:
     moments: set[str] = set()
     began = time.monotonic()
     for step in range(steps):
+        faulthandler.dump_traceback_later(STUCK, exit=True)
         model.loss(torch.randint(0, 2000, (4 + step % 5, 64), device="cuda")).backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -75,6 +84,7 @@ def train(steps: int) -> int:
                 torch.empty(1 << 50, dtype=torch.uint8, device="cuda")
         if sample := agent.latest():
             moments |= {snapshot.at for device in sample.devices for snapshot in device.snapshots}
+    faulthandler.cancel_dump_traceback_later()
     latest = agent.latest()
     said = {"seconds": round(time.monotonic() - began, 1), "moments": sorted(moments)}
     said |= {"steps": latest.steps, "agent_errors": latest.health.errors} if latest else {}

@@ -79,11 +79,10 @@ def main() -> int:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="gpufrag-soak-") as folder:
         states = list(soak(Path(folder), options.samples))
-    first, last = states[1], states[-1]
-    growth = last.resident - first.resident
-    print(
-        f"{last.samples:,} samples: {growth / KIB:+,.0f} KiB resident, {last.threads} threads, {last.descriptors} files"
-    )
+    first, last = states[PARTS // 10], states[-1]
+    growth = max(state.resident for state in states[PARTS // 10 :]) - first.resident
+    print(f"{last.samples:,} samples: at most {growth / KIB:+,.0f} KiB resident after the first tenth;")
+    print(f"{last.threads} threads, {last.descriptors} files")
     if options.out:
         options.out.write_text(json.dumps([asdict(state) for state in states], indent=1) + "\n")
     steady = (first.threads, first.descriptors) == (last.threads, last.descriptors)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
@@ -13,7 +14,7 @@ from gpufrag.agent.sampler import Sampler
 from gpufrag.agent.settings import AgentSettings
 from gpufrag.agent.trouble import Trouble
 from gpufrag.model.leaks import FEWEST, LASTING
-from gpufrag.model.sites import Held
+from gpufrag.model.sites import Held, Sites
 from gpufrag.sample import Identity, Leak
 
 IDENTITY = Identity("host", 1, 1.0)
@@ -182,13 +183,31 @@ def test_a_reading_that_fails_is_paid_for_and_not_tried_at_every_step(clock: Han
     assert training.sampler._stalls["stats"] == pytest.approx(0.02)
 
 
-def test_what_a_step_holds_at_its_peak_is_no_place_that_grows(clock: HandClock) -> None:
+def at_one_place(blocks: int) -> Callable[[], Sites]:
+    return lambda: {0: {PLACE: Held(blocks * MB, blocks)}}
+
+
+@pytest.mark.parametrize("at", ["peak", "timer"])
+def test_what_is_held_within_a_step_is_no_place_that_grows(clock: HandClock, at: str) -> None:
+    training = job(clock)
+    watch = training.sampler._leaks
+    assert watch is not None
+    training.steps(60, kept=2 * MB)
+    for held in (1, 2):
+        watch.compare(at, at_one_place(held))
+    leak = training.leak()
+    assert leak is not None
+    assert leak.stacks == ()
+
+
+def test_what_grew_before_the_first_step_is_forgotten_at_the_first_boundary(clock: HandClock) -> None:
     training = job(clock)
     watch = training.sampler._leaks
     assert watch is not None
     for held in (1, 2):
-        watch.compare("peak", {0: {PLACE: Held(held * MB, held)}})
+        watch.compare("timer", at_one_place(held))
     training.steps(60, kept=2 * MB)
+    watch.compare("boundary", at_one_place(2))
     leak = training.leak()
     assert leak is not None
     assert leak.stacks == ()

@@ -104,17 +104,17 @@ class LeakWatch:
         self._judge()
         return self._leaks.get((self.unit, device))
 
-    def compare(self, at: str, sites: Sites) -> None:
+    def compare(self, at: str, sites: Callable[[], Sites]) -> None:
         """What the program holds by place at a snapshot of the moment `at`: compared with the last one of that kind.
 
-        Not at a peak, where most of it is of that step alone.
+        Of a process that takes steps only at their boundaries: within a step most of it is of that step alone.
         """
-        if at == "peak":
+        if at != ("boundary" if self._stepped else "timer"):
             return
-        for device, now in sites.items():
+        for device, now in sites().items():
             before, self._sites[device, at] = self._sites.get((device, at)), now
-            if before is not None:
-                self._stacks[device] = tuple(GrowingStack(g.size, g.blocks, g.stack) for g in grown(before, now))
+            found = grown(before, now) if before is not None else ()
+            self._stacks[device] = tuple(GrowingStack(g.size, g.blocks, g.stack) for g in found)
 
     def _note(self, unit: str, at: float) -> None:
         for device in self._devices:

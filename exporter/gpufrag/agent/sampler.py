@@ -219,7 +219,7 @@ class Sampler:
             device.snapshots[taken.at] = Snapshot(taken.time, taken.at, taken.duration, measured)
             device.recurrence = observe(device.recurrence, own, taken.time)
         if self._leaks is not None and taken.capture.sites is not None:
-            self._leaks.compare(taken.at, taken.capture.sites())
+            self._leaks.compare(taken.at, taken.capture.sites)
 
     def _window(self) -> float:
         """Seconds in which a snapshot is to be expected: not more than one comes in a step."""
