@@ -1,0 +1,99 @@
+"""The torch source where torch lacks a name, or one of its answers fails: it loses what rests on that, and no more."""
+
+from __future__ import annotations
+
+import pytest
+
+from fake_torch import VERSIONS, Machine, names_of, remove, torch_of
+from gpufrag.agent.torch_source import TorchSource
+from gpufrag.agent.trouble import Trouble
+
+
+@pytest.fixture(params=VERSIONS)
+def machine(request: pytest.FixtureRequest) -> Machine:
+    return Machine(request.param)
+
+
+def test_a_call_that_fails_is_counted_and_the_rest_is_told(machine: Machine) -> None:
+    torch, trouble = torch_of(machine), Trouble()
+
+    def lost(device: int) -> None:
+        raise RuntimeError("CUDA error: device lost")
+
+    torch.cuda.mem_get_info = lost
+    (reading,) = TorchSource(torch, trouble, {}).read()
+    assert reading.totals is not None
+    assert reading.driver is None
+    assert trouble.counts == {"torch.cuda.mem_get_info": 1}
+
+
+def test_a_device_that_answers_nothing_any_more_is_left_out() -> None:
+    machine = Machine()
+    torch = torch_of(machine)
+    source = TorchSource(torch, Trouble(), {})
+    source.read()
+    torch.cuda.memory_stats_as_nested_dict = torch.cuda.mem_get_info = lambda device: int("lost")
+    assert source.read() == []
+
+
+def test_statistics_in_an_unknown_form_turn_only_themselves_off(machine: Machine) -> None:
+    torch, trouble = torch_of(machine), Trouble()
+    stats = torch.cuda.memory_stats_as_nested_dict
+    torch.cuda.memory_stats_as_nested_dict = lambda device: {
+        k: v for k, v in stats(device).items() if k != "active_bytes"
+    }
+    source = TorchSource(torch, trouble, {})
+    (reading,) = source.read()
+    capture = source.capture()
+    assert capture is not None
+    assert (reading.totals, set(trouble.counts)) == (None, {"torch statistics"})
+    assert reading.driver is not None
+    assert capture.heap().segments
+
+
+LACKING = {
+    "cuda.is_initialized": {"totals", "driver", "heap", "limit", "recording", "ooms"},
+    "cuda.device_count": {"totals", "driver", "heap", "limit"},
+    "cuda.get_allocator_backend": {"totals", "heap", "limit", "ooms"},
+    "cuda.memory_stats_as_nested_dict": {"totals"},
+    "cuda.mem_get_info": {"driver"},
+    "cuda.get_device_properties": {"limit", "uuid"},
+    "cuda.get_per_process_memory_fraction": {"limit"},
+    "cuda.is_current_stream_capturing": {"steps"},
+    "optim.optimizer.register_optimizer_step_post_hook": {"steps"},
+    "_C._cuda_attach_out_of_memory_observer": {"ooms"},
+    "_C._cuda_hasPrimaryContext": {"driver"},
+    "_C._cuda_isHistoryEnabled": {"recording"},
+    "_C._cuda_memorySnapshot": {"heap", "limit"},
+    "cuda._lazy_call": set(),
+}
+"""For each name: what is not told where torch lacks it."""
+
+
+def _told(source: TorchSource) -> set[str]:
+    readings, capture = source.read(), source.capture()
+    told = {
+        "totals": any(reading.totals for reading in readings),
+        "driver": any(reading.driver for reading in readings),
+        "heap": capture is not None and bool(capture.readings) and bool(capture.heap().segments),
+        "limit": capture is not None and bool(capture.limits),
+        "uuid": source.facts(0).uuid is not None,
+        "steps": source.watch_steps(lambda optimizer: None),
+        "recording": source.recording(),
+        "ooms": source.watch_ooms(lambda fault: None),
+    }
+    return {name for name, known in told.items() if known}
+
+
+@pytest.mark.parametrize("name", LACKING)
+def test_a_name_that_is_missing_turns_off_only_what_depends_on_it(machine: Machine, name: str) -> None:
+    machine.history, machine.fraction = True, 0.5
+    everything = _told(TorchSource(torch_of(machine), Trouble(), {}))
+    if name in names_of(machine):
+        torch = torch_of(machine)
+        remove(torch, name)
+        assert _told(TorchSource(torch, Trouble(), {})) == everything - LACKING[name]
+
+
+def test_every_name_that_is_touched_is_in_the_table() -> None:
+    assert LACKING.keys() == set(names_of(Machine("2.11.0")))
