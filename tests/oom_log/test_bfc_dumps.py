@@ -154,6 +154,7 @@ def test_the_next_step_is_the_framework_s_own() -> None:
     "line",
     [
         TENSOR.replace("GPU:0 by GPU_0_bfc", "CPU:0 by allocator cpu"),
+        TENSOR.replace("GPU:0 by GPU_0_bfc", "CPU:0 by allocator mklcpu"),
         "Allocator (cuda_host_bfc) ran out of memory trying to allocate 3.72GiB.  Current allocation summary follows.",
         "failed to allocate 7.81G (8387559424 bytes) from device: CUDA_ERROR_OUT_OF_MEMORY: out of memory",
         "failed to alloc 8387559424 bytes unified memory; result: CUDA_ERROR_OUT_OF_MEMORY: out of memory",

@@ -24,6 +24,10 @@ MESSAGE = (
     "38.50 MiB free; 15.00 GiB reserved in total by PyTorch)"
 )
 ONE = MESSAGE.format(0)
+NEW = (
+    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 16.00 GiB of which 1.00 GiB is "
+    "free. Of the allocated memory 13.00 GiB is allocated by PyTorch, and 1.00 GiB is reserved by PyTorch but unallocated."
+)
 
 
 def read(data: bytes) -> list[Oom]:
@@ -55,6 +59,7 @@ def sources(*lines: str) -> list[str]:
         ("2024-05-05T10:00:00.123456789+02:00 stderr F [rank3]: ", "rank3"),
         ("2024-05-05 10:00:00,123 [Rank 3] ", "Rank 3"),
         ("gpu-node-07: ", "gpu-node-07"),
+        ("gpu07.cluster.local: [rank3]: ", "gpu07.cluster.local / rank3"),
         ('{"time": "2024-05-05", "rank": 3, "message": "', "rank3"),
         ('{"log":"[rank3]: ', "rank3"),
         ("10.0.0.7: [rank3]: ", "10.0.0.7 / rank3"),
@@ -80,6 +85,8 @@ def test_a_whole_job_s_log_with_each_error_told_three_times() -> None:
         (["[default0]: " + ONE, "[default0]:[rank3]: " + ONE], 1),
         ([ONE, MESSAGE.format(1)], 2),
         ([ONE, ONE.replace("38.50", "36.50")], 2),
+        (["torch.OutOfMemoryError: " + NEW, "ERROR caught: " + NEW], 1),
+        (["ERROR caught: " + NEW, "torch.OutOfMemoryError: " + NEW], 1),
     ],
 )
 def test_what_is_told_twice_counts_once(lines: list[str], number: int) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from ..model.facts import Facts
 from .lines import NAMES_APART
 from .oom import Oom
 
@@ -41,10 +42,15 @@ class Duplicates:
 
 
 def _same(first: Oom, again: Oom) -> bool:
-    if (first.device, first.facts) == (again.device, again.facts):
+    if (first.device, _figures(first)) == (again.device, _figures(again)):
         return True
     both_bfc = again.facts.allocator in _BFC and first.facts.allocator in _BFC
     return both_bfc and _is_bare(again) and _same_device(first, again) and _same_size(first, again)
+
+
+def _figures(oom: Oom) -> Facts:
+    """Without what the words around the message have told: that there is no limit."""
+    return replace(oom.facts, limit=None) if oom.facts.limit == oom.facts.size else oom.facts
 
 
 def _is_bare(oom: Oom) -> bool:

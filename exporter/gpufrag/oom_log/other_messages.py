@@ -112,7 +112,7 @@ FORMS = (
 _DEVICE = re.compile(r"device ordinal ([0-9]{1,4})|GPU:([0-9]{1,4})|GPU_([0-9]{1,4})_bfc")
 
 
-_HOST = re.compile(r"Allocator \(\w{0,20}host\w{0,20}\)|by allocator (?:cpu|\w{0,20}host)")
+_HOST = re.compile(r"Allocator \(\w{0,20}host\w{0,20}\)|by allocator \w{0,20}(?:cpu|host)|device:CPU:[0-9]")
 
 
 def read_message(line: Line) -> Oom | None:

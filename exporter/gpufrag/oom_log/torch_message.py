@@ -7,15 +7,22 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from ..model.facts import Facts
-from .lines import Line
+from .lines import Line, without_marks
 from .oom import Oom
 from .sizes import SIZE, Size, read_size
 
 _NEED = re.compile(f"Tried to allocate {SIZE}(?=[. (]|$)")
+_CUT = re.compile(
+    r"(?:CUDA|HIP|XPU|NPU) out of memory\. {1,2}Tried(?: [\w.,]{0,20}){0,4}$"
+    r"|OutOfMemoryError: (?:CUDA|HIP|XPU|NPU) out of memory\.?\s{0,4}$"
+)
+"""A first line that a terminal has wrapped, or a log cut off, before the size was whole."""
 _ENDS = ("by PyTorch)", " cached)", "PyTorch but unallocated", "on private pool", "on shared pool")
 _ANOTHER = (" to allocate ", "n allocating ", "ut of memory", "Traceback (most", '  File "')
-_MOST_LINES = 4
-"""That a terminal may have wrapped a message to."""
+_FRAME = " \t│┃|"
+"""Around the lines of a printer that draws a box."""
+_MOST_LINES = 12
+"""That a terminal, or a printer of tracebacks, may have wrapped a message to."""
 _LONGEST = 8000
 """Characters of a message: more are not looked at."""
 _FIGURES = {
@@ -47,35 +54,45 @@ class TorchMessage:
 
     def __init__(self, line: Line) -> None:
         self._line = line
-        self._lines = 1
-        self._text = line.text
+        self._lines = [line.text]
         self.done = self._complete()
 
     @staticmethod
     def begins(text: str) -> bool:
-        return _NEED.search(text) is not None and ("out of memory" in text or "GPU " in text)
+        told = _NEED.search(text) is not None and ("out of memory" in text or "GPU " in text)
+        return told or _CUT.search(text.rstrip(_FRAME)) is not None
 
     def take(self, text: str) -> bool:
         self.done = any(sign in text for sign in _ANOTHER)
         if self.done:
             return False
-        self._lines += 1
-        self._text += " " + text
+        self._lines.append(text[:_LONGEST])
         self.done = self._complete()
         return True
 
     def ooms(self) -> list[Oom]:
         """One for each message in the text: a report in JSON may hold several in a line."""
-        starts = list(_NEED.finditer(self._text))
-        ends = [start.start() for start in starts[1:]] + [len(self._text)]
-        return [self._oom(start, end) for start, end in zip(starts, ends)]
+        text = self._text()
+        starts = list(_NEED.finditer(text))
+        ends = [start.start() for start in starts[1:]] + [len(text)]
+        found = [self._oom(text, start, end) for start, end in zip(starts, ends)]
+        return found or [Oom(self._line.number, self._line.source, None, Facts(None))]
+
+    def _text(self) -> str:
+        """Wrapped in the middle of words, as terminals do, or between them: whichever tells more."""
+        return max(self._joined(), key=_told_in) if len(self._lines) > 1 else self._lines[0]
+
+    def _joined(self) -> tuple[str, ...]:
+        first, *others = self._lines
+        words = [first.rstrip(_FRAME), *(without_marks(line).strip(_FRAME) for line in others)]
+        return "".join(self._lines), " ".join(words)
 
     def _complete(self) -> bool:
-        return self._lines >= _MOST_LINES or any(end in self._text for end in _ENDS)
+        return len(self._lines) >= _MOST_LINES or any(end in text for text in self._joined() for end in _ENDS)
 
-    def _oom(self, start: re.Match[str], end: int) -> Oom:
-        before = self._text[max(0, start.start() - 200) : start.start()]
-        body = self._text[start.start() : min(end, start.start() + _LONGEST)]
+    def _oom(self, text: str, start: re.Match[str], end: int) -> Oom:
+        before = text[max(0, start.start() - 200) : start.start()]
+        body = text[start.start() : min(end, start.start() + _LONGEST)]
         if "MPS backend" in before:
             facts = _mps(read_size(start[1], binary=True), before)
         else:
@@ -96,6 +113,10 @@ def _mps(need: Size | None, text: str) -> Facts:
         refused_by_limit=True,
         allocator="mps",
     )
+
+
+def _told_in(text: str) -> int:
+    return sum(pattern.search(text) is not None for pattern in (_NEED, *_FIGURES.values()))
 
 
 class _Sums(NamedTuple):
