@@ -26,7 +26,8 @@ MESSAGE = (
 ONE = MESSAGE.format(0)
 NEW = (
     "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 16.00 GiB of which 1.00 GiB is "
-    "free. Of the allocated memory 13.00 GiB is allocated by PyTorch, and 1.00 GiB is reserved by PyTorch but unallocated."
+    "free. Of the allocated memory 13.00 GiB is allocated by PyTorch, and 1.00 GiB is reserved by PyTorch but "
+    "unallocated."
 )
 
 

@@ -10,11 +10,11 @@ import pytest
 from gpufrag.oom_log import Oom, read_log
 
 MESSAGE = (
-    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.10 GiB "
-    "of which 1.20 GiB is free. Including non-PyTorch memory, this process has 77.89 GiB memory in use. 78.50 GiB "
-    "allowed; Of the allocated memory 70.00 GiB is allocated by PyTorch, with 64.00 MiB allocated in private pools (e.g., "
-    "CUDA Graphs), and 6.50 GiB is reserved by PyTorch but unallocated. If reserved but unallocated memory is large try "
-    "setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation."
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.10 "
+    "GiB of which 1.20 GiB is free. Including non-PyTorch memory, this process has 77.89 GiB memory in use. 78.50 "
+    "GiB allowed; Of the allocated memory 70.00 GiB is allocated by PyTorch, with 64.00 MiB allocated in private "
+    "pools (e.g., CUDA Graphs), and 6.50 GiB is reserved by PyTorch but unallocated. If reserved but unallocated "
+    "memory is large try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation."
 )
 Printer = Callable[[str, int], list[str]]
 
