@@ -92,6 +92,7 @@ def test_the_shim_alone_finds_the_library_beside_itself(python) -> None:
 
 
 def _customize(folder: Path, program: str) -> str:
+    folder.mkdir(exist_ok=True)
     (folder / "sitecustomize.py").write_text(program)
     return str(folder)
 
@@ -101,6 +102,27 @@ def test_the_programs_own_sitecustomize_runs(says, tmp_path: Path) -> None:
     ours = "import sitecustomize, sys; print(sitecustomize.__file__, 'gpufrag.agent' in sys.modules)"
     assert says(ours, PYTHONPATH=path) == f"theirs ran\n{tmp_path}/sitecustomize.py True\n"
     assert says(ours, PYTHONPATH=path, GPUFRAG_DISABLE="1").endswith(" False\n")
+
+
+CALLS_THE_NEXT = """
+import os, sys
+from importlib.machinery import PathFinder
+from importlib.util import module_from_spec
+print("before ran")
+here = os.path.dirname(__file__)
+spec = PathFinder.find_spec("sitecustomize", [entry for entry in sys.path if entry != here])
+spec.loader.exec_module(module_from_spec(spec))
+"""
+"""As some monitoring agents have it: they stay on the path, and are what sys.modules has."""
+
+
+@pytest.mark.parametrize("others", [("theirs",), ()])
+def test_one_before_it_that_calls_it_runs_once(python, tmp_path: Path, others: tuple[str, ...]) -> None:
+    before = _customize(tmp_path / "before", CALLS_THE_NEXT)
+    behind = [_customize(tmp_path / name, THEIRS) for name in others]
+    path = os.pathsep.join([before, str(SHIM), *behind])
+    done = python("-c", "import sys; print('gpufrag.agent' in sys.modules)", shim=False, PYTHONPATH=path)
+    assert (done.stdout, done.stderr) == ("before ran\n" + "theirs ran\n" * len(others) + "True\n", "")
 
 
 def test_its_errors_are_what_they_would_be_without_us(python, tmp_path: Path) -> None:

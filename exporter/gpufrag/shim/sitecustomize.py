@@ -24,8 +24,13 @@ def _wait_for_gpu() -> None:
     agent.wait()
 
 
-def _step_aside() -> None:
-    """Leave sys.path; and to the children, on PYTHONPATH, leave one mention of this folder, however many there are."""
+def _step_aside(behind) -> None:  # type: ignore[no-untyped-def]
+    """Leave sys.path; and to the children, on PYTHONPATH, leave one mention of this folder, however many there are.
+
+    To `behind` come the folders that Python has not looked in yet: a sitecustomize before this one may have called it.
+    """
+    places = [place for place, entry in enumerate(sys.path) if _is_here(entry)]
+    behind += [entry for entry in sys.path[min(places or [0]) :] if not _is_here(entry)]
     sys.path[:] = [entry for entry in sys.path if not _is_here(entry)]
     entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     mentions = [place for place, entry in enumerate(entries) if entry and _is_here(entry)]
@@ -63,9 +68,27 @@ def _quietly(action, *arguments) -> bool:  # type: ignore[no-untyped-def]
         return False
 
 
-def _run_next() -> None:
+class _Behind:
+    """A finder of one module, once: it looks no further than the folders that it is given."""
+
+    def __init__(self, path) -> None:  # type: ignore[no-untyped-def]
+        self._path = path
+
+    def find_spec(self, name, path=None, target=None):  # type: ignore[no-untyped-def]
+        if name != "sitecustomize":
+            return None
+        sys.meta_path.remove(self)
+        for finder in sys.meta_path:
+            spec = finder.find_spec(name, self._path, target) if hasattr(finder, "find_spec") else None
+            if spec is not None:
+                return spec
+        raise ImportError("there is no other", name=name)
+
+
+def _run_next(behind) -> None:  # type: ignore[no-untyped-def]
     """The sitecustomize that Python would have run without this one; its errors are its own, as they would be."""
     this = sys.modules.pop("sitecustomize", None)
+    sys.meta_path.insert(0, _Behind(behind))
     try:
         import sitecustomize  # type: ignore[import-not-found]  # noqa: F401  # the next: this folder has left the path
     except ImportError as error:
@@ -76,5 +99,6 @@ def _run_next() -> None:
 
 
 _quietly(_wait_for_gpu)
-if _quietly(_step_aside):  # else it is this one that would be found again
-    _run_next()
+_behind = []  # type: ignore[var-annotated]
+if _quietly(_step_aside, _behind):  # else it is this one that would be found again
+    _run_next(_behind)
