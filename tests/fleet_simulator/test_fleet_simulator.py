@@ -97,6 +97,7 @@ def test_a_large_fleet_keeps_sixty_series_a_rank(films):
     assert len(kept) <= 60 * HEALTHY.ranks
     details = {row.name for row in metrics.TABLE if row.detail}
     assert [name for name in kept if re.sub("_(bucket|gcount|gsum)$", "", name) in details] == []
+    assert {row.name for row in metrics.TABLE if drop.fullmatch(row.name)} == details
 
 
 @pytest.mark.parametrize("flags", [["--jobs", "0"], ["--ranks", "-1"], ["--play", "0s"], ["--play", "soon"]])

@@ -18,10 +18,11 @@ def memory(free, largest, limit: float = 80, at: str = "peak", **labels: str) ->
     ]
 
 
-def fires(rank="0", pod="llm-0", job=JOB, instance="10.0.0.1:9836", at="peak", numbers="40GiB free", ratio=8, name=""):
+def fires(rank="0", pod="llm-0", job=JOB, instance="10.0.0.1:9836", at="peak", largest="5GiB", ratio=8, name=""):
     return Firing(
-        f"Job {job['job_name']}: rank {name or rank}, device 0, pod {pod}, {instance} (at: {at}) has {numbers}, but no "
-        f"single request above 5GiB can succeed: a ratio of {ratio}. {CURE}",
+        f"Job {job['job_name']}: a ratio of {ratio} within the last 2m on rank {name or rank}, device 0, pod {pod}, "
+        f"{instance} (at: {at}), which last had 40GiB free, but could get no more than {largest} of it in a single "
+        f"request. {CURE}",
         job=job,
         annotations={"worst_rank": rank, "worst_pod": pod, "worst_instance": instance},
     )
@@ -32,6 +33,8 @@ FLAPPING = " ".join(f"{5 * GIB} stale" for _ in range(60))
 UNTIL_10_MIN = f"{5 * GIB}+0x20 {38 * GIB}+0x100"
 ONCE = f"{38 * GIB}+0x8 {5 * GIB} {38 * GIB}+0x100"
 FIRST_3_MIN, AFTER_3_MIN = f"{5 * GIB}+0x6 {38 * GIB}+0x100", f"{38 * GIB}+0x6 {5 * GIB}+0x100"
+WANDERS = " ".join(f"{GIB * gib:.0f}" for gib in 30 * (32, 2.5, 9, 32))
+"""Of 40 GiB: each two minutes a ratio of 16, then 4.4."""
 POD_ENDS, POD_BEGINS = f"{5 * GIB}+0x20 stale", f"_x20 {38 * GIB}+0x100"
 NEW = {"pod": "llm-1", "instance": "10.0.0.2:9836"}
 VISION = {"job_name": "vision", "pod": "vision-0", "instance": "10.0.0.3:9836"}
@@ -40,11 +43,8 @@ CASES = [
     Case("GpuMemoryFragmented", "at the peak alone", "12m", [*memory(40, 5), *memory(60, 58, at="boundary")], fires()),
     Case("GpuMemoryFragmented", "without moments of a step", "12m", memory(40, 5, at="timer"), fires(at="timer")),
     Case("GpuMemoryFragmented", "though every other scrape fails", "12m", memory(40, FLAPPING), fires()),
-    Case("GpuMemoryFragmented", "and stays so for a while after the cure", "14m", memory(40, UNTIL_10_MIN), Firing(
-        f"Job llm: rank 0, device 0, pod llm-0, 10.0.0.1:9836 (at: peak) has 40GiB free, but no single request above "
-        f"38GiB can succeed: a ratio of 8. {CURE}",
-        annotations={"worst_rank": "0", "worst_pod": "llm-0", "worst_instance": "10.0.0.1:9836"},
-    )),
+    Case("GpuMemoryFragmented", "and stays so for a while after the cure", "14m", memory(40, UNTIL_10_MIN),
+         fires(largest="38GiB")),
     Case("GpuMemoryFragmented", "resolved after the cure", "20m", memory(40, UNTIL_10_MIN)),
     Case("GpuMemoryFragmented", "resolved after a restart in another pod", "20m",
          [*memory(40, POD_ENDS), *memory(40, POD_BEGINS, **NEW)]),
@@ -61,6 +61,11 @@ CASES = [
     Case("GpuMemoryFragmented", "while the worst rank changes", "7m",
          [*memory(40, FIRST_3_MIN), *memory(40, AFTER_3_MIN, rank="1", **NEW)],
          fires(rank="1", pod="llm-1", instance="10.0.0.2:9836")),
+    Case("GpuMemoryFragmented", "and names the rank whose ratio it tells, though another is the worst by now", "12m",
+         [*memory(40, WANDERS), *memory(40, 8, **{**NEW, "rank": "1"})], fires(ratio=16, largest="32GiB")),
+    Case("GpuMemoryFragmented", "of several devices and frameworks of a rank, the worst", "12m",
+         [*memory(40, 5), *memory(40, 8, at="boundary", device="1"), *memory(40, 10, at="timer", framework="jax")],
+         fires()),
     Case("GpuMemoryFragmented", "only the job it is about, of two with the same ranks", "12m",
          [*memory(40, BAD, **VISION), *memory(40, GOOD)],
          fires(pod="vision-0", job=OTHER, instance="10.0.0.3:9836")),

@@ -50,6 +50,8 @@ def check_selector(selector: str, where: str) -> None:
         raise UsageError(
             f'{where} is no list of matchers: write them without braces, as in cluster="a",namespace=~"ml-.*"'
         )
+    if any(label == "__name__" for label, _ in matchers(selector)):
+        raise UsageError(f"{where} has __name__, and every rule names its metric itself: leave it out")
 
 
 def matchers(selector: str) -> list[tuple[str, str]]:
@@ -63,7 +65,7 @@ def check_job_labels(names: Iterable[str]) -> None:
         _check_name(name)
         if name in seen:
             raise UsageError(f"job_labels has {name} twice: name each label once")
-        if name in (*_INSIDE_A_JOB, *_OWN):
+        if name in (*_INSIDE_A_JOB, *_OWN) or name.startswith("__"):
             raise UsageError(f"job_labels has {name}, which tells no jobs apart: name labels that a scrape gives")
         seen.add(name)
     if not seen:

@@ -12,13 +12,16 @@ RECURRING = "gpufrag_allocator_largest_recurring_bytes"
 RETRIES = "gpufrag_allocator_alloc_retries_total"
 OOM_TIME = "gpufrag_oom_last_timestamp_seconds"
 LEAK, SERVING_LEAK = "gpufrag_leak_bytes_per_step", "gpufrag_leak_bytes_per_second"
+_BETWEEN_PEAKS = 'at!="peak"'
+"""At the peak the block that recurs is live itself."""
 
 
 def fragmented(config: Config) -> Alert:
-    worst = f"topk(1, last_over_time({config.series(rules.RANK_WORST, JOB)}[{_window(config)}]))"
+    """The ratio wanders from snapshot to snapshot: the rank that is named is the one whose ratio is told."""
+    worst = f"topk(1, max_over_time({config.series(rules.RANK_WORST, JOB)}[{_window(config)}]))"
     numbers = (
-        f"{WHERE} has {texts.figure(config, rules.FREE_TOTAL, MOMENT)} free, but no single request above "
-        f"{texts.figure(config, rules.ALLOCATABLE, MOMENT)} can succeed"
+        f" on {WHERE}, which last had {texts.figure(config, rules.FREE_TOTAL, MOMENT)} free, but could get no more "
+        f"than {texts.figure(config, rules.ALLOCATABLE, MOMENT)} of it in a single request"
     )
     return Alert(
         name="GpuMemoryFragmented",
@@ -30,7 +33,8 @@ def fragmented(config: Config) -> Alert:
         labels=RESTART,
         summary="GPU memory is so fragmented that a request for "
         f"1/{number(config.thresholds.fragmentation_ratio)} of what is free would fail.",
-        description=f"{texts.lookup(config, worst, numbers)}: a ratio of {texts.value('humanize')}. "
+        description=f"a ratio of {texts.value('humanize')} within the last {_window(config)}"
+        f"{texts.lookup(config, worst, numbers)}. "
         "Restart the job from its next checkpoint; to keep it from coming back, try expandable_segments.",
         annotations={
             f"worst_{label}": texts.lookup(config, worst, f"{{{{ .Labels.{label} }}}}")
@@ -58,8 +62,9 @@ def cache_fragmented(config: Config) -> Alert:
 def next_request_will_fail(config: Config) -> Alert:
     worst = f"bottomk(1, {_reach(config, JOB)})"
     numbers = (
-        f"{WHERE} asks for {texts.figure(config, RECURRING, DEVICE)} again and again, and at no moment of the last "
-        f"{_window(config)} could more than {texts.figure(config, rules.ALLOCATABLE, DEVICE)} be had"
+        f"{WHERE} asks for {texts.figure(config, RECURRING, DEVICE, over='max')} again and again, and at no moment "
+        f"of the last {_window(config)} could more than "
+        f"{texts.figure(config, rules.ALLOCATABLE, DEVICE, _BETWEEN_PEAKS, over='max')} be had"
     )
     return Alert(
         name="GpuMemoryNextRequestWillFail",
@@ -73,9 +78,9 @@ def next_request_will_fail(config: Config) -> Alert:
 
 
 def _reach(config: Config, *matchers: str) -> str:
-    """largest_allocatable at its best moment / largest_recurring: not at the peak, where that block is live itself."""
+    """largest_allocatable at its best moment / largest_recurring."""
     window = _window(config)
-    allocatable = config.series(rules.ALLOCATABLE, *matchers, 'at!="peak"')
+    allocatable = config.series(rules.ALLOCATABLE, *matchers, _BETWEEN_PEAKS)
     recurring = config.series(RECURRING, *matchers)
     return f"max without (at) (max_over_time({allocatable}[{window}])) / max_over_time({recurring}[{window}])"
 
@@ -84,7 +89,7 @@ def tight(config: Config) -> Alert:
     recent = f"min_over_time({config.rule(rules.JOB_FREE_SHARE)}[{_window(config)}])"
     lately = rules.free_share(lambda metric: f"min_over_time({config.series(metric, JOB)}[{_window(config)}])")
     worst = f"bottomk(1, {lately})"
-    numbers = f"{WHERE} has {texts.figure(config, rules.FREE_TOTAL, MOMENT)} left"
+    numbers = f"{WHERE} had {texts.figure(config, rules.FREE_TOTAL, MOMENT, over='min')} left"
     return Alert(
         name="GpuMemoryTight",
         severity=INFO,

@@ -25,25 +25,36 @@ def parts(selection: Selection, by: str) -> Iterator[Part]:
 
     Everything inside the allocator but its internal waste is of one snapshot, so no byte is counted twice. Torch
     counts internal waste afresh, at no snapshot: as much is taken from the part in use, so the sum stays whole.
+    Figures are taken from each other place by place, then summed: there are allocators that tell only some of them.
     """
 
-    def total(metric: str, *matchers: str) -> str:
-        return f"sum by ({by}) ({selection.series(metric, *matchers)})"
+    def series(metric: str) -> str:
+        return selection.series(metric, MOMENT)
 
-    stranded = total("gpufrag_allocator_stranded_bytes", MOMENT)
-    reclaimable = total("gpufrag_allocator_reclaimable_bytes", MOMENT)
-    cached = total("gpufrag_allocator_free_cached_bytes", MOMENT)
-    awaiting = f"({stranded} + {reclaimable} - {cached})"
-    waste = f"{total('gpufrag_allocator_active_bytes')} - {total('gpufrag_allocator_requested_bytes')}"
-    active = total("gpufrag_snapshot_active_bytes", MOMENT)
-    yield Part("in use", f"{active} - {awaiting} - ({waste})", "#3274D9")
-    yield Part("internal waste", waste, "#8F3BB8")
-    yield Part("stranded", stranded, "#C4162A")
-    yield Part("reclaimable", reclaimable, "#F2CC0C")
-    yield Part("captive", total("gpufrag_allocator_captive_bytes", MOMENT), "#FF780A")
-    yield Part("context", total("gpufrag_process_context_memory_bytes"), "#A0A7B4")
+    stranded, reclaimable = series("gpufrag_allocator_stranded_bytes"), series("gpufrag_allocator_reclaimable_bytes")
+    active, waste = series("gpufrag_snapshot_active_bytes"), _waste(selection)
+    awaiting = _of_pools(f"{stranded} + {reclaimable} - {series('gpufrag_allocator_free_cached_bytes')}")
+    inside = (
+        ("in use", f"{active} - {awaiting} - ignoring (at) group_left () {waste}", "#3274D9"),
+        ("internal waste", waste, "#8F3BB8"),
+        ("stranded", stranded, "#C4162A"),
+        ("reclaimable", reclaimable, "#F2CC0C"),
+        ("captive", series("gpufrag_allocator_captive_bytes"), "#FF780A"),
+        ("context", selection.series("gpufrag_process_context_memory_bytes"), "#A0A7B4"),
+    )
+    free = f"{series(FREE_TOTAL)} - {_of_pools(f'{stranded} + {reclaimable}')}"
+    yield from (Part(name, f"sum by ({by}) ({expr})", colour) for name, expr, colour in inside)
     yield Part("others", _others(selection, by), "#5F6773")
-    yield Part("free", f"{total(FREE_TOTAL, MOMENT)} - {stranded} - {reclaimable}", "#3F7A45")
+    yield Part("free", f"sum by ({by}) ({free})", "#3F7A45")
+
+
+def _waste(selection: Selection) -> str:
+    active, requested = (selection.series(f"gpufrag_allocator_{what}_bytes") for what in ("active", "requested"))
+    return _of_pools(f"{active} - {requested}")
+
+
+def _of_pools(expr: str) -> str:
+    return f"sum without (pool) ({expr})"
 
 
 def _others(selection: Selection, by: str) -> str:
