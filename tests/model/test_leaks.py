@@ -91,6 +91,34 @@ def test_what_does_not_grow_for_ever_is_no_leak(what: str, seed: int) -> None:
     assert first_finding(HEALTHY[what], 1_200, seed) is None
 
 
+def findings(curve: Curve, steps: int) -> list[int]:
+    """The steps after which it says that memory grows."""
+    series, chance, found = Series(), random.Random(1), []
+    for step in range(steps):
+        allocated, blocks = curve(step, chance)
+        series.add(Point(step, int(allocated), blocks))
+        if series.growth(MB):
+            found.append(step)
+    return found
+
+
+@pytest.mark.parametrize("period", [64, 100, 230])
+def test_what_fills_and_is_emptied_again_and_again_is_believed_once(period: int) -> None:
+    """As garbage in cycles does, which Python collects every so many steps."""
+    found = findings(Shape(lambda step: step % period, 5 * MB, 1), 8 * period)
+    assert all(step < 1.5 * period for step in found)
+
+
+def test_a_leak_beside_it_is_found() -> None:
+    assert findings(both(KEPT, Shape(lambda step: step % 100, 5 * MB, 1)), 1_500)[-1] == 1_499
+
+
+@pytest.mark.parametrize("begin", [200, 500])
+def test_a_leak_that_begins_late_is_found_as_soon(begin: int) -> None:
+    late = Shape(lambda step: max(0, step - begin), 2 * MB, 1)
+    assert begin < findings(late, begin + 60)[0] < begin + 60
+
+
 def test_one_tensor_that_grows_for_ever_is_found_later() -> None:
     found = first_finding(lambda step, chance: (noisy(step, chance) + 2 * MB * step, 600), 600)
     assert found

@@ -68,7 +68,7 @@ class LeakWatch:
         self._series: dict[tuple[str, int], Series] = {}
         self._leaks: dict[tuple[str, int], Leak] = {}
         self._sites: dict[tuple[int, str], Mapping[Stack, Held]] = {}
-        self._stacks: dict[int, tuple[GrowingStack, ...]] = {}
+        self._stacks: dict[tuple[int, str], tuple[GrowingStack, ...]] = {}
         self._told: set[tuple[int, bool]] = set()
         self._grew: dict[tuple[str, int], Growth] = {}
         """What was told to grow last, as long as it was not taken back."""
@@ -77,6 +77,11 @@ class LeakWatch:
     def unit(self) -> str:
         """What a point is one of: a process that takes steps is judged by them."""
         return STEP if self._stepped else SECOND
+
+    @property
+    def _moment(self) -> str:
+        """Of the snapshots that are compared by place."""
+        return "boundary" if self._stepped else "timer"
 
     def boundary(self, step: int) -> bool:
         """So many steps have ended. True where the cheap figures should be read, or a leak may be told, at once."""
@@ -109,12 +114,12 @@ class LeakWatch:
 
         Of a process that takes steps only at their boundaries: within a step most of it is of that step alone.
         """
-        if at != ("boundary" if self._stepped else "timer"):
+        if at != self._moment:
             return
         for device, now in sites().items():
             before, self._sites[device, at] = self._sites.get((device, at)), now
             found = grown(before, now) if before is not None else ()
-            self._stacks[device] = tuple(GrowingStack(g.size, g.blocks, g.stack) for g in found)
+            self._stacks[device, at] = tuple(GrowingStack(g.size, g.blocks, g.stack) for g in found)
 
     def _note(self, unit: str, at: float) -> None:
         for device in self._devices:
@@ -141,7 +146,7 @@ class LeakWatch:
         lasting = LASTING if unit == SECOND else 0.0
         found = series.growth(self._threshold[unit])
         if found is not None and found.end - found.begin >= lasting:
-            leak = self._leaks[unit, device] = _leak(unit, found, self._stacks.get(device, ()))
+            leak = self._leaks[unit, device] = _leak(unit, found, self._stacks.get((device, self._moment), ()))
             self._grew[unit, device] = found
             self._tell(device, leak)
         elif series.decided and series.span >= lasting:

@@ -34,6 +34,9 @@ SHARE = 0.4
 STEADY = 8
 """So many of the BUCKETS - 1 must count as growing."""
 
+HELD = 4
+"""Points in a row for which memory must have been held to count: fewer are a peak."""
+
 
 class Point(NamedTuple):
     """At `at` (a step's number, or seconds) `allocated` bytes were in `blocks` live allocations."""
@@ -77,9 +80,11 @@ class Series:
     def growth(self, threshold: float) -> Growth | None:
         """What grows by more than `threshold` bytes per step; None where nothing does, or too little is known yet.
 
-        The longest window that grows is reported: it has the narrowest interval.
+        The longest window that grows is reported: it has the narrowest interval. A shorter one counts only where it
+        leads to what was never held before.
         """
-        return next((found for w in self._windows() if (found := growth(w, threshold))), None)
+        windows = ((earlier, growth(window, threshold), window) for earlier, window in self._windows())
+        return next((found for earlier, found, window in windows if found and _is_new(window, earlier)), None)
 
     @property
     def decided(self) -> bool:
@@ -96,10 +101,11 @@ class Series:
         """Steps (or seconds) between the first point and the last."""
         return self._points[-1].at - self._points[0].at if self._points else 0.0
 
-    def _windows(self) -> Iterator[Sequence[Point]]:
+    def _windows(self) -> Iterator[tuple[Sequence[Point], Sequence[Point]]]:
+        """What came before, and the window."""
         size = len(self._points)
         while size >= FEWEST:
-            yield self._points[-size:]
+            yield self._points[:-size], self._points[-size:]
             size //= 2
 
 
@@ -110,6 +116,17 @@ def growth(window: Sequence[Point], threshold: float) -> Growth | None:
         return None
     lasting = window[-1].at - window[0].at >= LASTING
     return found if lasting or _grows([(point.at, point.blocks) for point in window]) else None
+
+
+def _is_new(window: Sequence[Point], earlier: Sequence[Point]) -> bool:
+    """Whether much of the rise lies above all that was held for a while earlier.
+
+    What fills and empties again and again (garbage in cycles, a buffer that is flushed) comes to where it was before.
+    """
+    lowest = [allocated for _, allocated in _envelope([(point.at, point.allocated) for point in window])]
+    groups = (earlier[place : place + HELD] for place in range(0, len(earlier), HELD))
+    highest = max((min(point.allocated for point in group) for group in groups), default=0)
+    return lowest[-1] - highest >= SHARE * (lowest[-1] - min(lowest))
 
 
 def _grows(points: Sequence[tuple[float, float]]) -> Growth | None:
