@@ -1,5 +1,7 @@
 """The recorded figures of a job of two ranks, beside the same by hand."""
 
+from collections.abc import Mapping
+
 import pytest
 
 from gpufrag.mixin import recording
@@ -70,18 +72,40 @@ VALUES = {
 }
 
 
-@pytest.mark.real
-def test_recorded_figures_are_those_by_hand(judge):
+def asked(values: Mapping[str, float]) -> list[dict[str, object]]:
     """Rounded, for promtool compares to the last bit."""
-    tests = [
+    return [
         {
             "expr": f"sum(round({expr}, 0.0001))",
             "eval_time": "5m",
             "exp_samples": [{"labels": "{}", "value": round(value * 10000) / 10000}],
         }
-        for expr, value in VALUES.items()
+        for expr, value in values.items()
     ]
-    judge.ask({"input_series": job(), "promql_expr_test": tests})
+
+
+def beside(framework: str, **figures: float) -> list[dict[str, str]]:
+    """What a second framework tells in the process of rank 0, in GiB."""
+    return [device(f"gpufrag_allocator_{n}_bytes", GIB * v, framework=framework) for n, v in figures.items()]
+
+
+@pytest.mark.real
+def test_recorded_figures_are_those_by_hand(judge):
+    judge.ask({"input_series": job(), "promql_expr_test": asked(VALUES)})
+
+
+@pytest.mark.real
+def test_what_a_second_framework_tells_by_half_is_in_no_quotient(judge):
+    half = beside("tensorflow", allocated=500, peak_active=500)
+    values = {name: VALUES[name] for name in (recording.JOB_UNUSED, recording.JOB_PEAK)}
+    judge.ask({"input_series": [*job(), *half], "promql_expr_test": asked(values)})
+
+
+@pytest.mark.real
+def test_what_a_second_framework_tells_in_full_counts(judge):
+    full = beside("jax", allocated=40, reserved=60, peak_active=36, peak_reserved=60)
+    values = {recording.JOB_UNUSED: 1 - 120 / 160, recording.JOB_PEAK: 1 - 122 / 160}
+    judge.ask({"input_series": [*job(), *full], "promql_expr_test": asked(values)})
 
 
 def test_every_recorded_rule_is_looked_at():

@@ -15,6 +15,8 @@ from .config import Config, duration, number
 FREE_TOTAL = "gpufrag_allocator_free_total_bytes"
 ALLOCATABLE = "gpufrag_allocator_largest_allocatable_bytes"
 LIMIT = "gpufrag_allocator_limit_bytes"
+ALLOCATED, RESERVED = "gpufrag_allocator_allocated_bytes", "gpufrag_allocator_reserved_bytes"
+PEAK_ACTIVE, PEAK_RESERVED = "gpufrag_allocator_peak_active_bytes", "gpufrag_allocator_peak_reserved_bytes"
 
 RANK_FRAGMENTATION = "rank:gpufrag_fragmentation:ratio"
 RANK_WORST = "rank:gpufrag_worst_fragmentation:ratio"
@@ -88,13 +90,12 @@ def rank_rules(config: Config) -> Iterator[Recording]:
     )
     yield Recording(
         RANK_UNUSED,
-        f"1 - sum without (pool) ({series('gpufrag_allocator_allocated_bytes')})"
-        f" / sum without (pool) ({series('gpufrag_allocator_reserved_bytes')})",
+        f"1 - sum without (pool) ({series(ALLOCATED)}) / sum without (pool) ({series(RESERVED)})",
         "share of the reserved memory that no tensor uses",
     )
     yield Recording(
         RANK_PEAK,
-        f"1 - {series('gpufrag_allocator_peak_active_bytes')} / {series('gpufrag_allocator_peak_reserved_bytes')}",
+        f"1 - {series(PEAK_ACTIVE)} / {series(PEAK_RESERVED)}",
         "1 - peak active / peak reserved, the figure that papers report",
     )
 
@@ -176,10 +177,7 @@ def _worst_rank(config: Config) -> Iterator[Recording]:
 
 def _sums(config: Config) -> Iterator[Recording]:
     by_job, series = config.by_job, config.series
-    for record, metric in (
-        (JOB_ALLOCATED, "gpufrag_allocator_allocated_bytes"),
-        (JOB_RESERVED, "gpufrag_allocator_reserved_bytes"),
-    ):
+    for record, metric in ((JOB_ALLOCATED, ALLOCATED), (JOB_RESERVED, RESERVED)):
         yield Recording(record, f"sum by ({by_job}) ({series(metric)})", "over all ranks, devices and pools")
     stranded = f"max without (at) (sum without (pool) ({series('gpufrag_allocator_stranded_bytes')}))"
     yield Recording(
@@ -187,10 +185,19 @@ def _sums(config: Config) -> Iterator[Recording]:
         f"sum by ({by_job}) ({stranded})",
         "over all ranks, each at its worst moment: what fragmentation costs",
     )
-    yield Recording(
-        JOB_UNUSED,
-        f"1 - {config.rule(JOB_ALLOCATED)} / {config.rule(JOB_RESERVED)}",
-        "of all ranks together: sums, then their quotient",
-    )
-    peaks = (f"sum by ({by_job}) ({series(f'gpufrag_allocator_peak_{what}_bytes')})" for what in ("active", "reserved"))
-    yield Recording(JOB_PEAK, f"1 - {' / '.join(peaks)}", "of all ranks together: sums, then their quotient")
+    allocated = f"{config.rule(JOB_ALLOCATED)} - {_half_told(config, ALLOCATED, RESERVED)}"
+    active = f"sum by ({by_job}) ({series(PEAK_ACTIVE)}) - {_half_told(config, PEAK_ACTIVE, PEAK_RESERVED)}"
+    for record, part, whole in (
+        (JOB_UNUSED, allocated, config.rule(JOB_RESERVED)),
+        (JOB_PEAK, active, f"sum by ({by_job}) ({series(PEAK_RESERVED)})"),
+    ):
+        yield Recording(record, f"1 - ({part}) / {whole}", "of all ranks together: sums, then their quotient")
+
+
+def _half_told(config: Config, part: str, whole: str) -> str:
+    """Of each job's sum of `part`, what belongs in no quotient: there is no `whole` to it. 0 where all is told.
+
+    TensorFlow tells what it has in use, and not what it holds. Only second frameworks are looked at, for they are few.
+    """
+    told, entire = (config.series(metric, 'framework!=""') for metric in (part, whole))
+    return f"(sum by ({config.by_job}) ({told} unless {entire}) or 0 * {config.rule(JOB_RESERVED)})"
