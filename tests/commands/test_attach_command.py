@@ -101,3 +101,10 @@ def test_what_is_handed_over_names_the_payloads_file(asked: list[str], terminal,
     main(["attach", "4711", "--yes"])
     assert str(attach.PAYLOAD) in asked[0]
     subprocess.run([sys.executable, "-c", f"compile({asked[0]!r}, 'line', 'exec')"], check=True)
+
+
+@pytest.mark.parametrize("wait", ["-1", "nan", "inf", "soon"])
+def test_a_wait_that_is_no_time_is_refused_before_anything_is_done(wait: str, asked: list[str], capsys) -> None:
+    assert main(["attach", "4711", "--yes", f"--wait={wait}"]) == 2
+    assert "--wait" in capsys.readouterr().err
+    assert asked == []

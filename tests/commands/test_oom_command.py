@@ -160,3 +160,9 @@ def test_a_terminal_without_its_characters_is_no_fault(monkeypatch, folder: Path
     assert main(["oom", "list"]) == 0
     terminal.flush()
     assert shown in terminal.buffer.getvalue().decode(encoding).splitlines()[1].split()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("command", [["oom", "list"], ["oom", "show", "1"], ["serve"], ["doctor"]])
+def test_an_empty_name_is_no_folder_anywhere(command: list[str], capsys) -> None:
+    assert main([*command, "--folder", ""]) == 2
+    assert "an empty DIR names no folder" in capsys.readouterr().err

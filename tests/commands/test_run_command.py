@@ -118,6 +118,10 @@ def test_signals_are_the_commands(number: signal.Signals) -> None:
         (["--restartable", "--name", "a\nb", "--", "true"], 2, "cannot be the job's name"),
         (["--restartable", "--name", "n" * 201, "--", "true"], 2, "cannot be the job's name"),
         (["--restartable", "--grace", "0s", "--", "true"], 2, "--grace is 0s"),
+        (["--restartable", "--grace", "soon", "--", "true"], 2, "--grace: 'soon' is not a duration"),
+        (["--grace", "", "--", "true"], 2, "add --restartable"),
+        (["--folder", "", "--", "true"], 2, "an empty DIR names no folder"),
+        (["--folder", "/dev/null", "--restartable", "--", "true"], 1, "/dev/null: cannot be made"),
         (["--", "no-such-command"], 1, "cannot run 'no-such-command': no such command on PATH"),
         (["--", "./no/such/file"], 1, "cannot run './no/such/file': no such file"),
         (["--", "/"], 1, "cannot run '/': Permission denied"),
@@ -130,6 +134,14 @@ def test_a_command_that_cannot_be_run_is_one_line(
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert said in err
+
+
+def test_a_script_that_names_no_interpreter_is_told_how(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "train.sh"
+    script.write_text("echo training\n")
+    script.chmod(0o755)
+    assert main(["run", "--", str(script)]) == 1
+    assert "begin a script with #!/bin/sh" in capsys.readouterr().err
 
 
 def test_the_shim_of_another_copy_gives_way() -> None:

@@ -13,6 +13,7 @@ from ..attach.bootstrap import bootstrap
 from ..attach.permission import Caller
 from ..attach.target import PAYLOAD, REMOTE_EXEC, Target, examine, functions
 from ..errors import Unavailable, UsageError
+from ..units import argument, parse_duration
 
 Ask = Callable[[str, Path], None]
 """Has the process run this code; the file is a place for it that the process can read."""
@@ -38,7 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--yes", action="store_true", help="do not ask; for scripts that know the risk to a running job"
     )
-    parser.add_argument("--wait", metavar="SECONDS", type=float, default=20.0, help="for its answer (20)")
+    parser.add_argument(
+        "--wait", metavar="SECONDS", type=argument(parse_duration), default=20.0, help="for its answer (20)"
+    )
 
 
 def run(options: argparse.Namespace) -> int:

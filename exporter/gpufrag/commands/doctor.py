@@ -9,6 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..units import argument
+from .arguments import folder_name
+
 if TYPE_CHECKING:
     from ..doctor.results import Outcome
     from ..sidecar.readings import NvmlReading
@@ -16,7 +19,9 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", action="store_true", help="this host; the default where nothing else is named")
-    parser.add_argument("--folder", metavar="DIR", type=Path, help="where ranks and sidecar meet ($GPUFRAG_DIR)")
+    parser.add_argument(
+        "--folder", metavar="DIR", type=argument(folder_name), help="where ranks and sidecar meet ($GPUFRAG_DIR)"
+    )
     parser.add_argument(
         "--sidecar", metavar="URL", default="http://127.0.0.1:9836", help="of this host (http://127.0.0.1:9836)"
     )

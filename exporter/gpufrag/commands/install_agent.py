@@ -4,28 +4,21 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 
 from ..agent_copy.install import install
-from ..errors import UsageError
 from ..units import argument
+from .arguments import folder_name
 from .run import PACKAGE
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "folder", metavar="DIR", type=argument(_folder), help="such as a volume that an init container fills"
+        "folder", metavar="DIR", type=argument(folder_name), help="such as a volume that an init container fills"
     )
     parser.description = (
         "Copy the agent (Python files that need nothing but the standard library, for Python 3.10 to 3.14) into DIR, "
         "and print the variable to set in the job. A second time it changes nothing, or brings the newer version."
     )
-
-
-def _folder(text: str) -> Path:
-    if not text:
-        raise UsageError("an empty DIR names no folder; write . for the working folder")
-    return Path(text)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -13,13 +13,17 @@ from ..folder import to_read
 from ..oom_report import OomReport
 from ..reports import oom, style
 from ..sidecar.oom_files import read_all
+from ..units import argument
+from .arguments import folder_name
 
 MOST = 1000
 """Reports that are read, the latest."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--folder", metavar="DIR", type=Path, help="where agents leave their reports ($GPUFRAG_DIR)")
+    parser.add_argument(
+        "--folder", metavar="DIR", type=argument(folder_name), help="where agents leave their reports ($GPUFRAG_DIR)"
+    )
     parser.add_argument("--json", action="store_true", help="for programs: a list, an object a report, sizes in bytes")
 
 

@@ -6,6 +6,7 @@ With --restartable this process stays, as the parent that can start CMD again.
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import shutil
 import sys
@@ -19,7 +20,8 @@ import gpufrag
 from ..agent.settings import AgentSettings, share, size
 from ..errors import Unavailable, UsageError
 from ..folder import VARIABLE, to_write
-from ..units import parse_duration
+from ..units import argument, parse_duration
+from .arguments import folder_name
 
 if TYPE_CHECKING:
     from ..supervisor.supervisor import Wishes
@@ -40,7 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "gpufrag run [--folder DIR] [--interval SECONDS] [--budget SHARE] [--anchor SHARE] [--leak-threshold SIZE] "
         "[--restartable [--name NAME] [--grace DURATION] [--in-place]] -- CMD ..."
     )
-    parser.add_argument("--folder", metavar="DIR", type=Path, help=f"where the sidecar finds the ranks (${VARIABLE})")
+    parser.add_argument(
+        "--folder", metavar="DIR", type=argument(folder_name), help=f"where the sidecar finds the ranks (${VARIABLE})"
+    )
     parser.add_argument("--interval", metavar="SECONDS", type=float, help="least time between two heap snapshots (10)")
     parser.add_argument("--budget", metavar="SHARE", type=float, help="most time that snapshots may take (0.001)")
     parser.add_argument("--anchor", metavar="SHARE", type=_share, help=ANCHOR)
@@ -61,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError("no command given; write it after --, as in: gpufrag run -- python train.py")
     wishes = _restart_wishes(options, job)
     environment = dict(os.environ) | _wishes(options) | injected(os.environ)
-    if options.folder:
+    if options.folder and wishes is None:
         _warn_of(environment)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -95,12 +99,12 @@ def _supervise(job: list[str], environment: Mapping[str, str], wishes: Wishes) -
 def _restart_wishes(options: argparse.Namespace, job: list[str]) -> Wishes | None:
     """None where the job is not to be restarted."""
     if not options.restartable:
-        if options.name is not None or options.grace or options.in_place:
+        if options.name is not None or options.grace is not None or options.in_place:
             raise UsageError("--name, --grace and --in-place are of a job that can be restarted; add --restartable")
         return None
     from ..supervisor.supervisor import Wishes
 
-    grace_s = parse_duration(options.grace) if options.grace else Wishes.grace_s
+    grace_s = Wishes.grace_s if options.grace is None else _duration(options.grace)
     if grace_s <= 0:
         raise UsageError(f"--grace is {options.grace}: it must be above 0, such as 60s")
     name = name_of(job) if options.name is None else options.name
@@ -123,6 +127,8 @@ def _refusals(command: str) -> Iterator[None]:
     except FileNotFoundError:
         raise Unavailable(f"cannot run {command!r}: no such file, or its interpreter is missing") from None
     except (OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno == errno.ENOEXEC:
+            raise Unavailable(f"cannot run {command!r}: no program; begin a script with #!/bin/sh, or run sh") from None
         what = getattr(error, "strerror", None) or str(error)
         raise Unavailable(f"cannot run {command!r}: {what}; give a program that may be executed") from None
 
@@ -148,6 +154,13 @@ def _share(text: str) -> float:
 
 def _size(text: str) -> int:
     return size(text, "--leak-threshold")
+
+
+def _duration(text: str) -> float:
+    try:
+        return parse_duration(text)
+    except UsageError as error:
+        raise UsageError(f"--grace: {error}") from None
 
 
 def _wishes(options: argparse.Namespace) -> dict[str, str]:

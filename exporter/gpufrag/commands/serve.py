@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..units import argument, whole
+from .arguments import folder_name
 
 if TYPE_CHECKING:
     from ..config import ServeConfig
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", metavar="FILE", type=Path, help="a YAML file; a flag wins over it")
-    parser.add_argument("--folder", metavar="DIR", type=Path, help="where agents leave their samples ($GPUFRAG_DIR)")
+    parser.add_argument(
+        "--folder", metavar="DIR", type=argument(folder_name), help="where agents leave their samples ($GPUFRAG_DIR)"
+    )
     parser.add_argument("--host", help="the address to listen on; default 127.0.0.1")
     parser.add_argument(
         "--port", type=argument(whole(0, 65535)), help="the port to listen on; default 9836, 0 takes any free one"
