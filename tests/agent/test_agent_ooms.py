@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -51,6 +52,17 @@ def test_the_copy_for_a_report_is_no_snapshot_of_the_schedule(running, source, t
     source.fail(GIB)
     assert source.captures == 1
     assert running.latest.devices[0].snapshots == ()
+
+
+def test_a_folder_that_was_swept_away_is_made_again_for_it(source: ScriptedSource, tmp_path: Path, eventually) -> None:
+    folder = tmp_path / "swept"
+    agent = Agent(source, AgentSettings(interval=1000.0, publish_every=500.0, folder=folder))
+    agent.start()
+    eventually(lambda: agent.latest)
+    shutil.rmtree(folder)
+    source.fail(100 * GIB)
+    agent.stop()
+    assert [report.requested for report in _reports(folder)] == [100 * GIB]
 
 
 DIES = """

@@ -115,7 +115,10 @@ class Agent:
         return self._source.capture()
 
     def _keep(self, report: OomReport) -> None:
-        oom_files.keep(self._folder or self._find_folder(), report)
+        try:
+            oom_files.keep(self._folder or self._find_folder(), report)
+        except FileNotFoundError:  # somebody has swept the folder away, and the next sample may come too late
+            oom_files.keep(self._find_folder(), report)
 
     def _urge(self) -> None:
         """Have a sample published at once. Not for the agent's thread."""
