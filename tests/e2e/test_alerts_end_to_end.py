@@ -150,7 +150,7 @@ def check_the_call(call: dict[str, Any], fleet: Fleet) -> None:
         "worst_rank": "1",
         "worst_pod": "llm-0",
     }
-    assert "Job llm: rank 1, device 0, pod llm-0" in alert["annotations"]["description"]
+    assert " on rank 1, device 0, pod llm-0" in alert["annotations"]["description"]
     assert fleet.receiver.tokens == {"Bearer secret", None}
 
 
