@@ -128,6 +128,12 @@ SECOND_FRAMEWORK = [
     device("gpufrag_allocator_free_total_bytes", 40 * GIB, at="timer", framework="jax"),
     device("gpufrag_allocator_free_total_bytes", 60 * GIB, at="peak"),
 ]
+FREE_BESIDE_IT = [
+    device("gpufrag_leak_bytes_per_step", 2 * MIB, framework="tensorflow"),
+    device("gpufrag_steps_total", "0+60x120", device=""),
+    device("gpufrag_allocator_free_total_bytes", 40 * GIB, at="peak"),
+    device("gpufrag_allocator_free_total_bytes", GIB, at="peak", device="1"),
+]
 LEAK = [
     Case("GpuMemoryLeakSuspected", "full within three hours", "25m", leak(2 * MIB), Firing(
         "Job llm: rank 0, pod llm-0, 10.0.0.1:9836 keeps 2MiB more after each step; at this pace the memory is full in "
@@ -138,6 +144,11 @@ LEAK = [
         f"2h 50m 40s. {KEPT}"
     )),
     Case("GpuMemoryLeakSuspected", "in the second framework of a process", "25m", SECOND_FRAMEWORK, Firing(
+        "Job llm: rank 0, pod llm-0, 10.0.0.1:9836 keeps 2MiB more after each step; at this pace the memory is full in "
+        f"2h 50m 40s. {KEPT}"
+    )),
+    Case("GpuMemoryLeakSuspected", "in a framework that does not tell what is free, of its device alone", "25m",
+         FREE_BESIDE_IT, Firing(
         "Job llm: rank 0, pod llm-0, 10.0.0.1:9836 keeps 2MiB more after each step; at this pace the memory is full in "
         f"2h 50m 40s. {KEPT}"
     )),

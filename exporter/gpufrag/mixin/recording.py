@@ -130,10 +130,11 @@ def free_share(series: Callable[[str], str]) -> str:
 def seconds_left(config: Config) -> str:
     """A process that serves takes no steps: its growth is told by the second.
 
-    Few ranks leak, so that all else is done for them alone.
+    Few ranks leak, so that all else is done for them alone: for every allocator on the device, as one that leaks takes
+    from all, and may not tell what is free itself.
     """
     by_step, by_second = (f"{config.series(f'gpufrag_leak_bytes_per_{unit}')} > 0" for unit in ("step", "second"))
-    leaking = f"{config.series(FREE_TOTAL)} and ignoring (at) ({by_step} or {by_second})"
+    leaking = f"{config.series(FREE_TOTAL)} and ignoring (at, framework) ({by_step} or {by_second})"
     inside = "without (device, framework)"
     steps = f"rate({config.series('gpufrag_steps_total')}[{duration(config.timing.rate_window)}])"
     a_second = f"max {inside} ({by_step}) * {steps} or max {inside} ({by_second})"
