@@ -134,6 +134,10 @@ def test_an_attempt_that_tensorflow_can_do_without_is_no_error() -> None:
         (TENSOR.replace("type float", "type complex64"), Cause.UNKNOWN, 128 * MIB),
         (TENSOR.replace("type float", "type resource"), Cause.UNKNOWN, None),
         (TENSOR.replace("4096,4096", ""), Cause.UNKNOWN, 4),
+        (TENSOR.replace("with shape", "of shape "), Cause.UNKNOWN, 64 * MIB),
+        (TENSOR.replace("tensor", "temporary tensor"), Cause.UNKNOWN, 64 * MIB),
+        ("Compute status: Resource exhausted: OOM when allocating tensor with shape", Cause.UNKNOWN, None),
+        ("copying from device:CPU:0 to device:GPU:0: Dst tensor is not initialized.", Cause.UNKNOWN, None),
         ("errors_impl.ResourceExhaustedError: failed to allocate memory [Op:Mul]", Cause.UNKNOWN, None),
         (f"ResourceExhaustedError: {{{{node {'x' * 100}}}}} failed to allocate memory [Op:Mul]", Cause.UNKNOWN, None),
         ("RESOURCE_EXHAUSTED: Failed to allocate 2147483648 bytes for new constant", Cause.UNKNOWN, 2 * GIB),
@@ -155,6 +159,7 @@ def test_the_next_step_is_the_framework_s_own() -> None:
     [
         TENSOR.replace("GPU:0 by GPU_0_bfc", "CPU:0 by allocator cpu"),
         TENSOR.replace("GPU:0 by GPU_0_bfc", "CPU:0 by allocator mklcpu"),
+        "ResourceExhaustedError: {{node __wrapped__Mul_device_/job:x/device:CPU:0}} failed to allocate memory [Op:Mul]",
         "Allocator (cuda_host_bfc) ran out of memory trying to allocate 3.72GiB.  Current allocation summary follows.",
         "failed to allocate 7.81G (8387559424 bytes) from device: CUDA_ERROR_OUT_OF_MEMORY: out of memory",
         "failed to alloc 8387559424 bytes unified memory; result: CUDA_ERROR_OUT_OF_MEMORY: out of memory",

@@ -68,7 +68,7 @@ def _xla_program(found: Found) -> Facts:
 
 def _tensor(found: Found) -> Facts:
     """TensorFlow tells the shape: the size is the product of its sides and the type's bytes."""
-    sides = [int(side) for side in found[1].split(",") if side.strip()]
+    sides = [int(side) for side in (found[1] or "").split(",") if side.strip()]
     width = _WIDTHS.get(found[2])
     return Facts(None if width is None else min(prod(sides) * width, 1 << 60), allocator="tensorflow")
 
@@ -91,9 +91,19 @@ FORMS = (
         _xla,
     ),
     Form(re.compile(f"Failed to allocate {SIZE} for new constant"), _xla),
-    Form(re.compile(r"OOM when allocating tensor with shape ?\[([0-9, ]{0,200})\](?: and type (\w{1,20}))?"), _tensor),
     Form(
-        re.compile(r"(?:ResourceExhaustedError|RESOURCE_EXHAUSTED).{0,240}failed to allocate memory"), _unsized_tensor
+        re.compile(
+            r"OOM when allocating (?:temporary )?tensor"
+            r"(?: (?:with|of) shape ?\[([0-9, ]{0,200})\](?: and type (\w{1,20}))?)?"
+        ),
+        _tensor,
+    ),
+    Form(
+        re.compile(
+            r"(?:ResourceExhaustedError|RESOURCE_EXHAUSTED).{0,240}failed to allocate memory"
+            "|Dst tensor is not initialized"  # what a copy to a device says that has no room for it
+        ),
+        _unsized_tensor,
     ),
     Form(re.compile(r"OutOfMemoryError: Allocation on device *$|NVML_SUCCESS == r INTERNAL ASSERT FAILED"), _unsized),
     Form(
@@ -112,7 +122,10 @@ FORMS = (
 _DEVICE = re.compile(r"device ordinal ([0-9]{1,4})|GPU:([0-9]{1,4})|GPU_([0-9]{1,4})_bfc")
 
 
-_HOST = re.compile(r"Allocator \(\w{0,20}host\w{0,20}\)|by allocator \w{0,20}(?:cpu|host)|device:CPU:[0-9]")
+_HOST = re.compile(
+    r"Allocator \(\w{0,20}host\w{0,20}\)|by allocator \w{0,20}(?:cpu|host)"
+    r"|(?:type \w{1,20} on /|__wrapped__)\S{0,160}device:CPU:[0-9]"
+)
 
 
 def read_message(line: Line) -> Oom | None:

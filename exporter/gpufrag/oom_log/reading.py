@@ -17,7 +17,7 @@ from .torch_message import TorchMessage
 
 _WORTH_A_LOOK = re.compile(
     rb"ut of memory|OUT_OF_MEM|ALLOC_FAILED|to alloc|MemoryAlloc|would exceed|n allocating|to reserve|ErrorOutOfM"
-    rb"|Allocation on dev|NVML_SUCCESS == r|OUT_OF_DEVICE_MEM"
+    rb"|Allocation on dev|NVML_SUCCESS == r|OUT_OF_DEVICE_MEM|Dst tensor is not"
 )
 """Any line that begins something has one of these: of a gigabyte few lines need to be read as text."""
 _MOST_OPEN = 1000
