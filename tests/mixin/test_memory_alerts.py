@@ -134,6 +134,12 @@ FREE_BESIDE_IT = [
     device("gpufrag_allocator_free_total_bytes", 40 * GIB, at="peak"),
     device("gpufrag_allocator_free_total_bytes", GIB, at="peak", device="1"),
 ]
+BOTH = [*SECOND_FRAMEWORK, device("gpufrag_leak_bytes_per_second", 8 * MIB, framework="tensorflow")]
+BY_THE_SECOND_ALONE = [
+    device("gpufrag_leak_bytes_per_step", 0),
+    device("gpufrag_leak_bytes_per_second", 4 * MIB, framework="tensorflow"),
+    *FREE_BESIDE_IT[1:],
+]
 LEAK = [
     Case("GpuMemoryLeakSuspected", "full within three hours", "25m", leak(2 * MIB), Firing(
         "Job llm: rank 0, pod llm-0, 10.0.0.1:9836 keeps 2MiB more after each step; at this pace the memory is full in "
@@ -150,6 +156,15 @@ LEAK = [
     Case("GpuMemoryLeakSuspected", "in a framework that does not tell what is free, of its device alone", "25m",
          FREE_BESIDE_IT, Firing(
         "Job llm: rank 0, pod llm-0, 10.0.0.1:9836 keeps 2MiB more after each step; at this pace the memory is full in "
+        f"2h 50m 40s. {KEPT}"
+    )),
+    Case("GpuMemoryLeakSuspected", "by the step and, faster, by the second", "25m", BOTH, Firing(
+        "Job llm: rank 0, pod llm-0, 10.0.0.1:9836 keeps 2MiB more after each step; 8MiB more each second; at this "
+        f"pace the memory is full in 1h 25m 20s. {KEPT}"
+    )),
+    Case("GpuMemoryLeakSuspected", "by the second, beside a framework that steps and does not", "25m",
+         BY_THE_SECOND_ALONE, Firing(
+        "Job llm: rank 0, pod llm-0, 10.0.0.1:9836 keeps 4MiB more each second; at this pace the memory is full in "
         f"2h 50m 40s. {KEPT}"
     )),
     Case("GpuMemoryLeakSuspected", "it serves, and nothing grows", "25m", [line | {"values": "0+0x120"} if "leak" in

@@ -143,19 +143,17 @@ def out_of_memory(config: Config) -> Alert:
 def leak_suspected(config: Config) -> Alert:
     recent = f"max_over_time({config.series(rules.RANK_LEFT)}[{_window(config)}])"
     worst = f"bottomk(1, max_over_time({config.series(rules.RANK_LEFT, JOB)}[{_window(config)}]))"
-    numbers = (
-        f"{WHERE} keeps{texts.figure(config, LEAK, RANK, before=' ', after=' more after each step')}"
-        f"{texts.figure(config, SERVING_LEAK, RANK, before=' ', after=' more each second')}"
-    )
+    by_step = texts.figure(config, LEAK, RANK, only=" > 0", before=" ", after=" more after each step;")
+    by_second = texts.figure(config, SERVING_LEAK, RANK, only=" > 0", before=" ", after=" more each second;")
     return Alert(
         name="GpuMemoryLeakSuspected",
         severity=WARNING,
         expr=f"min by ({config.by_job}) ({recent}) < {number(config.thresholds.leak_horizon)}",
         hold=3 * config.timing.hold,
         summary="Allocated memory keeps growing and will fill the device.",
-        description=f"{texts.lookup(config, worst, numbers)}; at this pace the memory is full in "
-        f"{texts.value('humanizeDuration')}. Look for tensors that are kept with their graph (a loss that is added up, "
-        "a list of outputs), or for a cache without a bound.",
+        description=f"{texts.lookup(config, worst, f'{WHERE} keeps{by_step}{by_second}')} at this pace "
+        f"the memory is full in {texts.value('humanizeDuration')}. Look for tensors that are kept with their graph (a "
+        "loss that is added up, a list of outputs), or for a cache without a bound.",
     )
 
 

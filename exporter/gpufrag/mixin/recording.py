@@ -128,7 +128,7 @@ def free_share(series: Callable[[str], str]) -> str:
 
 
 def seconds_left(config: Config) -> str:
-    """A process that serves takes no steps: its growth is told by the second.
+    """A process that serves takes no steps: its growth is told by the second, as is that of a second framework.
 
     Few ranks leak, so that all else is done for them alone: for every allocator on the device, as one that leaks takes
     from all, and may not tell what is free itself.
@@ -137,7 +137,8 @@ def seconds_left(config: Config) -> str:
     leaking = f"{config.series(FREE_TOTAL)} and ignoring (at, framework) ({by_step} or {by_second})"
     inside = "without (device, framework)"
     steps = f"rate({config.series('gpufrag_steps_total')}[{duration(config.timing.rate_window)}])"
-    a_second = f"max {inside} ({by_step}) * {steps} or max {inside} ({by_second})"
+    told_apart = f'label_replace(max {inside} ({by_second}), "framework", "any", "", "")'
+    a_second = f"max without (framework) (max {inside} ({by_step}) * {steps} or {told_apart})"
     return f"min without (at, device, framework) ({leaking}) / ({a_second})"
 
 
