@@ -91,6 +91,12 @@ def test_the_shim_alone_finds_the_library_beside_itself(python) -> None:
     assert python("-c", LOADED, shim=False, PYTHONPATH=str(SHIM)).stdout == LOADED_BY_US
 
 
+def test_where_the_named_library_is_not_in_this_container_it_is_the_one_beside(python, tmp_path: Path) -> None:
+    """`gpufrag run` on the host, a copy of the agent in the image: the variable is inherited, the folder is not."""
+    done = python("-c", LOADED, shim=False, PYTHONPATH=str(SHIM), GPUFRAG_AGENT_PATH=str(tmp_path / "elsewhere"))
+    assert (done.stdout, done.stderr) == (LOADED_BY_US, "")
+
+
 def _customize(folder: Path, program: str) -> str:
     folder.mkdir(exist_ok=True)
     (folder / "sitecustomize.py").write_text(program)

@@ -14,8 +14,10 @@ FAILURES = "GPUFRAG_SHIM_FAILED"
 def _wait_for_gpu() -> None:
     if sys.version_info < (3, 10) or os.environ.get("GPUFRAG_DISABLE") == "1":
         return
-    # of the real folder: a process begun before an upgrade keeps the version that it began with
-    library = os.environ.get("GPUFRAG_AGENT_PATH") or os.path.dirname(os.path.dirname(os.path.realpath(HERE)))
+    library = os.environ.get("GPUFRAG_AGENT_PATH", "")
+    if not os.path.isdir(library):  # none is named, or one outside this container
+        # of the real folder: a process begun before an upgrade keeps the version that it began with
+        library = os.path.dirname(os.path.dirname(os.path.realpath(HERE)))
     sys.path.append(library)  # for this one import; last, so that nothing there hides what the program has
     try:
         from gpufrag import agent
