@@ -56,8 +56,8 @@ def figure(
     """Inside `lookup`: the bytes of `metric` at the place that was found, in human units, between `before` and `after`.
 
     `over` says which of the window: its "last" value (a pod that has just gone is still named with its figures), its
-    "min" or "max". It is the one that the alert goes by, or the text contradicts itself. Nothing where there is none, or
-    where it fails the comparison `only`.
+    "min" or "max". It is the one that the alert goes by, or the text contradicts itself. Nothing where there is none
+    or where it fails the comparison `only`.
     """
     chosen = f"{metric}{{{', '.join((place, *matchers))}}}[{duration(config.timing.window)}]"
     asked = _ask(f"max({over}_over_time({chosen})){only}", place, (*config.job_labels, *_PLACES[place]), ".Labels")
