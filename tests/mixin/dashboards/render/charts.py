@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from itertools import cycle
+from textwrap import shorten
 from typing import Any
 
 import numpy as np
@@ -212,6 +213,6 @@ def _table_beside(axes: Axes, panel: Panel, curves: Sequence[Curve], colours: li
     for number, (largest, curve, colour) in enumerate(rows[: int(height / 0.18)]):
         y = 1 - (number + 1) * 0.18 / height
         axes.text(1 + 0.12 / wide, y, "━", color=colour, **place)
-        axes.text(1 + 0.3 / wide, y, curve.name[:34], color=TEXT, **place)
+        axes.text(1 + 0.3 / wide, y, shorten(curve.name, 34, placeholder="…"), color=TEXT, **place)
         for value, x in ((curve.series.last, last), (largest, most)):
             axes.text(x, y, write(value, defaults["unit"], defaults.get("decimals")), color=TEXT, ha="right", **place)
