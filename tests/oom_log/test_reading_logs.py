@@ -88,6 +88,10 @@ def test_a_whole_job_s_log_with_each_error_told_three_times() -> None:
         ([ONE, ONE.replace("38.50", "36.50")], 2),
         (["torch.OutOfMemoryError: " + NEW, "ERROR caught: " + NEW], 1),
         (["ERROR caught: " + NEW, "torch.OutOfMemoryError: " + NEW], 1),
+        ([NEW, "FAILED test_train.py - " + NEW[:46] + "..."], 1),
+        ([NEW, "FAILED test_train.py - " + NEW[:30] + "..."], 1),
+        ([NEW, NEW[:46].replace("2.00", "3.00")], 2),
+        ([NEW, "torch.OutOfMemoryError: Allocation on device"], 2),
     ],
 )
 def test_what_is_told_twice_counts_once(lines: list[str], number: int) -> None:

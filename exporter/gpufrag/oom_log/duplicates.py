@@ -44,8 +44,14 @@ class Duplicates:
 def _same(first: Oom, again: Oom) -> bool:
     if (first.device, _figures(first)) == (again.device, _figures(again)):
         return True
-    both_bfc = again.facts.allocator in _BFC and first.facts.allocator in _BFC
-    return both_bfc and _is_bare(again) and _same_device(first, again) and _same_size(first, again)
+    return _is_bare(again) and _is_kin(first, again) and _same_device(first, again) and _same_size(first, again)
+
+
+def _is_kin(first: Oom, again: Oom) -> bool:
+    """Whether a bare error can be the other's. Torch's own without a size is another one: it could not say more."""
+    if again.facts.allocator in _BFC:
+        return first.facts.allocator in _BFC
+    return (first.facts.allocator, again.facts.allocator) == ("torch", "torch") and again.facts.requested is not None
 
 
 def _figures(oom: Oom) -> Facts:
@@ -54,7 +60,7 @@ def _figures(oom: Oom) -> Facts:
 
 
 def _is_bare(oom: Oom) -> bool:
-    """An error that names no more than the request: after a dump of the same request it is that dump's."""
+    """An error that names no more than the request: after a dump, or all figures, of the same one it is that one's."""
     facts = oom.facts
     return (facts.limit, facts.allocated, facts.free_total, facts.size) == (None, None, None, None)
 

@@ -13,10 +13,10 @@ from .sizes import SIZE, Size, read_size
 
 _NEED = re.compile(f"Tried to allocate {SIZE}(?=[. (]|$)")
 _CUT = re.compile(
-    r"(?:CUDA|HIP|XPU|NPU) out of memory\. {1,2}Tried(?: [\w.,]{0,20}){0,4}$"
+    r"(?:CUDA|HIP|XPU|NPU) out of memory\. {1,2}Tried(?: [\w.,]{0,20}){0,4}(?<!\.\.\.)$"
     r"|OutOfMemoryError: (?:CUDA|HIP|XPU|NPU) out of memory\.?\s{0,4}$"
 )
-"""A first line that a terminal has wrapped, or a log cut off, before the size was whole."""
+"""A first line that a terminal has wrapped, or a log cut off, before the size was whole. A summary's has three dots."""
 _ENDS = ("by PyTorch)", " cached)", "PyTorch but unallocated", "on private pool", "on shared pool")
 _ANOTHER = (" to allocate ", "n allocating ", "ut of memory", "Traceback (most", '  File "')
 _FRAME = " \t│┃|"
