@@ -80,7 +80,7 @@ class Series:
     def growth(self, threshold: float) -> Growth | None:
         """What grows by more than `threshold` bytes per step; None where nothing does, or too little is known yet.
 
-        The longest window that grows is reported: it has the narrowest interval. A shorter one counts only where it
+        The longest window that grows is reported: it has the narrowest interval. A short one counts only where it
         leads to what was never held before.
         """
         windows = ((earlier, growth(window, threshold), window) for earlier, window in self._windows())
@@ -119,13 +119,15 @@ def growth(window: Sequence[Point], threshold: float) -> Growth | None:
 
 
 def _is_new(window: Sequence[Point], earlier: Sequence[Point]) -> bool:
-    """Whether much of the rise lies above all that was held for a while earlier.
+    """Whether much of the rise lies above all that was held for a while earlier, or it has lasted longer than that.
 
     What fills and empties again and again (garbage in cycles, a buffer that is flushed) comes to where it was before.
     """
+    if len(earlier) <= len(window) + 1:
+        return True
     lowest = [allocated for _, allocated in _envelope([(point.at, point.allocated) for point in window])]
     groups = (earlier[place : place + HELD] for place in range(0, len(earlier), HELD))
-    highest = max((min(point.allocated for point in group) for group in groups), default=0)
+    highest = max(min(point.allocated for point in group) for group in groups)
     return lowest[-1] - highest >= SHARE * (lowest[-1] - min(lowest))
 
 
