@@ -58,6 +58,11 @@ def test_counters_never_fall_while_a_process_lives(films):
             assert next_one.sample.steps > one.sample.steps
 
 
+def test_every_error_that_is_counted_has_a_cause(films):
+    (device,) = seen(films, FAULTY, 600).ranks[FAULTY.fragmenting].sample.devices
+    assert sum(device.ooms.causes.values()) == device.totals.counters.ooms > 0
+
+
 def test_namespaces_and_faults_are_spread():
     jobs = fleet.jobs(50, 64, faulty=5)
     assert len({job.name for job in jobs}) == 50

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..model.verdict import Cause
-from ..sample import AgentHealth, DeviceSample, Identity, Leak, Ooms, ProcessSample, Snapshot
+from ..sample import AgentHealth, DeviceSample, Identity, Leak, Ooms, ProcessSample, Snapshot, Totals
 from ..view import CollectorResult, DeviceView, Fleet, ProcessView, RankView
 from .film import Film, Frame
 
@@ -86,9 +86,15 @@ def _sample(film: Film, frame: Frame, uuid: str, device: int, now: float) -> Dev
             Snapshot(taken - _STEP_SECONDS, "boundary", _SNAPSHOT_SECONDS, frame.boundary),
             Snapshot(taken, "peak", _SNAPSHOT_SECONDS, frame.peak),
         ),
-        ooms=Ooms({cause.value: 0 for cause in Cause}),
+        ooms=_unexplained(reading.totals),
         leak=Leak("step"),
     )
+
+
+def _unexplained(totals: Totals | None) -> Ooms:
+    """The errors that the trace met: nobody has looked into them."""
+    met = (totals.counters.ooms if totals else None) or 0
+    return Ooms({cause.value: met if cause is Cause.UNKNOWN else 0 for cause in Cause})
 
 
 def _devices(views: Sequence[RankView]) -> Iterator[DeviceView]:
