@@ -108,3 +108,13 @@ def test_a_wait_that_is_no_time_is_refused_before_anything_is_done(wait: str, as
     assert main(["attach", "4711", "--yes", f"--wait={wait}"]) == 2
     assert "--wait" in capsys.readouterr().err
     assert asked == []
+
+
+def test_an_interrupt_after_it_was_asked_says_what_becomes_of_that(asked: list[str], monkeypatch, capsys) -> None:
+    def interrupted(file: Path) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(attach, "report", interrupted)
+    assert main(["attach", "4711", "--yes"]) == 130
+    assert "the request stays, and is carried out" in capsys.readouterr().err
+    assert len(asked) == 1

@@ -56,7 +56,14 @@ def run(options: argparse.Namespace) -> int:
         return 1
     with place_for_report(target) as file:
         ask(bootstrap(PAYLOAD, file), file.with_name("ask.py"))
-        told = until(lambda: report(file), options.wait)
+        try:
+            told = until(lambda: report(file), options.wait)
+        except KeyboardInterrupt:
+            print(
+                f"gpufrag: process {target.pid} was asked already, but is asleep or in C code; the request {_then(target)}",
+                file=sys.stderr,
+            )
+            raise
     print(_outcome(target, told or {}, options.wait))
     return 0
 
@@ -95,8 +102,12 @@ def _outcome(target: Target, told: Mapping[str, str], seconds: float) -> str:
         return f"process {target.pid} has an agent now, {where}"
     if state in REFUSALS:
         raise Unavailable(f"process {target.pid}: {REFUSALS[state]} ({told.get('error', 'see its stderr')})")
-    stays = "is withdrawn" if target.python >= REMOTE_EXEC else "stays, and is carried out when that ends"
     raise Unavailable(
         f"process {target.pid} has not come to a safe point within {seconds:g} s: its main thread sleeps, or is in "
-        f"a long call into C; the request {stays}"
+        f"a long call into C; the request {_then(target)}"
     )
+
+
+def _then(target: Target) -> str:
+    """What becomes of a request that nobody waits for any more."""
+    return "is withdrawn" if target.python >= REMOTE_EXEC else "stays, and is carried out when that ends"
