@@ -59,9 +59,9 @@ def run(options: argparse.Namespace) -> int:
         try:
             told = until(lambda: report(file), options.wait)
         except KeyboardInterrupt:
+            busy = "its main thread sleeps, or is in a long call into C"
             print(
-                f"gpufrag: process {target.pid} was asked already, but is asleep or in C code; the request {_then(target)}",
-                file=sys.stderr,
+                f"gpufrag: process {target.pid} is asked already ({busy}); the request {_then(target)}", file=sys.stderr
             )
             raise
     print(_outcome(target, told or {}, options.wait))
