@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, replace
 
-from ..model.facts import Facts
 from .lines import NAMES_APART
 from .oom import Oom
 
@@ -32,6 +31,7 @@ class Duplicates:
         self._told: deque[_Told] = deque(maxlen=_REMEMBERED)
 
     def is_new(self, oom: Oom) -> bool:
+        oom = _plain(oom)
         names = frozenset(oom.source.split(NAMES_APART)) if oom.source else frozenset()
         first = next((told for told in self._told if told.is_of(names) and _same(told.oom, oom)), None)
         if first is None:
@@ -42,7 +42,7 @@ class Duplicates:
 
 
 def _same(first: Oom, again: Oom) -> bool:
-    if (first.device, _figures(first)) == (again.device, _figures(again)):
+    if (first.device, first.facts) == (again.device, again.facts):
         return True
     return _is_bare(again) and _is_kin(first, again) and _same_device(first, again) and _same_size(first, again)
 
@@ -54,9 +54,9 @@ def _is_kin(first: Oom, again: Oom) -> bool:
     return (first.facts.allocator, again.facts.allocator) == ("torch", "torch") and again.facts.requested is not None
 
 
-def _figures(oom: Oom) -> Facts:
+def _plain(oom: Oom) -> Oom:
     """Without what the words around the message have told: that there is no limit."""
-    return replace(oom.facts, limit=None) if oom.facts.limit == oom.facts.size else oom.facts
+    return replace(oom, facts=replace(oom.facts, limit=None)) if oom.facts.limit == oom.facts.size else oom
 
 
 def _is_bare(oom: Oom) -> bool:
