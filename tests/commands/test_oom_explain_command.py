@@ -65,6 +65,11 @@ def test_a_list_is_closed_before_an_error_is_told(capsys: pytest.CaptureFixture[
     assert "cut off" in shown.err
 
 
+def test_no_list_says_that_there_is_none_where_nothing_could_be_read(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["oom", "explain", "nowhere.log", "--json"]) == 1
+    assert capsys.readouterr().out == ""
+
+
 def test_a_file_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["oom", "explain", "nowhere.log"]) == 1
     assert "nowhere.log: no such file" in capsys.readouterr().err

@@ -34,14 +34,17 @@ def _explain(oom: Oom) -> report.Explained:
 
 
 def _print_list(explained: Iterator[report.Explained]) -> None:
-    """Where reading fails in the middle, the list is still closed before the error is told."""
+    """Where reading fails in the middle, the list is still closed; where nothing was found by then, there is none."""
     before = "["
     try:
         for found in explained:
             print(before + json.dumps(report.as_record(found)), end="")
             before = ",\n "
-    finally:
-        print("]" if before != "[" else "[]")
+    except BaseException:
+        if before != "[":
+            print("]")
+        raise
+    print("[]" if before == "[" else "]")
 
 
 def _print_text(explained: Iterator[report.Explained]) -> None:
