@@ -5,9 +5,9 @@
 The loop trains a small decoder; the agent copies the heap every 50 ms, at boundaries and at peaks, follows steps in
 between, and explains one out-of-memory error that the loop survives. Ends with compute-sanitizer's exit code.
 
-Calls that fail are not reported, for one is meant to fail; and no stack of the host is looked up, for a Python one needs
-the interpreter's lock, within the allocator's: every thread that asks torch for statistics takes them the other way
-round. A loop that stands still for a minute shows the stacks of its threads and is given up.
+Calls that fail are not reported, for one is meant to fail; and no stack of the host is looked up, for a Python one
+needs the interpreter's lock, within the allocator's: every thread that asks torch for statistics takes them the other
+way round. A loop that stands still for a minute shows the stacks of its threads and is given up.
 """
 
 from __future__ import annotations

@@ -88,6 +88,18 @@ def test_an_empty_folder_is_an_empty_list(capsys, folder: Path) -> None:
     assert _run(capsys, "list").startswith("no report is kept")
 
 
+def test_what_bears_a_reports_name_and_is_none_is_not_passed_over_in_silence(capsys, folder: Path) -> None:
+    oom_files.keep(folder, _report(1))
+    (report,) = folder.iterdir()
+    for number in (2, 3):
+        Path(str(report).replace(".oom-1.", f".oom-{number}.")).write_text("{")
+    assert main(["oom", "list", "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert len(json.loads(out)) == 1
+    assert err.endswith(" and 1 more: not shown, for its content is no report\n")
+    assert err.startswith(f"gpufrag: {folder}/node-7-4242-")
+
+
 def test_another_folder_can_be_named(capsys, tmp_path: Path) -> None:
     oom_files.keep(tmp_path, _report())
     assert "4242-1" in _run(capsys, "list", "--folder", str(tmp_path))

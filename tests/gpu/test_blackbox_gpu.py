@@ -51,7 +51,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 def _report(folder: Path, size: int) -> OomReport:
     with pytest.raises(torch.cuda.OutOfMemoryError):
         _take(size)
-    return read_all(folder, 1)[0]
+    return read_all(folder, 1).reports[0]
 
 
 def test_a_request_above_the_cap_is_explained_before_its_error_is_raised(folder: Path) -> None:
@@ -95,7 +95,7 @@ def test_an_error_in_a_backward_pass_shows_where_it_was_called(folder: Path) -> 
     with pytest.raises(torch.cuda.OutOfMemoryError):
         loss.backward()
     del held
-    report = read_all(folder, 1)[0]
+    report = read_all(folder, 1).reports[0]
     assert report.stack_of == "main"
     assert any(frame.function.endswith("shows_where_it_was_called") for frame in report.stack)
 
@@ -106,7 +106,7 @@ def test_a_search_by_trying_is_hardly_slowed_down(folder: Path) -> None:
         with pytest.raises(torch.cuda.OutOfMemoryError):
             _take(3 * GIB)
     taken = time.perf_counter() - began
-    reports = read_all(folder, 100)
+    reports = read_all(folder, 100).reports
     assert len(reports) == 8
     assert reports[0].number <= 8 + taken / 5 + 1
 

@@ -16,6 +16,7 @@ from gpufrag.oom_report import OomReport, encode
 from gpufrag.sample import Identity
 from gpufrag.sidecar.oom_files import read_all
 from gpufrag.sidecar.processes import ProcessReader
+from gpufrag.sidecar.sample_files import Skip
 
 WHO = Identity("host", 7, 1000.0, rank=1)
 REPORT = OomReport(WHO, 1, 2000.0, 0, 3 << 30, "fragmentation")
@@ -85,7 +86,8 @@ def test_what_is_no_report_takes_the_place_of_none(tmp_path: Path, reader: Proce
     for number in range(10, 30):
         left(tmp_path, number, content=b"rubbish")
     assert numbers(reader) == numbers(reader) == [3, 2, 1]
-    assert [report.number for report in read_all(tmp_path, 3)] == [3, 2, 1]
+    assert [report.number for report in read_all(tmp_path, 3).reports] == [3, 2, 1]
+    assert {why: len(names) for why, names in read_all(tmp_path, 4).skipped.items()} == {Skip.TORN: 20}
     assert len(list(tmp_path.iterdir())) == 23
 
 
@@ -109,7 +111,7 @@ def test_a_half_written_one_is_swept_once_it_is_old(tmp_path: Path, reader: Proc
 def test_a_folder_is_read_at_once_by_who_only_looks(tmp_path: Path) -> None:
     for number in range(1, 5):
         left(tmp_path, number, age=100 - number)
-    assert [report.number for report in read_all(tmp_path, 2)] == [4, 3]
+    assert [report.number for report in read_all(tmp_path, 2).reports] == [4, 3]
 
 
 def test_a_folder_that_is_called_like_a_report_fails_nobody_and_stays_closed(
@@ -120,5 +122,5 @@ def test_a_folder_that_is_called_like_a_report_fails_nobody_and_stays_closed(
     before = os.listdir("/proc/self/fd")
     for _ in range(3):
         assert numbers(reader) == [1]
-    assert [report.number for report in read_all(tmp_path, 10)] == [1]
+    assert [report.number for report in read_all(tmp_path, 10).reports] == [1]
     assert len(os.listdir("/proc/self/fd")) == len(before)

@@ -6,18 +6,28 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
-from ..errors import Unavailable
+from ..errors import Unavailable, one_line
 from ..folder import to_read
 from ..oom_report import OomReport
 from ..reports import oom, style
-from ..sidecar.oom_files import read_all
+from ..sidecar.oom_files import Look, read_all
+from ..sidecar.sample_files import Skip
 from ..units import argument
 from .arguments import folder_name
 
 MOST = 1000
 """Reports that are read, the latest."""
+WHY = {
+    Skip.ALIEN: "for no agent wrote it under this name",
+    Skip.DENIED: "for it may not be read; ask as the job's user",
+    Skip.HUGE: "for it is larger than any report",
+    Skip.NEWER: "for a newer gpufrag wrote it; upgrade this one",
+    Skip.TORN: "for its content is no report",
+}
+"""Of files that bear a report's name."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,10 +52,20 @@ def reports(named: Path | None) -> tuple[OomReport, ...]:
     """Those in the folder, the latest first. Raises Unavailable where there is none."""
     folder = named or to_read(os.environ)
     try:
-        return read_all(folder, MOST)
+        look = read_all(folder, MOST)
     except FileNotFoundError:
         raise Unavailable(
             f"{folder}: no such folder; name the agents' with --folder (it comes with the first agent)"
         ) from None
     except OSError as error:
         raise Unavailable(f"{folder}: {error.strerror}; name the agents' folder with --folder") from None
+    for line in _passed_over(folder, look):
+        print(line, file=sys.stderr)
+    return look.reports
+
+
+def _passed_over(folder: Path, look: Look) -> Iterator[str]:
+    """What bears a report's name and is not shown, a line for each reason."""
+    for why, names in look.skipped.items():
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        yield f"gpufrag: {one_line(str(folder / names[0]))}{more}: not shown, {WHY[why]}"

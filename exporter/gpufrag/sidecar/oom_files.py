@@ -6,8 +6,7 @@ As with samples, nothing in the folder is trusted: what is no report is left alo
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
-from itertools import islice
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -62,12 +61,26 @@ class ReportReader:
         return in_order(self._known.values())
 
 
-def read_all(folder: Path, most: int) -> tuple[OomReport, ...]:
-    """The latest reports in the folder, the latest error first; at most `most`. Raises OSError for the folder."""
+class Look(NamedTuple):
+    """What was found in a folder: reports, the latest error first, and the names of files that are none, by why."""
+
+    reports: tuple[OomReport, ...]
+    skipped: Mapping[Skip, Sequence[str]]
+
+
+def read_all(folder: Path, most: int) -> Look:
+    """The latest reports in the folder, at most `most`. Raises OSError for the folder."""
     with os.scandir(folder) as entries:
         files = listed({entry.name: entry for entry in entries})
-    contents = (read_one(folder, file.name) for file in files[: LOOKED_AT * most])
-    return in_order(islice((content for content in contents if isinstance(content, OomReport)), most))
+    reports: list[OomReport] = []
+    skipped: dict[Skip, list[str]] = {}
+    for file in files[: LOOKED_AT * most]:
+        content = read_one(folder, file.name) if len(reports) < most else None
+        if isinstance(content, OomReport):
+            reports.append(content)
+        elif content is not None:
+            skipped.setdefault(content, []).append(file.name.file)
+    return Look(in_order(reports), skipped)
 
 
 def read_one(folder: Path, name: ReportName) -> Content | None:
