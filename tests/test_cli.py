@@ -48,10 +48,10 @@ def test_every_command_has_a_module_with_both_functions(name: str) -> None:
     assert callable(module.run)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, "oom list", "oom show", "oom explain", "mixin build"])
 def test_every_command_has_help_with_an_example(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
-        cli.main([name, "--help"])
+        cli.main([*name.split(), "--help"])
     assert stop.value.code == 0
     assert "example: " in capsys.readouterr().out
 

@@ -51,6 +51,9 @@ def test_every_command_and_a_flag_of_each_kind_is_in_it(script, shell):
         (["measure", "--driver"], ["--driver-free", "--driver-size"]),
         (["completion", "''"], ["bash", "fish", "zsh"]),
         (["measure", "file"], []),
+        (["oom", "ex"], ["explain"]),
+        (["oom", "list", "--"], ["--help", "--folder", "--json"]),
+        (["mixin", "build", "--r"], ["--rules-only"]),
         (["nonsense", "--"], []),
     ],
 )

@@ -47,12 +47,19 @@ def run(options: argparse.Namespace) -> int:
 def _spec(row: Row) -> Spec:
     parser = argparse.ArgumentParser()
     importlib.import_module(f".{row.module}", __package__).add_arguments(parser)
-    flags, words = [], []
+    flags = list({flag.name: flag for flag in _flags(parser)}.values())
+    choices = [action.choices or () for action in parser._actions if not action.option_strings]
+    return Spec(row.name, row.help, flags, [str(word) for words in choices for word in words])
+
+
+def _flags(parser: argparse.ArgumentParser) -> Iterator[Flag]:
+    """Those of its actions too, as `gpufrag oom explain` is one."""
     for action in parser._actions:  # argparse has no public list of what was added
         text = (action.help or "").replace("%%", "%")
-        flags += [Flag(name, text, action.nargs != 0) for name in action.option_strings if name.startswith("--")]
-        words += [str(choice) for choice in action.choices or () if not action.option_strings]
-    return Spec(row.name, row.help, flags, words)
+        yield from (Flag(name, text, action.nargs != 0) for name in action.option_strings if name.startswith("--"))
+        if isinstance(action, argparse._SubParsersAction):
+            for child in action.choices.values():
+                yield from _flags(child)
 
 
 def _bash(specs: Sequence[Spec]) -> str:

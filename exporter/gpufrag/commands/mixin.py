@@ -8,7 +8,10 @@ from pathlib import Path
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    build = actions.add_parser("build", help="write rules.yaml, prometheusrule.yaml and grafana/*.json")
+    what = "write rules.yaml, prometheusrule.yaml and grafana/*.json"
+    build = actions.add_parser(
+        "build", help=what, description=what, epilog="example: gpufrag mixin build --out mixin --rules-only"
+    )
     build.add_argument("--out", metavar="DIR", type=Path, required=True, help="the folder to write into")
     build.add_argument("--config", metavar="FILE", type=Path, help="a YAML file with the keys of --set")
     build.add_argument(

@@ -10,6 +10,7 @@ from typing import NamedTuple
 class Action(NamedTuple):
     name: str
     help: str
+    example: str
 
     @property
     def module(self) -> str:
@@ -17,9 +18,13 @@ class Action(NamedTuple):
 
 
 ACTIONS = (
-    Action("list", "the errors that agents have reported, the latest first"),
-    Action("show", "all that was known when a request failed"),
-    Action("explain", "a verdict on each error in the text of a log, of torch, TensorFlow or JAX"),
+    Action("list", "the errors that agents have reported, the latest first", "gpufrag oom list --json"),
+    Action("show", "all that was known when a request failed", "gpufrag oom show 4711-1"),
+    Action(
+        "explain",
+        "a verdict on each error in the text of a log, of torch, TensorFlow or JAX",
+        "gpufrag oom explain job.log",
+    ),
 )
 
 
@@ -27,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     for row in ACTIONS:
         module = importlib.import_module(f".{row.module}", __package__)
-        child = actions.add_parser(row.name, help=row.help, description=row.help)
+        child = actions.add_parser(row.name, help=row.help, description=row.help, epilog=f"example: {row.example}")
         module.add_arguments(child)
         child.set_defaults(act=module.run)
 
