@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -74,3 +76,13 @@ def test_a_prometheus_that_is_away_fails_each_of_its_checks(capsys):
     told = capsys.readouterr().out.splitlines()
     assert len(told) == 4
     assert all(line.startswith("FAIL  prometheus ") and "does not answer" in line for line in told)
+
+
+def test_a_cluster_without_its_library_says_what_to_install():
+    code = (
+        "import sys; sys.modules['lightkube'] = None\n"
+        "from gpufrag.cli import main; sys.exit(main(['doctor', '--kubernetes']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.endswith(", which is not installed: pip install 'gpufrag[restarter]'\n")

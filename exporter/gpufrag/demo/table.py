@@ -39,7 +39,9 @@ def scrape(url: str, timeout: float = 5.0) -> str:
             text: str = answer.read().decode()
             return text
     except OSError as error:
-        raise Unavailable(f"{url} does not answer ({error}); is the sidecar running?") from None
+        raise Unavailable(
+            f"{url} does not answer ({getattr(error, 'reason', error)}); is the sidecar running?"
+        ) from None
 
 
 def rows(text: str) -> list[Row]:

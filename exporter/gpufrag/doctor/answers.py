@@ -38,7 +38,8 @@ def get(url: str, bearer_file: Path | None = None) -> Answer:
     except urllib.error.HTTPError as refusal:
         opened = refusal
     except (OSError, ValueError, HTTPException) as error:
-        raise Unavailable(f"{url} does not answer ({error}); is it the right address, and is it running?") from None
+        told = getattr(error, "reason", error)  # without urllib's own brackets around it
+        raise Unavailable(f"{url} does not answer ({told}); is it the right address, and is it running?") from None
     try:
         with opened:
             return Answer(opened.status, _read(opened, time.monotonic() + TIMEOUT_S).decode(errors="replace"))

@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from ..errors import UsageError
+from ..errors import Unavailable, UsageError
 from . import bodies
 from .answers import decoded, error_of
 from .cluster import PHASE, Body, Event, GroupKind, Owner, Pod, Ref, group_of
@@ -32,7 +32,9 @@ try:
     from lightkube.core.exceptions import ConfigError
     from lightkube.core.generic_client import BasicRequest, GenericSyncClient
 except ModuleNotFoundError as missing:
-    raise UsageError(f"{missing.name} is not installed: pip install 'gpufrag[restarter]'") from None
+    raise Unavailable(
+        f"Kubernetes needs {missing.name}, which is not installed: pip install 'gpufrag[restarter]'"
+    ) from None
 
 MERGE_PATCH = "application/merge-patch+json"
 PAGE = 500
