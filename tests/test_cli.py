@@ -56,6 +56,15 @@ def test_every_command_has_help_with_an_example(name: str, capsys: pytest.Captur
     assert "example: " in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("name", ["measure", "serve", "demo"])
+def test_an_unknown_flag_is_told_with_the_help_that_lists_the_known_ones(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([name, *(["FILE"] if name == "measure" else []), "--nonsense"]) == 2
+    told = f"gpufrag: unrecognized arguments: --nonsense (see 'gpufrag {name} --help')\n"
+    assert capsys.readouterr().err == told
+
+
 def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(["--help"])

@@ -104,7 +104,10 @@ def _fail(text: str, code: int) -> int:
 def _dispatch(arguments: Sequence[str]) -> int:
     parser = _parser(arguments[0] if arguments else None)
     try:
-        options = parser.parse_args(arguments)
+        options, unknown = parser.parse_known_args(arguments)
+        if unknown:  # argparse itself would name the help of gpufrag, which lists no flags
+            where = " ".join(filter(None, ("gpufrag", options.command)))
+            raise UsageError(f"unrecognized arguments: {' '.join(unknown)} (see '{where} --help')")
         if options.command is None:
             parser.print_help()
             return 2

@@ -30,11 +30,11 @@ WHY = {
 """Of files that bear a report's name."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser, form: str = "a list, an object a report") -> None:
     parser.add_argument(
         "--folder", metavar="DIR", type=argument(folder_name), help="where agents leave their reports ($GPUFRAG_DIR)"
     )
-    parser.add_argument("--json", action="store_true", help="for programs: a list, an object a report, sizes in bytes")
+    parser.add_argument("--json", action="store_true", help=f"for programs: {form}, sizes in bytes")
 
 
 def run(options: argparse.Namespace) -> int:

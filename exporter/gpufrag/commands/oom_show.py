@@ -16,7 +16,7 @@ from . import oom_list
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("id", metavar="ID", help="as `gpufrag oom list` has it, or the name of the report's file")
-    oom_list.add_arguments(parser)
+    oom_list.add_arguments(parser, "one object, all that the report holds")
 
 
 def run(options: argparse.Namespace) -> int:
