@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import socket
 import subprocess
 import sys
+import types
 
 import pytest
 
+from gpufrag.commands import demo as demo_command
 from gpufrag.demo import table, traces
 from gpufrag.errors import Unavailable
 
@@ -108,3 +111,27 @@ def test_a_wrong_call_is_one_line(flags: list[str], told: str) -> None:
     done = demo(*flags)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert told in done.stderr
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "escapes"),
+    [("TERM", "xterm", ["\x1b[31m", "\x1b[3F"]), ("TERM", "dumb", []), ("NO_COLOR", "1", ["\x1b[3F"])],
+)
+def test_a_terminal_is_steered_only_where_it_understands(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, escapes: list[str]
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    monkeypatch.setattr(table, "scrape", lambda url: METRICS)
+    monkeypatch.setattr(demo_command, "_seconds", lambda duration: iter([None, None]))
+    demo_command._show(types.SimpleNamespace(url="", require_alive=lambda: None), None, once=False)  # type: ignore[arg-type]
+    shown = sys.stdout.getvalue()  # type: ignore[attr-defined]
+    assert [escape for escape in ("\x1b[31m", "\x1b[3F") if escape in shown] == escapes
+    assert escapes or "\x1b" not in shown

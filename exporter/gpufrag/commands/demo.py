@@ -14,6 +14,7 @@ from types import FrameType
 from ..demo import fleet, table, traces
 from ..demo.process import ENDINGS
 from ..errors import Unavailable, UsageError
+from ..reports import style
 from ..units import argument, parse_duration, whole
 
 SHORTEST = 1.0
@@ -61,7 +62,7 @@ def _show(demo: fleet.Fleet, duration: float | None, once: bool) -> None:
         drawn = len(lines)
         lines = table.lines(table.rows(table.scrape(f"{demo.url}/metrics")), colour=_colours())
         if not once:
-            _draw(lines, over=drawn if sys.stdout.isatty() else 0)
+            _draw(lines, over=drawn if style.understands(sys.stdout) else 0)
     if once:
         _draw(lines)
     if len(lines) < 2:
@@ -84,4 +85,4 @@ def _draw(lines: Sequence[str], over: int = 0) -> None:
 
 
 def _colours() -> bool:
-    return sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    return style.understands(sys.stdout) and not os.environ.get("NO_COLOR")

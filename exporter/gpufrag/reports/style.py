@@ -10,7 +10,12 @@ Emphasis = Callable[[str], str]
 
 
 def bold(stream: TextIO, environ: Mapping[str, str] = os.environ) -> Emphasis:
-    """Makes text bold where `stream` is a terminal that can (NO_COLOR and TERM=dumb say that it cannot)."""
-    if environ.get("NO_COLOR") or environ.get("TERM") == "dumb" or not stream.isatty():
+    """Makes text bold where `stream` is a terminal that can (NO_COLOR says that it is not to)."""
+    if environ.get("NO_COLOR") or not understands(stream, environ):
         return str
     return "\x1b[1m{}\x1b[0m".format
+
+
+def understands(stream: TextIO, environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether `stream` is a terminal that can be steered; TERM=dumb says that it cannot."""
+    return stream.isatty() and environ.get("TERM") != "dumb"
