@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from lightkube.config.kubeconfig import KubeConfig
 
-from gpufrag.errors import UsageError
+from gpufrag.errors import Unavailable, UsageError
 from gpufrag.restarter.cluster import Ref
 from gpufrag.restarter.errors import Away, Denied
 from gpufrag.restarter.kubernetes import KubernetesCluster, connect
@@ -132,5 +132,5 @@ def test_without_the_client_it_is_said_how_to_get_it(monkeypatch: pytest.MonkeyP
     spec = importlib.util.find_spec("gpufrag.restarter.kubernetes")
     assert spec is not None
     assert spec.loader is not None
-    with pytest.raises(UsageError, match=r"pip install 'gpufrag\[restarter\]'"):
+    with pytest.raises(Unavailable, match=r"needs lightkube, .*pip install 'gpufrag\[restarter\]'"):
         spec.loader.exec_module(importlib.util.module_from_spec(spec))

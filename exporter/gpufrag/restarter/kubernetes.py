@@ -32,9 +32,8 @@ try:
     from lightkube.core.exceptions import ConfigError
     from lightkube.core.generic_client import BasicRequest, GenericSyncClient
 except ModuleNotFoundError as missing:
-    raise Unavailable(
-        f"Kubernetes needs {missing.name}, which is not installed: pip install 'gpufrag[restarter]'"
-    ) from None
+    library = (missing.name or "a library").partition(".")[0]
+    raise Unavailable(f"Kubernetes needs {library}, which is not installed: pip install 'gpufrag[restarter]'") from None
 
 MERGE_PATCH = "application/merge-patch+json"
 PAGE = 500
