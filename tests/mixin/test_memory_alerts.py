@@ -118,6 +118,13 @@ KEPT = (
     "Look for tensors that are kept with their graph (a loss that is added up, a list of outputs), or for a cache "
     "without a bound."
 )
+
+
+def growing(keeps: str, full: str = "2h 50m 40s", rank: str = "0") -> Firing:
+    told = f"rank {rank}, pod llm-0, 10.0.0.1:9836 keeps {keeps}; at this pace the memory is full in {full}"
+    return Firing(f"Job llm: {told}. {KEPT}")
+
+
 SERVING = [
     device("gpufrag_leak_bytes_per_second", 4 * MIB, rank="", process="4711"),
     device("gpufrag_allocator_free_total_bytes", 40 * GIB, at="timer", rank="", process="4711"),
@@ -141,32 +148,18 @@ BY_THE_SECOND_ALONE = [
     *FREE_BESIDE_IT[1:],
 ]
 LEAK = [
-    Case("GpuMemoryLeakSuspected", "full within three hours", "25m", leak(2 * MIB), Firing(
-        "Job llm: rank 0, pod llm-0, 10.0.0.1:9836 keeps 2MiB more after each step; at this pace the memory is full in "
-        f"2h 50m 40s. {KEPT}"
-    )),
-    Case("GpuMemoryLeakSuspected", "it serves, and takes no steps", "25m", SERVING, Firing(
-        "Job llm: rank 4711, pod llm-0, 10.0.0.1:9836 keeps 4MiB more each second; at this pace the memory is full in "
-        f"2h 50m 40s. {KEPT}"
-    )),
-    Case("GpuMemoryLeakSuspected", "in the second framework of a process", "25m", SECOND_FRAMEWORK, Firing(
-        "Job llm: rank 0, pod llm-0, 10.0.0.1:9836 keeps 2MiB more after each step; at this pace the memory is full in "
-        f"2h 50m 40s. {KEPT}"
-    )),
+    Case("GpuMemoryLeakSuspected", "full within three hours", "25m", leak(2 * MIB),
+         growing("2MiB more after each step")),
+    Case("GpuMemoryLeakSuspected", "it serves, and takes no steps", "25m", SERVING,
+         growing("4MiB more each second", rank="4711")),
+    Case("GpuMemoryLeakSuspected", "in the second framework of a process", "25m", SECOND_FRAMEWORK,
+         growing("2MiB more after each step")),
     Case("GpuMemoryLeakSuspected", "in a framework that does not tell what is free, of its device alone", "25m",
-         FREE_BESIDE_IT, Firing(
-        "Job llm: rank 0, pod llm-0, 10.0.0.1:9836 keeps 2MiB more after each step; at this pace the memory is full in "
-        f"2h 50m 40s. {KEPT}"
-    )),
-    Case("GpuMemoryLeakSuspected", "by the step and, faster, by the second", "25m", BOTH, Firing(
-        "Job llm: rank 0, pod llm-0, 10.0.0.1:9836 keeps 2MiB more after each step; 8MiB more each second; at this "
-        f"pace the memory is full in 1h 25m 20s. {KEPT}"
-    )),
+         FREE_BESIDE_IT, growing("2MiB more after each step")),
+    Case("GpuMemoryLeakSuspected", "by the step and, faster, by the second", "25m", BOTH,
+         growing("2MiB more after each step; 8MiB more each second", full="1h 25m 20s")),
     Case("GpuMemoryLeakSuspected", "by the second, beside a framework that steps and does not", "25m",
-         BY_THE_SECOND_ALONE, Firing(
-        "Job llm: rank 0, pod llm-0, 10.0.0.1:9836 keeps 4MiB more each second; at this pace the memory is full in "
-        f"2h 50m 40s. {KEPT}"
-    )),
+         BY_THE_SECOND_ALONE, growing("4MiB more each second")),
     Case("GpuMemoryLeakSuspected", "it serves, and nothing grows", "25m", [line | {"values": "0+0x120"} if "leak" in
          line["series"] else line for line in SERVING]),
     Case("GpuMemoryLeakSuspected", "too slow to matter", "40m", leak(1024)),

@@ -15,6 +15,7 @@ from ..attach.target import PAYLOAD, REMOTE_EXEC, Target, examine, functions
 from ..errors import Unavailable, UsageError
 from ..units import argument, parse_duration
 
+BUSY = "its main thread sleeps, or is in a long call into C"
 Ask = Callable[[str, Path], None]
 """Has the process run this code; the file is a place for it that the process can read."""
 
@@ -59,9 +60,8 @@ def run(options: argparse.Namespace) -> int:
         try:
             told = until(lambda: report(file), options.wait)
         except KeyboardInterrupt:
-            busy = "its main thread sleeps, or is in a long call into C"
             print(
-                f"gpufrag: process {target.pid} is asked already ({busy}); the request {_then(target)}", file=sys.stderr
+                f"gpufrag: process {target.pid} is asked already ({BUSY}); the request {_then(target)}", file=sys.stderr
             )
             raise
     print(_outcome(target, told or {}, options.wait))
@@ -103,8 +103,7 @@ def _outcome(target: Target, told: Mapping[str, str], seconds: float) -> str:
     if state in REFUSALS:
         raise Unavailable(f"process {target.pid}: {REFUSALS[state]} ({told.get('error', 'see its stderr')})")
     raise Unavailable(
-        f"process {target.pid} has not come to a safe point within {seconds:g} s: its main thread sleeps, or is in "
-        f"a long call into C; the request {_then(target)}"
+        f"process {target.pid} has not come to a safe point within {seconds:g} s: {BUSY}; the request {_then(target)}"
     )
 
 

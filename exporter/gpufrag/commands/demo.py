@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 import signal
 import sys
 import time
@@ -60,7 +59,7 @@ def _show(demo: fleet.Fleet, duration: float | None, once: bool) -> None:
     for _ in _seconds(duration):
         demo.require_alive()
         drawn = len(lines)
-        lines = table.lines(table.rows(table.scrape(f"{demo.url}/metrics")), colour=_colours())
+        lines = table.lines(table.rows(table.scrape(f"{demo.url}/metrics")), colour=style.colours(sys.stdout))
         if not once:
             _draw(lines, over=drawn if style.understands(sys.stdout) else 0)
     if once:
@@ -82,7 +81,3 @@ def _draw(lines: Sequence[str], over: int = 0) -> None:
     """Print the table, over the `over` lines of the one before."""
     up = f"\x1b[{over}F\x1b[J" if over else ""
     print(up + "\n".join(lines), flush=True)
-
-
-def _colours() -> bool:
-    return style.understands(sys.stdout) and not os.environ.get("NO_COLOR")

@@ -11,9 +11,12 @@ Emphasis = Callable[[str], str]
 
 def bold(stream: TextIO, environ: Mapping[str, str] = os.environ) -> Emphasis:
     """Makes text bold where `stream` is a terminal that can (NO_COLOR says that it is not to)."""
-    if environ.get("NO_COLOR") or not understands(stream, environ):
-        return str
-    return "\x1b[1m{}\x1b[0m".format
+    return "\x1b[1m{}\x1b[0m".format if colours(stream, environ) else str
+
+
+def colours(stream: TextIO, environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether to colour what goes to `stream`."""
+    return understands(stream, environ) and not environ.get("NO_COLOR")
 
 
 def understands(stream: TextIO, environ: Mapping[str, str] = os.environ) -> bool:

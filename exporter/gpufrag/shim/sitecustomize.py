@@ -31,9 +31,10 @@ def _step_aside(behind) -> None:  # type: ignore[no-untyped-def]
 
     To `behind` come the folders that Python has not looked in yet: a sitecustomize before this one may have called it.
     """
-    places = [place for place, entry in enumerate(sys.path) if _is_here(entry)]
-    behind += [entry for entry in sys.path[min(places or [0]) :] if not _is_here(entry)]
-    sys.path[:] = [entry for entry in sys.path if not _is_here(entry)]
+    here = [_is_here(entry) for entry in sys.path]
+    before = here.index(True) if True in here else 0
+    sys.path[:] = [entry for entry, is_here in zip(sys.path, here) if not is_here]
+    behind += sys.path[before:]
     entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     mentions = [place for place, entry in enumerate(entries) if entry and _is_here(entry)]
     if len(mentions) > 1:

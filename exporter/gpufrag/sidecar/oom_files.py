@@ -75,7 +75,9 @@ def read_all(folder: Path, most: int) -> Look:
     reports: list[OomReport] = []
     skipped: dict[Skip, list[str]] = {}
     for file in files[: LOOKED_AT * most]:
-        content = read_one(folder, file.name) if len(reports) < most else None
+        if len(reports) == most:
+            break
+        content = read_one(folder, file.name)
         if isinstance(content, OomReport):
             reports.append(content)
         elif content is not None:
