@@ -131,15 +131,24 @@ def test_a_server_is_judged_by_seconds_after_a_longer_time(clock: HandClock, blo
     serving = job(clock, steps=False, blocks=blocks)
     _serve(serving, LASTING / 2, kept=MB)
     assert serving.leak() is None
-    _serve(serving, LASTING / 2 + 2, kept=MB)
+    _serve(serving, LASTING * 2 / 3, kept=MB)
     leak = serving.leak()
     assert leak is not None
     assert (leak.unit, round(leak.rate, -3)) == ("second", MB)
 
 
+@pytest.mark.parametrize("blocks", [500, None])
+def test_a_server_that_grows_is_never_said_not_to(clock: HandClock, blocks: int | None) -> None:
+    serving = job(clock, steps=False, blocks=blocks)
+    for _ in range(int(2 * LASTING)):
+        _serve(serving, 1, kept=MB)
+        leak = serving.leak()
+        assert leak is None or leak.rate > 0
+
+
 def test_a_training_that_begins_later_is_judged_by_its_steps(clock: HandClock) -> None:
     loading = job(clock)
-    _serve(loading, LASTING + 2, kept=MB)
+    _serve(loading, LASTING * 7 / 6, kept=MB)
     loading.steps(FEWEST + 1)
     assert loading.leak() == Leak("step")
 

@@ -91,15 +91,45 @@ def test_what_does_not_grow_for_ever_is_no_leak(what: str, seed: int) -> None:
     assert first_finding(HEALTHY[what], 1_200, seed) is None
 
 
-def findings(curve: Curve, steps: int) -> list[int]:
+def findings(curve: Curve, steps: int, read: Callable[[int], bool] = lambda step: True) -> list[int]:
     """The steps after which it says that memory grows."""
     series, chance, found = Series(), random.Random(1), []
-    for step in range(steps):
+    for step in filter(read, range(steps)):
         allocated, blocks = curve(step, chance)
         series.add(Point(step, int(allocated), blocks))
         if series.growth(MB):
             found.append(step)
     return found
+
+
+def rarer_after(first: int, every: int) -> Callable[[int], bool]:
+    """Which steps are read: the first ones all, as far as the agent's credit goes."""
+    return lambda step: step < first or step % every == 0
+
+
+@pytest.mark.parametrize("first", [50, 80, 110, 200])
+@pytest.mark.parametrize("every", [2, 5, 8, 12])
+@pytest.mark.parametrize("until", [100, 150, 300])
+def test_growth_that_ended_is_none_where_it_was_read_more_often(first: int, every: int, until: int) -> None:
+    """Longer sequences for `until` steps: most readings may lie in these, though most steps do not."""
+    growing = Shape(lambda step: min(step, until), 2 * MB, 0)
+    assert not findings(growing, 1_600, rarer_after(first, every))
+
+
+@pytest.mark.parametrize("what", HEALTHY)
+@pytest.mark.parametrize(("first", "every"), [(60, 40), (80, 20), (110, 8)])
+def test_what_does_not_grow_for_ever_is_no_leak_either_where_later_steps_are_read_more_rarely(
+    what: str, first: int, every: int
+) -> None:
+    assert not findings(HEALTHY[what], 2_000, rarer_after(first, every))
+
+
+@pytest.mark.parametrize("first", [50, 110, 200])
+@pytest.mark.parametrize("every", [2, 5, 8, 12])
+def test_a_leak_is_never_taken_back_where_later_steps_are_read_more_rarely(first: int, every: int) -> None:
+    found = findings(KEPT, 1_600, rarer_after(first, every))
+    assert found[0] == 47
+    assert len(found) == len([*filter(rarer_after(first, every), range(47, 1_600))])
 
 
 @pytest.mark.parametrize("period", [64, 100, 230])

@@ -29,6 +29,8 @@ MOST_OWED = 0.002
 """Seconds, for one reading: if it took longer, it has waited for what the program's next request would have met too."""
 MOST_WAITING = 4096
 """Points that wait for the agent's thread."""
+SURELY = 1.25
+"""So many times what growth must last, without any: then there is none. It is told of its inner part only."""
 STEP, SECOND = "step", "second"
 logger = logging.getLogger("gpufrag")
 
@@ -149,7 +151,7 @@ class LeakWatch:
             leak = self._leaks[unit, device] = _leak(unit, found, self._stacks.get((device, self._moment), ()))
             self._grew[unit, device] = found
             self._tell(device, leak)
-        elif series.decided and series.span >= lasting:
+        elif found is None and series.decided and series.span >= SURELY * lasting:
             self._leaks[unit, device] = Leak(unit)
             self._take_back(unit, device, series)
 

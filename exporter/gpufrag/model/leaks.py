@@ -1,11 +1,11 @@
 """Whether allocated memory grows from step to step for ever, told from what is only warm-up, noise or a new phase.
 
-Looked at is the lower envelope: a window of the series is cut into BUCKETS of equal length, and of each the lowest
-point counts, so that what comes and goes within a few steps (evaluation, a checkpoint, a long sequence) is not seen.
-The slope is the median of all pairwise slopes of these (Theil-Sen), with Sen's interval from Kendall's statistic. It is
-called growth where the interval lies above a threshold *and* most buckets lie that much above the one before, the last
-ones among them: memory that was taken once or a few times (optimizer state, an average of the weights, a compiled
-graph) makes a slope too, but in steps, or one that ends.
+Looked at is the lower envelope: a window of the series is cut into BUCKETS of as many points each, and of each the
+lowest point counts, so that what comes and goes within a few steps (evaluation, a checkpoint, a long sequence) is not
+seen. The slope is the median of all pairwise slopes of these (Theil-Sen), with Sen's interval from Kendall's statistic.
+It is called growth where the interval lies above a threshold *and* most buckets lie that much above the one before,
+most by number and most by steps, the last ones among them: memory that was taken once or a few times (optimizer state,
+an average of the weights, a compiled graph) makes a slope too, but in steps, or one that ends.
 
 A kept tensor adds a block each time, while longer sequences make the same blocks larger. So growth in the number of
 blocks is believed after some fifty points; growth in bytes alone must last LASTING steps.
@@ -34,6 +34,9 @@ SHARE = 0.4
 STEADY = 8
 """So many of the BUCKETS - 1 must count as growing."""
 
+Pair = tuple[tuple[float, float], tuple[float, float]]
+"""The lowest points of two buckets that follow each other: where (steps or seconds), and bytes or blocks."""
+
 HELD = 4
 """Points in a row for which memory must have been held to count: fewer are a peak."""
 
@@ -48,7 +51,7 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Growth:
-    """Bytes per step (or second) with their 99 % interval, over the window from `begin` to `end`."""
+    """Bytes per step (or second) with their 99 % interval, from where it begins to rise to where it last did."""
 
     rate: float
     low: float
@@ -114,7 +117,7 @@ def growth(window: Sequence[Point], threshold: float) -> Growth | None:
     found = _grows([(point.at, point.allocated) for point in window])
     if found is None or found.low <= threshold:
         return None
-    lasting = window[-1].at - window[0].at >= LASTING
+    lasting = found.end - found.begin >= LASTING
     return found if lasting or _grows([(point.at, point.blocks) for point in window]) else None
 
 
@@ -137,9 +140,33 @@ def _grows(points: Sequence[tuple[float, float]]) -> Growth | None:
     slopes = _slopes(lowest)
     rate = median(slopes)
     below = _rank_below(len(lowest), len(slopes))
-    found = Growth(rate, slopes[below], slopes[-1 - below], points[0][0], points[-1][0])
-    rises = [(b[1] - a[1]) / (b[0] - a[0]) >= SHARE * rate for a, b in pairwise(lowest)]
-    return found if found.low > 0 and sum(rises) >= STEADY and any(rises[-2:]) else None
+    if slopes[below] <= 0:
+        return None
+    pairs = list(pairwise(lowest))
+    rising = [(a, b) for a, b in pairs if (b[1] - a[1]) / (b[0] - a[0]) >= SHARE * rate]
+    if not _steady(rising, pairs):
+        return None
+    begin = rising[0][1][0] - _lasted(rising[0], rate)
+    return Growth(rate, slopes[below], slopes[-1 - below], begin, rising[-1][0][0] + _lasted(rising[-1], rate))
+
+
+def _steady(rising: Sequence[Pair], pairs: Sequence[Pair]) -> bool:
+    """Whether most of all pairs rise, by number and by steps, and one of the last two among them.
+
+    By steps too: where the first steps are read more often than later ones, most pairs may lie in a warm-up.
+    """
+    enough = len(rising) >= STEADY and _lasting(rising) >= STEADY / len(pairs) * _lasting(pairs)
+    return enough and rising[-1] in pairs[-2:]
+
+
+def _lasted(pair: Pair, rate: float) -> float:
+    """The steps that the rise of a pair takes at this rate: it may have begun or ended within."""
+    (earlier, low), (later, high) = pair
+    return min(later - earlier, (high - low) / rate)
+
+
+def _lasting(pairs: Sequence[Pair]) -> float:
+    return sum(b[0] - a[0] for a, b in pairs)
 
 
 def _envelope(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
