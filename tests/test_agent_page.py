@@ -76,3 +76,9 @@ def test_a_leak_was_found_in_time_and_no_healthy_loop_was_called_one() -> None:
     assert loops["leak"]["told_at"] <= 60
     healthy = [row["told_at"] for row in loops.values() if not row["leaks"]]
     assert healthy == [None] * 6
+
+
+def test_memcheck_found_nothing_in_a_training_that_the_agent_watched() -> None:
+    found = recorded("memcheck.json")
+    assert (found["exit"], found["errors"], found["agent"]["agent_errors"]) == (0, 0, {})
+    assert {"boundary", "peak"} <= {*found["agent"]["moments"]}
