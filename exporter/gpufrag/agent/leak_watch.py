@@ -30,7 +30,8 @@ MOST_OWED = 0.002
 MOST_WAITING = 4096
 """Points that wait for the agent's thread."""
 SURELY = 1.25
-"""So many times what growth must last, without any: then there is none. It is told of its inner part only."""
+"""So many times as long as growth must last is watched before it is said that there is none: of growth, only the part
+between the first bucket's lowest point and the last one's is counted."""
 STEP, SECOND = "step", "second"
 logger = logging.getLogger("gpufrag")
 
