@@ -8,8 +8,10 @@ import errno
 import importlib
 import io
 import os
+import signal
 import sys
 from collections.abc import Sequence
+from types import FrameType
 from typing import Any, NamedTuple, NoReturn
 
 from . import __version__
@@ -66,6 +68,20 @@ class _Closed(io.TextIOBase):
         raise OSError(errno.EBADF, "is closed; send it to a file, or to /dev/null", "standard output")
 
 
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM: what is half done is put in order, as at Ctrl-C."""
+
+
+def _end_orderly() -> None:
+    """Where SIGTERM is ignored it stays so, for the job that `run` becomes; what serves sets a handler of its own."""
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _terminated)
+
+
+def _terminated(number: int, frame: FrameType | None) -> None:
+    raise _Terminated
+
+
 def _print_whatever_comes() -> None:
     """A locale without UTF-8 shows a question mark for what it has not; a file's name goes out as the bytes it is."""
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -75,6 +91,8 @@ def _print_whatever_comes() -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code. No exception of ours, and no traceback, leaves this function."""
     arguments = sys.argv[1:] if argv is None else list(argv)
+    if argv is None:
+        _end_orderly()
     sys.stdout = sys.stdout or _Closed()
     _print_whatever_comes()
     sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (as long as the process)
@@ -84,8 +102,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(str(error), error.exit_code)
     except BrokenPipeError:  # the reader of our output (head, less) has left: nothing to say, and nobody to hear it
         return 1
+    except _Terminated:
+        return 128 + signal.SIGTERM
     except KeyboardInterrupt:
-        return 130
+        return 128 + signal.SIGINT
     except OSError as error:
         return _fail(f"{error.filename or 'system'}: {error.strerror or error}", 1)
     except Exception as error:

@@ -105,7 +105,9 @@ def test_a_large_fleet_keeps_sixty_series_a_rank(films):
     assert {row.name for row in metrics.TABLE if drop.fullmatch(row.name)} == details
 
 
-@pytest.mark.parametrize("flags", [["--jobs", "0"], ["--ranks", "-1"], ["--play", "0s"], ["--play", "soon"]])
+@pytest.mark.parametrize(
+    "flags", [["--jobs", "0"], ["--ranks", "-1"], ["--play", "0s"], ["--play", "soon"], ["--faulty", "5"]]
+)
 def test_refused(flags, capsys):
     assert main(["simulate-fleet", *flags]) == 2
     assert capsys.readouterr().err.count("\n") == 1

@@ -34,6 +34,8 @@ def run(options: argparse.Namespace) -> int:
 
     if options.play <= 0 or options.restart <= 0:
         raise UsageError("--play and --restart are above 0")
+    if options.faulty > options.jobs:
+        raise UsageError(f"--faulty {options.faulty}: there are {options.jobs} jobs; raise --jobs, or lower it")
     jobs = fleet.jobs(options.jobs, options.ranks, options.faulty)
     films = {name: film(name) for name in (fleet.HEALTHY, fleet.FRAGMENTING)}
     period = fleet.Period(options.play, options.restart)
