@@ -172,7 +172,7 @@ CASE = str(TESTS / "golden" / "train-cap4.json.gz")
         (">&-", ["measure", CASE, "--json"], "standard output: is closed"),
         (">&-", ["--help"], "standard output: is closed"),
         ("<&-", ["measure", "-"], "standard input is closed"),
-        (">/dev/full", ["measure", CASE], "No space left on device"),
+        (">/dev/full", ["measure", CASE], "standard output: No space left on device"),
         (">/dev/full", ["--help"], "No space left on device"),
         (">/dev/full", ["measure", "--help"], "No space left on device"),
         (">/dev/full", ["--version"], "No space left on device"),

@@ -107,12 +107,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except OSError as error:
-        return _fail(f"{error.filename or 'system'}: {error.strerror or error}", 1)
+        return _fail(f"{error.filename or _nameless(error)}: {error.strerror or error}", 1)
     except Exception as error:
         if os.environ.get("GPUFRAG_TRACEBACK"):
             raise
         what = f"{type(error).__name__}: {error}"
         return _fail(f"a fault in gpufrag itself ({what}); set GPUFRAG_TRACEBACK=1 and report what it prints", 1)
+
+
+def _nameless(error: OSError) -> str:
+    """All files that are written are named; what is not is the output."""
+    return "standard output" if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else "system"
 
 
 def _fail(text: str, code: int) -> int:

@@ -15,9 +15,13 @@ import pytest
 import gpufrag
 from fake_source import ScriptedSource
 from gpufrag import agent, serve_self
+from gpufrag.agent import agent as agent_module
 from gpufrag.agent import control as control_module
 from gpufrag.agent import lifecycle
 from gpufrag.agent.control import Control
+from gpufrag.agent.ending import SAVED, end_process
+from gpufrag.agent.settings import AgentSettings
+from gpufrag.agent.signals import OnSignal
 from gpufrag.agent.trouble import Trouble
 from gpufrag.errors import Unavailable
 
@@ -80,6 +84,46 @@ def test_a_caller_is_told_and_the_next_one_is_answered(tmp_path: Path) -> None:
         assert _ask(control.path) == {"ok": True}
     finally:
         control.close()
+
+
+def test_a_socket_that_nobody_would_hear_is_not_there(no_threads, tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="new thread"):
+        Control(tmp_path / "host-1-2.sock", {}, Trouble())
+    assert list(tmp_path.glob("*host-1-2*")) == []
+
+
+def test_a_sample_is_published_without_it_and_the_socket_comes_when_it_can(
+    source: ScriptedSource, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = agent_module.Agent(source, AgentSettings(folder=folder))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threading.Thread, "start", _refuse)
+        one._turn()
+    assert [path.suffix for path in folder.iterdir()] == [".json"]
+    assert "raise the limit of threads" in caplog.text
+    one._turn(last=True)
+    assert sorted(path.suffix for path in folder.iterdir()) == [".json", ".sock"]
+    assert one._control is not None
+    one._control.close()
+
+
+def test_a_signal_without_a_thread_to_save_in_does_what_it_did_before() -> None:
+    seen: list[int] = []
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: seen.append(number))
+    try:
+        OnSignal(timeout=1).install([signal.SIGUSR1])
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(threading.Thread, "start", _refuse)
+            signal.raise_signal(signal.SIGUSR1)
+        assert seen == [signal.SIGUSR1]
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_rank_that_has_saved_ends_with_its_code_all_the_same(no_threads) -> None:
+    with pytest.raises(SystemExit) as ended:
+        end_process()
+    assert ended.value.code == SAVED
 
 
 def test_a_scraper_is_turned_away_and_the_next_one_is_answered() -> None:

@@ -21,7 +21,7 @@ def test_the_environment_is_read_and_the_caller_wins() -> None:
     assert from_environment(environment, interval=3.0) == AgentSettings(3.0, 0.5)
 
 
-@pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "soon"])
+@pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "soon", "1e-300", "1e300"])
 def test_an_interval_that_is_none_is_refused(value: str) -> None:
     with pytest.raises(UsageError, match=r"(?i)interval"):
         from_environment({"GPUFRAG_INTERVAL": value})
@@ -33,7 +33,7 @@ def test_an_argument_that_is_no_number_is_refused_in_one_line(value: Any) -> Non
         from_environment({}, interval=value)
 
 
-@pytest.mark.parametrize("value", [0.0, -0.1, 1.5, float("nan")])
+@pytest.mark.parametrize("value", [0.0, -0.1, 1.5, float("nan"), 1e-300])
 def test_a_budget_that_is_no_share_is_refused(value: float) -> None:
     with pytest.raises(UsageError, match="share of wall time"):
         from_environment({}, budget=value)

@@ -93,8 +93,14 @@ def test_the_shim_alone_finds_the_library_beside_itself(python) -> None:
 
 def test_where_the_named_library_is_not_in_this_container_it_is_the_one_beside(python, tmp_path: Path) -> None:
     """`gpufrag run` on the host, a copy of the agent in the image: the variable is inherited, the folder is not."""
-    done = python("-c", LOADED, shim=False, PYTHONPATH=str(SHIM), GPUFRAG_AGENT_PATH=str(tmp_path / "elsewhere"))
-    assert (done.stdout, done.stderr) == (LOADED_BY_US, "")
+    for place in (tmp_path / "elsewhere", tmp_path):
+        done = python("-c", LOADED, shim=False, PYTHONPATH=str(SHIM), GPUFRAG_AGENT_PATH=str(place))
+        assert (done.stdout, done.stderr) == (LOADED_BY_US, "")
+
+
+def _library(folder: Path, program: str) -> None:
+    (folder / "gpufrag").mkdir()
+    (folder / "gpufrag" / "__init__.py").write_text(program)
 
 
 def _customize(folder: Path, program: str) -> str:
@@ -146,8 +152,7 @@ def test_without_another_one_all_is_as_if_there_were_none(says) -> None:
 
 @pytest.mark.parametrize("fault", ["raise RuntimeError('broken')", "raise SystemExit(9)", "def broken(:"])
 def test_a_library_that_fails_is_one_line_on_stderr_for_the_whole_tree(python, tmp_path: Path, fault: str) -> None:
-    (tmp_path / "gpufrag").mkdir()
-    (tmp_path / "gpufrag" / "__init__.py").write_text(fault)
+    _library(tmp_path, fault)
     program = "import subprocess, sys; print('ran', flush=True); subprocess.run([sys.executable, '-c', 'print(1)'])"
     done = python("-c", program, GPUFRAG_AGENT_PATH=str(tmp_path))
     assert (done.returncode, done.stdout) == (0, "ran\n1\n")
@@ -157,6 +162,16 @@ def test_a_library_that_fails_is_one_line_on_stderr_for_the_whole_tree(python, t
 
 def test_older_pythons_can_read_it_and_leave_it_at_that() -> None:
     ast.parse((SHIM / "sitecustomize.py").read_text(), feature_version=(3, 5))
+
+
+def test_python_2_can_too() -> None:
+    """It knows no annotations, and what else is new here it would have met in the line of a syntax error."""
+    new = (ast.AnnAssign, ast.JoinedStr, ast.Nonlocal, ast.NamedExpr, ast.AsyncFunctionDef, ast.YieldFrom)
+    for node in ast.walk(ast.parse((SHIM / "sitecustomize.py").read_text())):
+        assert not isinstance(node, new)
+        assert getattr(node, "returns", None) is None
+        assert getattr(node, "annotation", None) is None
+        assert not getattr(node, "kwonlyargs", None)
 
 
 def test_nothing_else_lies_in_the_folder_that_is_put_on_the_path() -> None:
@@ -186,7 +201,7 @@ def test_two_copies_on_the_path_make_one_agent_and_the_programs_own_still_runs(p
 
 
 def test_failures_are_counted_down_the_tree_for_an_agent_to_publish(python, tmp_path: Path) -> None:
-    (tmp_path / "gpufrag.py").write_text("raise GeneratorExit")
+    _library(tmp_path, "raise GeneratorExit")
     program = "import os, subprocess, sys; print(os.environ['GPUFRAG_SHIM_FAILED'], flush=True)"
     child = f"{program}; subprocess.run([sys.executable, '-c', {program!r}])"
     assert python("-c", child, GPUFRAG_AGENT_PATH=str(tmp_path)).stdout == "1\n2\n"
@@ -200,7 +215,7 @@ def test_a_working_folder_that_is_gone_hinders_nothing(python, tmp_path: Path) -
 
 
 def test_a_closed_stderr_hinders_nothing_even_where_the_library_fails(python, tmp_path: Path) -> None:
-    (tmp_path / "gpufrag.py").write_text("raise RuntimeError")
+    _library(tmp_path, "raise RuntimeError")
     command = f"GPUFRAG_AGENT_PATH={tmp_path} PYTHONPATH={SHIM} exec {python.interpreter} -c 'print(1)' 2>&-"
     done = subprocess.run(["sh", "-c", command], text=True, capture_output=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, "1\n")

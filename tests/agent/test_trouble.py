@@ -22,6 +22,13 @@ def test_each_is_counted_and_the_first_of_each_source_logged(caplog: pytest.LogC
     ]
 
 
+def test_an_ending_interpreter_that_refuses_a_thread_is_no_news(caplog: pytest.LogCaptureFixture) -> None:
+    trouble = Trouble()
+    with caplog.at_level(logging.WARNING, "gpufrag"):
+        trouble.note("control", RuntimeError("can't create new thread at interpreter shutdown"), "look")
+    assert (trouble.counts, caplog.records) == ({"control": 1}, [])
+
+
 def test_a_log_handler_that_raises_reaches_nobody() -> None:
     class Broken(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:

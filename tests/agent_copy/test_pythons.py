@@ -17,6 +17,8 @@ from gpufrag.sample import decode
 from importable_torch import USES_A_GPU, torch_path
 
 VERSIONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
+OLDER = ("2.7", "3.6", "3.7", "3.8", "3.9")
+"""Which have no agent, and must not be hindered: a tool that a job calls may still run in one."""
 
 
 def _interpreter(version: str) -> str | None:
@@ -71,6 +73,14 @@ def test_all_that_it_loads_is_in_the_copy(version: str, copy: Path, tmp_path: Pa
     assert done.returncode == 0, done.stderr
     files = ast.literal_eval(done.stdout.splitlines()[1])
     assert all(Path(file).is_relative_to((copy / "gpufrag").resolve()) for file in files), files
+
+
+def test_an_older_one_is_left_alone_and_runs_the_programs_own_sitecustomize(copy: Path, tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "sitecustomize.py").write_text("import sys; sys.stdout.write('own\\n')")
+    for python in filter(None, map(_interpreter, OLDER)):
+        done = _run([python, "-c", "print('ran')"], tmp_path, str(copy / "gpufrag" / "shim"), str(tmp_path / "own"))
+        assert (done.returncode, done.stdout, done.stderr) == (0, "own\nran\n", ""), python
 
 
 def test_its_wrapper_adds_to_what_pythonpath_holds(copy: Path, tmp_path: Path) -> None:

@@ -131,6 +131,13 @@ def test_the_callers_capability_is_read_from_the_kernel(tmp_path: Path) -> None:
         assert Caller.current(tmp_path) == Caller(os.getuid(), capable)
 
 
+def test_one_that_ends_meanwhile_has_given_its_memory_back(tmp_path: Path) -> None:
+    (tmp_path / "4711").mkdir()
+    (tmp_path / "4711" / "maps").touch()
+    with pytest.raises(Unavailable, match="no process 4711 here, or no longer"):
+        functions(4711, tmp_path)
+
+
 @pytest.mark.real
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed")
 def test_a_static_and_stripped_interpreter(tmp_path: Path, anybody: Caller) -> None:

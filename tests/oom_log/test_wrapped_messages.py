@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from textwrap import wrap
 
@@ -42,6 +43,18 @@ def read(lines: list[str]) -> list[Oom]:
 def test_it_tells_the_same_at_any_width(printer: Printer, width: int) -> None:
     (whole,), (wrapped,) = read([MESSAGE]), read([*printer(MESSAGE, width), "and the log goes on"])
     assert (wrapped.facts, wrapped.device) == (whole.facts, whole.device)
+
+
+def sentences(text: str) -> list[str]:
+    return re.sub(r"(?<=[.;]) (?=[A-Z])", "\n", text).split("\n")
+
+
+@pytest.mark.parametrize("mark", ["", "[rank1]: ", "3: ", "worker | "])
+def test_it_tells_the_same_with_a_line_for_each_sentence(mark: str) -> None:
+    lines = [mark + line for line in sentences(MESSAGE)]
+    assert lines[0].endswith("CUDA out of memory.")
+    (whole,), (broken,) = read([MESSAGE]), read([*lines, "and the log goes on"])
+    assert (broken.line, broken.facts, broken.device) == (1, whole.facts, whole.device)
 
 
 @pytest.mark.parametrize(

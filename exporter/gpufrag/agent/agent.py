@@ -215,7 +215,12 @@ class Agent:
                 return
             self._control.close()
         commands = {"ping": self._ping, "sample-now": self.sample_now, **checkpoint.commands(self._identify)}
-        self._control = Control(path, commands, self._trouble)
+        try:
+            self._control = Control(path, commands, self._trouble)
+        except RuntimeError as error:
+            self._control = None
+            remedy = "to the sidecar it has ended until it can have one; raise the limit of threads (pids.max)"
+            self._trouble.note("control", error, remedy)
 
     def _ping(self, request: Mapping[str, Any]) -> dict[str, Any]:
         return {"pid": os.getpid()}

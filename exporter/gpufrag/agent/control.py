@@ -49,7 +49,8 @@ class Caller:
 class Control:
     """Listens at `path` until closed. One thread hears all callers, so that a silent one keeps nobody waiting.
 
-    `mode` is the socket's; None: for those who may write to its folder.
+    `mode` is the socket's; None: for those who may write to its folder. Raises OSError or Unavailable where it cannot
+    listen, and RuntimeError where the system has no thread for it.
     """
 
     def __init__(self, path: Path, commands: Mapping[str, Command], trouble: Trouble, mode: int | None = None) -> None:
@@ -62,7 +63,13 @@ class Control:
         self._selector.register(self._socket, selectors.EVENT_READ)
         self._inode = path.stat().st_ino
         self._thread = threading.Thread(target=self._serve, name="gpufrag-control", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:  # no more threads are to be had: who reads must not wait for an answer
+            self._selector.close()
+            self._socket.close()
+            path.unlink(missing_ok=True)
+            raise
 
     @property
     def reachable(self) -> bool:

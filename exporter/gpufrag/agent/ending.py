@@ -22,5 +22,6 @@ def end_process(code: int = SAVED) -> None:
         os._exit(code)  # SystemExit would end this thread alone
     watchdog = threading.Timer(GRACE_S, os._exit, (code,))
     watchdog.daemon = True
-    watchdog.start()
+    with suppress(RuntimeError):  # no more threads are to be had: then nobody watches
+        watchdog.start()
     raise SystemExit(code)

@@ -48,8 +48,8 @@ def launch(framework: ModuleType) -> None:
 
 
 def _note_failures_above(trouble: Trouble) -> None:
-    if before := os.environ.get(FAILURES):
-        trouble.note("injection", f"{before} process(es) above or in this one had a shim that failed", "see stderr")
+    if os.environ.get(FAILURES):
+        trouble.note("injection", "the shim has failed in this process or above it", "see stderr, where it said why")
 
 
 def begin(source: Source, settings: AgentSettings, trouble: Trouble | None = None) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -13,6 +12,10 @@ from typing import Any
 from ..errors import UsageError
 from ..units import parse_bytes
 
+SHORTEST, LONGEST = 0.001, 1e7
+"""Seconds between two snapshots. The longest are some four months."""
+SMALLEST = 1e-9
+"""Share of wall time: a snapshot of some milliseconds in as many months."""
 LARGEST_ANCHOR = 0.9
 """Above it the driver's own memory and a second library's may no longer fit."""
 
@@ -37,11 +40,13 @@ class AgentSettings:
     """None: as GPUFRAG_DIR and the defaults have it (gpufrag.folder)."""
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.interval) and self.interval > 0):
-            raise UsageError(f"interval is {self.interval}: it must be a number of seconds above 0, such as 10")
-        if not 0 < self.budget <= 1:
+        if not SHORTEST <= self.interval <= LONGEST:
             raise UsageError(
-                f"budget is {self.budget}: it must be a share of wall time above 0 and up to 1, such as 0.001"
+                f"interval is {self.interval}: it must be from {SHORTEST:g} to {LONGEST:g} seconds, such as 10"
+            )
+        if not SMALLEST <= self.budget <= 1:
+            raise UsageError(
+                f"budget is {self.budget}: it must be a share of wall time from {SMALLEST:g} to 1, such as 0.001"
             )
         if self.leak_threshold <= 0:
             raise UsageError(f"leak threshold is {self.leak_threshold}: it must be bytes a step above 0, such as 1MB")

@@ -54,7 +54,11 @@ class OnSignal:
             self._as_before(number, frame)
         elif not self._begun:  # a second one meanwhile changes nothing
             self._begun = True
-            threading.Thread(target=self._save, args=(number,), name="gpufrag-signal", daemon=True).start()
+            try:
+                threading.Thread(target=self._save, args=(number,), name="gpufrag-signal", daemon=True).start()
+            except RuntimeError as error:  # no more threads are to be had; an error here would be the program's
+                self._begun = False
+                self._pass_on(number, str(error))
 
     def _as_before(self, number: int, frame: FrameType | None) -> None:
         earlier = self._earlier[number]
@@ -69,9 +73,12 @@ class OnSignal:
         reason = self._lead(number, identity) if identity.local_rank in (None, 0) else self._wait(identity)
         self._begun = False
         if reason is not None:
-            logger.warning("gpufrag: no checkpoint at %s: %s", signal.Signals(number).name, reason)
-            self._passed_on.add(number)
-            os.kill(os.getpid(), number)  # handlers run in the main thread
+            self._pass_on(number, reason)
+
+    def _pass_on(self, number: int, reason: str) -> None:
+        logger.warning("gpufrag: no checkpoint at %s: %s", signal.Signals(number).name, reason)
+        self._passed_on.add(number)
+        os.kill(os.getpid(), number)  # handlers run in the main thread
 
     def _lead(self, number: int, identity: Identity) -> str | None:
         """None where all have saved, and end now; else why not."""

@@ -6,6 +6,8 @@ import logging
 from collections import Counter
 from contextlib import suppress
 
+REFUSES_THREADS = "interpreter shutdown"
+"""In the words of Python 3.12 and newer. No fault, and nothing to do about it: the program has ended."""
 logger = logging.getLogger("gpufrag")
 
 
@@ -21,6 +23,8 @@ class Trouble:
         if self._counts[source] == 1:
             what = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
             text = "gpufrag %s: %s; %s (training goes on; further ones are only counted)"
+            if REFUSES_THREADS in what:
+                return
             with suppress(Exception):  # the program's own log handlers run below, and we may stand in its step
                 logger.warning(text, source, what, remedy)
 

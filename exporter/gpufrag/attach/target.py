@@ -68,7 +68,12 @@ def examine(pid: int, caller: Caller, proc: Path = Path("/proc")) -> Target:
 def functions(pid: int, proc: Path = Path("/proc")) -> Functions:
     """Where the interpreter and the C library have what is called. Raises Unavailable where they do not have it."""
     with _in_words(pid):  # it may end at any moment
-        return _functions(pid, proc)
+        try:
+            return _functions(pid, proc)
+        except Unavailable:
+            if not any(_maps(pid, proc)):  # it had some, and has given its memory back: then that is the reason
+                raise ProcessLookupError from None
+            raise
 
 
 @contextmanager
@@ -77,7 +82,7 @@ def _in_words(pid: int) -> Iterator[None]:
     try:
         yield
     except (FileNotFoundError, ProcessLookupError):
-        raise Unavailable(f"no process {pid} here; see its pid with: ps -e | grep python") from None
+        raise Unavailable(f"no process {pid} here, or no longer; see its pid with: ps -e | grep python") from None
     except PermissionError as error:
         raise Unavailable(
             f"process {pid}: {error.filename} cannot be read; CAP_SYS_PTRACE, or root, is needed"
@@ -131,7 +136,7 @@ def _python(pid: int, proc: Path) -> tuple[int, int]:
     paths = [path for _, path in _maps(pid, proc)]
     match = next((found for form in _VERSIONS for path in paths if (found := re.search(form, path))), None)
     if match is None:
-        program = paths[0] if paths else "a part of the kernel"
+        program = paths[0] if paths else "a part of the kernel, or just ending"
         raise UsageError(f"process {pid} is {program}, not a Python 3; give the pid of the training process itself")
     major, minor = (int(part) for part in match.groups())
     if (major, minor) < OLDEST:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-SIZE = r"([0-9][0-9,]{0,25}(?:\.[0-9]{1,6})? {0,2}(?:[KMGTP]i?B|[KMGT]\b|bytes?\b|B\b))"
+SIZE = (
+    r"((?<![0-9,.])(?:[0-9]{1,26}|[0-9]{1,3}(?:,[0-9]{3}){1,8})(?:\.[0-9]{1,6})?"
+    r" {0,2}(?:[KMGTP]i?B|[KMGT]\b|bytes?\b|B\b))"
+)
 """Every repetition is bounded, here and in all patterns of this package: time grows with a line's length alone."""
 _PARTS = re.compile(r"([0-9,]+)(?:\.([0-9]+))? *([KMGTP]?)(i?)")
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}

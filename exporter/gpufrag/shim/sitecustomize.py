@@ -11,11 +11,11 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 FAILURES = "GPUFRAG_SHIM_FAILED"
 
 
-def _wait_for_gpu() -> None:
+def _wait_for_gpu():  # type: () -> None
     if sys.version_info < (3, 10) or os.environ.get("GPUFRAG_DISABLE") == "1":
         return
     library = os.environ.get("GPUFRAG_AGENT_PATH", "")
-    if not os.path.isdir(library):  # none is named, or one outside this container
+    if not os.path.isdir(os.path.join(library, "gpufrag")):  # none is named, or one outside this container
         # of the real folder: a process begun before an upgrade keeps the version that it began with
         library = os.path.dirname(os.path.dirname(os.path.realpath(HERE)))
     sys.path.append(library)  # for this one import; last, so that nothing there hides what the program has
@@ -26,7 +26,7 @@ def _wait_for_gpu() -> None:
     agent.wait()
 
 
-def _step_aside(behind) -> None:  # type: ignore[no-untyped-def]
+def _step_aside(behind):  # type: (list[str]) -> None
     """Leave sys.path; and to the children, on PYTHONPATH, leave one mention of this folder, however many there are.
 
     To `behind` come the folders that Python has not looked in yet: a sitecustomize before this one may have called it.
@@ -42,14 +42,14 @@ def _step_aside(behind) -> None:  # type: ignore[no-untyped-def]
         os.environ["PYTHONPATH"] = os.pathsep.join(kept)
 
 
-def _is_here(entry: str) -> bool:
+def _is_here(entry):  # type: (str) -> bool
     try:
         return os.path.abspath(entry) == HERE
     except OSError:  # the working folder is gone, so a relative entry leads nowhere
         return False
 
 
-def _complain(error: BaseException) -> None:
+def _complain(error):  # type: (BaseException) -> None
     """Once for a whole tree of processes: the children inherit the count, and an agent among them publishes it."""
     before = os.environ.get(FAILURES, "")
     os.environ[FAILURES] = str(int(before) + 1 if before.isdigit() else 1)
@@ -58,10 +58,10 @@ def _complain(error: BaseException) -> None:
         sys.stderr.write("gpufrag: no agent (" + what + "); training goes on; GPUFRAG_DISABLE=1 turns it off\n")
 
 
-def _quietly(action, *arguments) -> bool:  # type: ignore[no-untyped-def]
+def _quietly(action, *arguments):  # type: (object, *object) -> bool
     """Whether it went well. Whatever fails here must not reach the program; only its user's Ctrl-C does."""
     try:
-        action(*arguments)
+        action(*arguments)  # type: ignore[operator]
         return True
     except KeyboardInterrupt:
         raise
@@ -74,7 +74,7 @@ def _quietly(action, *arguments) -> bool:  # type: ignore[no-untyped-def]
 class _Behind:
     """A finder of one module, once: it looks no further than the folders that it is given."""
 
-    def __init__(self, path) -> None:  # type: ignore[no-untyped-def]
+    def __init__(self, path):  # type: (list[str]) -> None
         self._path = path
 
     def find_spec(self, name, path=None, target=None):  # type: ignore[no-untyped-def]
@@ -88,20 +88,21 @@ class _Behind:
         raise ImportError("there is no other", name=name)
 
 
-def _run_next(behind) -> None:  # type: ignore[no-untyped-def]
+def _run_next(behind):  # type: (list[str]) -> None
     """The sitecustomize that Python would have run without this one; its errors are its own, as they would be."""
     this = sys.modules.pop("sitecustomize", None)
-    sys.meta_path.insert(0, _Behind(behind))
+    if sys.version_info >= (3, 4):  # noqa: UP036  # older ones know no such finder, and look through the whole path
+        sys.meta_path.insert(0, _Behind(behind))
     try:
         import sitecustomize  # type: ignore[import-not-found]  # noqa: F401  # the next: this folder has left the path
     except ImportError as error:
-        if error.name != "sitecustomize":
+        if getattr(error, "name", str(error).rpartition(" ")[2]) != "sitecustomize":
             raise
         if this is not None:  # there is none
             sys.modules["sitecustomize"] = this
 
 
 _quietly(_wait_for_gpu)
-_behind = []  # type: ignore[var-annotated]
+_behind = []  # type: list[str]
 if _quietly(_step_aside, _behind):  # else it is this one that would be found again
     _run_next(_behind)
