@@ -67,6 +67,14 @@ def test_an_agent_begins_and_publishes(version: str, copy: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize("version", INTERPRETERS)
+def test_a_job_that_ends_at_once_says_nothing(version: str, copy: Path, tmp_path: Path) -> None:
+    """From 3.12 on there are no more threads by then, not even for the agent's socket."""
+    ends = "import torch; torch.machine.initialise(); raise SystemExit(5)"
+    done = _run([INTERPRETERS[version], "-c", ends], tmp_path, str(copy / "gpufrag" / "shim"))
+    assert (done.returncode, done.stdout, done.stderr) == (5, "", "")
+
+
+@pytest.mark.parametrize("version", INTERPRETERS)
 def test_all_that_it_loads_is_in_the_copy(version: str, copy: Path, tmp_path: Path) -> None:
     told = USES_A_GPU + "print({m.__file__ for n, m in sys.modules.items() if n.split('.')[0] == 'gpufrag'})"
     done = _run([INTERPRETERS[version], "-c", told], tmp_path, str(copy / "gpufrag" / "shim"))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpufrag.model.leaks import MOST, Growth, Point, Series
+from gpufrag.model.leaks import MOST, Growth, Point, Series, _is_new
 
 MB = 1_000_000
 GB = 1_000 * MB
@@ -142,6 +142,21 @@ def test_what_fills_and_is_emptied_again_and_again_is_believed_in_its_first_two_
 def test_a_leak_in_a_phase_that_needs_less_is_found_once_it_has_lasted_longer_than_what_was_before() -> None:
     phase, late = Shape(lambda step: step < 200, 8 * GB, 500), Shape(lambda step: max(0, step - 200), 2 * MB, 1)
     assert 200 < findings(both(phase, late), 450)[0] < 450
+
+
+def test_a_peak_that_was_cut_off_is_not_held_before() -> None:
+    """However many readings there were earlier: a group of fewer than those that count is none."""
+    window = [Point(step, 2 * MB * step, step) for step in range(300, 360)]
+    for before in range(190, 200):
+        earlier = [Point(step, 9 * GB if step == before - 1 else 0, 0) for step in range(before)]
+        assert _is_new(window, earlier)
+
+
+def test_what_was_held_earlier_counts_by_steps_however_rarely_it_was_read() -> None:
+    earlier = [Point(step, 9 * GB, 0) for step in range(0, 2_000, 50)]
+    window = [Point(2_000 + step, 2 * MB * step, step) for step in range(60)]
+    assert len(earlier) < len(window)
+    assert not _is_new(window, earlier)
 
 
 def test_a_leak_beside_it_is_found() -> None:

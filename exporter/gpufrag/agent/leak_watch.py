@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from typing import NamedTuple
 
 from ..model.leaks import FEWEST, LASTING, Growth, Point, Series
 from ..model.sites import Held, Sites, Stack, grown
@@ -36,11 +37,21 @@ STEP, SECOND = "step", "second"
 logger = logging.getLogger("gpufrag")
 
 
-class Purse:
-    """Fills with SHARE of the time that goes by, up to CREDIT seconds; what things cost is taken from it."""
+class Grew(NamedTuple):
+    """What was found last, and after how many readings."""
 
-    def __init__(self, now: float) -> None:
-        self._filled_at, self._left = now, CREDIT
+    growth: Growth
+    readings: int
+
+
+class Purse:
+    """Fills with SHARE of the time that goes by, up to CREDIT seconds; what things cost is taken from it.
+
+    Of one cost `most_owed` seconds at most are owed.
+    """
+
+    def __init__(self, now: float, most_owed: float) -> None:
+        self._filled_at, self._left, self._most_owed = now, CREDIT, most_owed
 
     def open(self, now: float) -> bool:
         """Whether there is something left. `now` is in seconds of a monotonic clock."""
@@ -49,7 +60,7 @@ class Purse:
         return self._left > 0
 
     def pay(self, seconds: float) -> None:
-        self._left = max(-MOST_OWED, self._left - seconds)
+        self._left = max(-self._most_owed, self._left - seconds)
 
 
 class LeakWatch:
@@ -64,7 +75,7 @@ class LeakWatch:
         self._source, self._clocks, self._spent = source, clocks, spent
         self._threshold = {STEP: settings.leak_threshold, SECOND: settings.leak_threshold / 60}
         self._began = clocks.monotonic()
-        self._points, self._judging = Purse(self._began), Purse(self._began)
+        self._points, self._judging = Purse(self._began, MOST_OWED), Purse(self._began, CREDIT)
         self._devices: tuple[int, ...] = ()
         self._stepped = self._noted = 0
         self._waiting: deque[tuple[str, int, Point]] = deque(maxlen=MOST_WAITING)
@@ -72,8 +83,8 @@ class LeakWatch:
         self._leaks: dict[tuple[str, int], Leak] = {}
         self._sites: dict[tuple[int, str], Mapping[Stack, Held]] = {}
         self._stacks: dict[tuple[int, str], tuple[GrowingStack, ...]] = {}
-        self._told: set[tuple[int, bool]] = set()
-        self._grew: dict[tuple[str, int], Growth] = {}
+        self._told: set[tuple[tuple[str, int], bool]] = set()
+        self._grew: dict[tuple[str, int], Grew] = {}
         """What was told to grow last, as long as it was not taken back."""
 
     @property
@@ -150,28 +161,35 @@ class LeakWatch:
         found = series.growth(self._threshold[unit])
         if found is not None and found.end - found.begin >= lasting:
             leak = self._leaks[unit, device] = _leak(unit, found, self._stacks.get((device, self._moment), ()))
-            self._grew[unit, device] = found
+            self._grew[unit, device] = Grew(found, series.added)
             self._tell(device, leak)
         elif found is None and series.decided and series.span >= SURELY * lasting:
+            self._conclude_nothing(unit, device, series)
+
+    def _conclude_nothing(self, unit: str, device: int, series: Series) -> None:
+        """What comes and goes beside a leak may hide it for some readings: it is not over with the first of them."""
+        grew = self._grew.get((unit, device))
+        if grew is None or series.added - grew.readings >= FEWEST:
             self._leaks[unit, device] = Leak(unit)
             self._take_back(unit, device, series)
 
     def _tell(self, device: int, leak: Leak) -> None:
         """Once that it leaks, and once where."""
-        named = bool(leak.stacks)
-        if (device, named) in self._told:
+        one, named = (leak.unit, device), bool(leak.stacks)
+        if (one, named) in self._told:
             return
-        lines = [finding(device, leak)] if (device, not named) not in self._told else []
-        self._told.add((device, named))
+        lines = [finding(device, leak)] if (one, not named) not in self._told else []
+        self._told.add((one, named))
         for line in [*lines, *([places(device, leak)] if named else [])]:
             _log(line)
 
     def _take_back(self, unit: str, device: int, series: Series) -> None:
         """Once it has not grown for as long as it grew: it was something that filled, and is full."""
         grew = self._grew.get((unit, device))
-        if grew is not None and series.end - grew.end >= grew.end - grew.begin:
+        if grew is not None and series.end - grew.growth.end >= grew.growth.end - grew.growth.begin:
             del self._grew[unit, device]
-            _log(no_longer(device, unit, grew))
+            self._told -= {((unit, device), True), ((unit, device), False)}  # should it begin again, that is news
+            _log(no_longer(device, unit, grew.growth))
 
 
 def _log(line: str) -> None:

@@ -34,9 +34,8 @@ SHARE = 0.4
 STEADY = 8
 """So many of the BUCKETS - 1 must count as growing."""
 
-Pair = tuple[tuple[float, float], tuple[float, float]]
-"""The lowest points of two buckets that follow each other: where (steps or seconds), and bytes or blocks."""
-
+NEARLY = 1.05
+"""What lasts so many times shorter counts as lasting as long: buckets differ by a point."""
 HELD = 4
 """Points in a row for which memory must have been held to count: fewer are a peak."""
 
@@ -64,12 +63,15 @@ class Series:
     """Points in order, bounded: old ones are thinned out."""
 
     def __init__(self) -> None:
+        self.added = 0
+        """Points, those among them that were thinned out."""
         self._points: list[Point] = []
         self._every = 1
         self._passed = 0
 
     def add(self, point: Point) -> None:
         """A point whose `at` is not above the last one begins a new series: the count of steps was reset."""
+        self.added += 1
         if self._points and point.at <= self._points[-1].at:
             self._points, self._every = [], 1
         self._passed = (self._passed + 1) % self._every
@@ -126,12 +128,16 @@ def _is_new(window: Sequence[Point], earlier: Sequence[Point]) -> bool:
 
     What fills and empties again and again (garbage in cycles, a buffer that is flushed) comes to where it was before.
     """
-    if len(earlier) <= len(window) + 1:
+    if not earlier or _span(earlier) <= NEARLY * _span(window):
         return True
     lowest = [allocated for _, allocated in _envelope([(point.at, point.allocated) for point in window])]
-    groups = (earlier[place : place + HELD] for place in range(0, len(earlier), HELD))
-    highest = max(min(point.allocated for point in group) for group in groups)
+    groups = (earlier[place : place + HELD] for place in range(0, len(earlier) - HELD + 1, HELD))
+    highest = max((min(point.allocated for point in group) for group in groups), default=0)
     return lowest[-1] - highest >= SHARE * (lowest[-1] - min(lowest))
+
+
+def _span(points: Sequence[Point]) -> float:
+    return points[-1].at - points[0].at
 
 
 def _grows(points: Sequence[tuple[float, float]]) -> Growth | None:
@@ -143,36 +149,42 @@ def _grows(points: Sequence[tuple[float, float]]) -> Growth | None:
     if slopes[below] <= 0:
         return None
     pairs = list(pairwise(lowest))
-    rising = [(a, b) for a, b in pairs if (b[1] - a[1]) / (b[0] - a[0]) >= SHARE * rate]
-    if not _steady(rising, pairs):
+    rises = [(b[1] - a[1]) / (b[0] - a[0]) >= SHARE * rate for a, b in pairs]
+    if not _steady(rises, _lengths(points)):
         return None
+    rising = [pair for pair, rise in zip(pairs, rises) if rise]
     begin = rising[0][1][0] - _lasted(rising[0], rate)
     return Growth(rate, slopes[below], slopes[-1 - below], begin, rising[-1][0][0] + _lasted(rising[-1], rate))
 
 
-def _steady(rising: Sequence[Pair], pairs: Sequence[Pair]) -> bool:
-    """Whether most of all pairs rise, by number and by steps, and one of the last two among them.
+def _steady(rises: Sequence[bool], lengths: Sequence[float]) -> bool:
+    """Whether most of all buckets rise, by number and by steps, and one of the last two among them.
 
-    By steps too: where the first steps are read more often than later ones, most pairs may lie in a warm-up.
+    By steps too: where the first steps are read more often than later ones, most buckets may lie in a warm-up.
     """
-    enough = len(rising) >= STEADY and _lasting(rising) >= STEADY / len(pairs) * _lasting(pairs)
-    return enough and rising[-1] in pairs[-2:]
+    rising = sum(length for length, rise in zip(lengths, rises) if rise)
+    return sum(rises) >= STEADY and NEARLY * rising >= STEADY / len(rises) * sum(lengths) and any(rises[-2:])
 
 
-def _lasted(pair: Pair, rate: float) -> float:
-    """The steps that the rise of a pair takes at this rate: it may have begun or ended within."""
+def _lengths(points: Sequence[tuple[float, float]]) -> list[float]:
+    """Steps (or seconds) from the middle of each bucket to that of the next: wherever their lowest points lie."""
+    middles = [points[(a + b) // 2][0] for a, b in pairwise(_edges(len(points)))]
+    return [b - a for a, b in pairwise(middles)]
+
+
+def _lasted(pair: tuple[tuple[float, float], tuple[float, float]], rate: float) -> float:
+    """The steps that the rise from one lowest point to the next takes at this rate: it may begin or end within."""
     (earlier, low), (later, high) = pair
     return min(later - earlier, (high - low) / rate)
 
 
-def _lasting(pairs: Sequence[Pair]) -> float:
-    return sum(b[0] - a[0] for a, b in pairs)
+def _edges(points: int) -> list[int]:
+    return [points * bucket // BUCKETS for bucket in range(BUCKETS + 1)]
 
 
 def _envelope(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     """The lowest point of each bucket."""
-    edges = [len(points) * bucket // BUCKETS for bucket in range(BUCKETS + 1)]
-    return [min(points[a:b], key=lambda point: point[1]) for a, b in pairwise(edges)]
+    return [min(points[a:b], key=lambda point: point[1]) for a, b in pairwise(_edges(len(points)))]
 
 
 def _slopes(points: Sequence[tuple[float, float]]) -> list[float]:
