@@ -169,6 +169,16 @@ def test_a_leak_that_begins_late_is_found_as_soon(begin: int) -> None:
     assert begin < findings(late, begin + 60)[0] < begin + 60
 
 
+def test_a_leak_that_begins_late_in_a_long_job_is_found_after_a_tenth_of_it() -> None:
+    series, chance, begin = Series(), random.Random(1), 10_000
+    for step in range(int(begin * 1.1)):
+        kept = max(0, step - begin)
+        series.add(Point(step, int(noisy(step, chance) + 2 * MB * kept), 600 + kept))
+    found = series.growth(MB)
+    assert found
+    assert found.begin == pytest.approx(begin, rel=0.02)
+
+
 def test_one_tensor_that_grows_for_ever_is_found_later() -> None:
     found = first_finding(lambda step, chance: (noisy(step, chance) + 2 * MB * step, 600), 600)
     assert found
