@@ -12,8 +12,8 @@ from typing import Any
 from ..errors import UsageError
 from ..units import parse_bytes
 
-SHORTEST, LONGEST = 0.001, 1e7
-"""Seconds between two snapshots. The longest are some four months."""
+SHORTEST, LONGEST = 0.001, 1e9
+"""Seconds between two snapshots. The longest are some thirty years: never, for a job."""
 SMALLEST = 1e-9
 """Share of wall time: a snapshot of some milliseconds in as many months."""
 LARGEST_ANCHOR = 0.9
