@@ -21,7 +21,7 @@ from gpufrag.sample import MAX_BYTES, encode
 from gpufrag.sidecar import sample_files
 from gpufrag.sidecar.processes import ProcessReader, Reading
 
-NOTHING = {"alien": 0, "denied": 0, "huge": 0, "newer": 0, "too_many": 0, "torn": 0}
+NOTHING = {"alien": 0, "denied": 0, "huge": 0, "newer": 0, "too_many": 0, "too_much": 0, "torn": 0}
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from fake_agents import Clock, FakeAgent, skipped, written
 from gpufrag.config import FolderSettings
 from gpufrag.sidecar.processes import ProcessReader, Reading
 
-NOTHING = {"alien": 0, "denied": 0, "huge": 0, "newer": 0, "too_many": 0, "torn": 0}
+NOTHING = {"alien": 0, "denied": 0, "huge": 0, "newer": 0, "too_many": 0, "too_much": 0, "torn": 0}
 
 
 def test_last_words_stay_for_ten_minutes_after_the_end(agent: FakeAgent, reader: ProcessReader, clock: Clock) -> None:

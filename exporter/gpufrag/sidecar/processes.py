@@ -12,7 +12,6 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,6 +28,10 @@ from .sample_files import REMEDIES, Skip, Stamp
 from .sweep import Sweeper
 
 log = logging.getLogger(__name__)
+MAX_MOMENTS = 4096
+"""Shown at once, of all devices of all ranks, where a device without one counts too. Each makes some 60 series, so
+that no folder makes a scrape of millions; 16 ranks that use 16 devices each have 1,024 at most.
+"""
 _TOLD = 3  # names in a log line
 
 Skipped = dict[Skip, list[str]]
@@ -81,11 +84,11 @@ class ProcessReader:
             del listed[report.name.file]
         files = self._within_bounds(self._list(listed, skipped), skipped)
         before, self._known = self._known, {}
-        ranks = [rank for file in files if (rank := self._rank(file, before.get(file.name), skipped))]
+        ranks = self._ranks(files, before, skipped)
         self._alive = frozenset(FileName.of(rank.sample.identity) for rank in ranks if rank.alive)
         self._tell(skipped)
         counts = {reason.value: len(names) for reason, names in skipped.items()}
-        return Reading(tuple(ranks), counts, self._reports.read(reports))
+        return Reading(ranks, counts, self._reports.read(reports))
 
     def _list(self, listed: dict[str, os.DirEntry[str]], skipped: Skipped) -> list[_File]:
         """The samples; what begins with a dot is half-written, and no concern of a reader until it is old."""
@@ -115,16 +118,34 @@ class ProcessReader:
             raise Unavailable(f"{self._folder}: {error.strerror}; {_REMEDY}") from None
 
     def _within_bounds(self, files: list[_File], skipped: Skipped) -> list[_File]:
-        """By name; of too many those that may be alive, first who was, so that none comes and goes; then the latest."""
+        """Of too many those that may be alive, first who was, so that none comes and goes; then the latest.
+
+        Of these the small ones come first: whoever fills the folder with large files pushes out none but such.
+        """
         files.sort(key=lambda file: (not file.has_socket, file.name not in self._alive, -file.stamp.modified_ns))
-        chosen, left = [], self._settings.max_total_size
-        for file in files[: self._settings.max_processes]:
+        most, left = self._settings.max_processes, self._settings.max_total_size
+        files[:most] = sorted(files[:most], key=lambda file: file.stamp.size.bit_length())  # roughly: sizes waver
+        for count, file in enumerate(files[:most]):
             left -= min(file.stamp.size, self._settings.max_file_size)
             if left < 0:
+                most = count
                 break
-            chosen.append(file)
-        skipped[Skip.TOO_MANY] += [file.name.sample for file in files[len(chosen) :]]
-        return sorted(chosen, key=attrgetter("name"))
+        skipped[Skip.TOO_MANY] += [file.name.sample for file in files[most:]]
+        return files[:most]
+
+    def _ranks(self, files: list[_File], before: dict[FileName, _Memory], skipped: Skipped) -> tuple[RankView, ...]:
+        """By name; what comes after the first that is too much is not even read."""
+        found: dict[FileName, RankView] = {}
+        left = MAX_MOMENTS
+        for count, file in enumerate(files):
+            rank = self._rank(file, before.get(file.name), skipped)
+            left -= _moments(rank) if rank else 0
+            if left < 0:
+                skipped[Skip.TOO_MUCH] += [file.name.sample for file in files[count:]]
+                break
+            if rank:
+                found[file.name] = rank
+        return tuple(found[name] for name in sorted(found))
 
     def _rank(self, file: _File, before: _Memory | None, skipped: Skipped) -> RankView | None:
         """The process, or None for one that is skipped, swept, or gone meanwhile."""
@@ -176,6 +197,11 @@ _REMEDY = "let the sidecar and the job share a user or a group that may read it,
 
 def _is_there(socket: os.DirEntry[str] | None) -> bool:
     return socket is not None and not socket.is_symlink()
+
+
+def _moments(rank: RankView) -> int:
+    """As MAX_MOMENTS counts them; of the dead none is shown."""
+    return sum(max(1, len(device.snapshots) * rank.alive) for device in rank.sample.devices)
 
 
 def _is_ours(content: ProcessSample | Skip) -> bool:

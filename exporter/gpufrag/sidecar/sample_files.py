@@ -30,6 +30,9 @@ class Skip(str, Enum):
     NEWER = "newer"
     """Written by a newer gpufrag."""
     TOO_MANY = "too_many"
+    """Above the number or the size, of all files together, that the config allows."""
+    TOO_MUCH = "too_much"
+    """Above what one scrape shows of all ranks together (processes.MAX_MOMENTS), which the smaller files fill."""
     TORN = "torn"
     """Its name is an agent's, its content is not a sample."""
 
@@ -40,6 +43,7 @@ REMEDIES = {
     Skip.HUGE: "if it is an agent's, raise folder.max_file_size",
     Skip.NEWER: "upgrade this gpufrag",
     Skip.TOO_MANY: "raise folder.max_processes or folder.max_total_size",
+    Skip.TOO_MUCH: "look who writes so many devices into the folder; give each job a folder of its own",
 }
 """What the log says beside a reason; the others are left to whoever put the file there."""
 

@@ -1,0 +1,118 @@
+"""A folder that somebody fills with large files: a scrape stays one, and the job's own ranks stay in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from fake_agents import FakeAgent, process_sample, skipped
+from gpufrag.config import FolderSettings
+from gpufrag.sample import DEVICES, SNAPSHOTS, ProcessSample
+from gpufrag.sidecar import processes, sample_files
+from gpufrag.sidecar.processes import MAX_MOMENTS, ProcessReader
+from gpufrag.sidecar.sample_files import Skip
+
+Start = Callable[[ProcessSample], FakeAgent]
+WORST = DEVICES * SNAPSHOTS
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    agents: list[FakeAgent] = []
+
+    def start_one(sample: ProcessSample) -> FakeAgent:
+        agents.append(FakeAgent(tmp_path, sample).start())
+        return agents[-1]
+
+    yield start_one
+    for agent in agents:
+        agent.die()
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> ProcessReader:
+    return ProcessReader(tmp_path, FolderSettings())
+
+
+def large(pid: int, devices: int = DEVICES, moments: int = SNAPSHOTS) -> ProcessSample:
+    """A file with so many devices; the most that a reader takes, if nothing else is said."""
+    sample = process_sample(0, pid=pid)
+    (device,) = sample.devices
+    snapshots = tuple(replace(device.snapshots[0], at=f"moment {number}") for number in range(moments))
+    return replace(sample, devices=tuple(replace(device, device=n, snapshots=snapshots) for n in range(devices)))
+
+
+def pids(reader: ProcessReader) -> list[int]:
+    return [rank.sample.identity.pid for rank in reader.read().ranks]
+
+
+def test_files_that_are_each_within_their_bounds_are_bounded_together(start: Start, reader: ProcessReader) -> None:
+    hostile = [start(large(pid)) for pid in range(10_000, 10_000 + MAX_MOMENTS // WORST + 8)]
+    ranks = [start(process_sample(rank)) for rank in range(8)]
+    reading = reader.read()
+    shown = [rank.sample.identity.pid for rank in reading.ranks]
+    assert shown[:8] == [rank.sample.identity.pid for rank in ranks]
+    assert len(shown) + skipped(reading)["too_much"] == len(hostile) + len(ranks)
+    assert sum(len(d.snapshots) for rank in reading.ranks for d in rank.sample.devices) <= MAX_MOMENTS
+
+
+def test_a_host_that_is_full_of_ranks_is_shown_whole(start: Start, reader: ProcessReader) -> None:
+    for pid in range(16):
+        start(large(1000 + pid, devices=16))
+    reading = reader.read()
+    assert (len(reading.ranks), skipped(reading)) == (16, {})
+
+
+def test_large_files_do_not_take_the_size_that_may_be_read(tmp_path: Path, start: Start) -> None:
+    for pid in range(10_000, 10_004):
+        start(large(pid))
+    ranks = [start(process_sample(rank)) for rank in range(4)]
+    settings = FolderSettings(max_total_size=sum(rank.file.stat().st_size for rank in ranks) + 1000)
+    reading = ProcessReader(tmp_path, settings).read()
+    assert [rank.sample.identity.rank for rank in reading.ranks] == [0, 1, 2, 3]
+    assert skipped(reading) == {"too_many": 4}
+
+
+@pytest.fixture
+def six(start: Start, reader: ProcessReader, monkeypatch: pytest.MonkeyPatch) -> list[FakeAgent]:
+    """Ranks of one size, of which three have room."""
+    monkeypatch.setattr(processes, "MAX_MOMENTS", 3 * 4 * SNAPSHOTS)
+    return [start(large(1000 + number, devices=4)) for number in range(6)]
+
+
+def test_the_same_ones_are_shown_whoever_writes_last(six: list[FakeAgent], reader: ProcessReader) -> None:
+    first = pids(reader)
+    assert len(first) == 3
+    for step, agent in product(range(2), six):
+        agent.publish(steps=step)
+        assert pids(reader) == first
+
+
+def test_what_is_too_much_is_not_read(
+    six: list[FakeAgent], reader: ProcessReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[Path] = []
+    real = sample_files.read
+
+    def read(path: Path, most: int) -> ProcessSample | Skip | None:
+        opened.append(path)
+        return real(path, most)
+
+    monkeypatch.setattr(sample_files, "read", read)
+    assert skipped(reader.read()) == {"too_much": 3}
+    assert len(opened) == 4  # one to see that it is too much
+
+
+def test_the_dead_leave_their_room_to_the_living(six: list[FakeAgent], reader: ProcessReader) -> None:
+    first = set(pids(reader))
+    for agent in six:
+        if agent.sample.identity.pid in first:
+            agent.die()
+    reader.read()
+    living = {rank.sample.identity.pid for rank in reader.read().ranks if rank.alive}
+    assert len(living) >= 2
+    assert living.isdisjoint(first)
