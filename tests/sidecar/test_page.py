@@ -8,6 +8,8 @@ import re
 from dataclasses import replace
 from html.parser import HTMLParser
 
+import pytest
+
 from fake_agents import process_sample
 from gpufrag.oom_report import Frame, OomReport
 from gpufrag.sample import Identity
@@ -58,6 +60,12 @@ def test_a_row_tells_the_figures_of_the_latest_snapshot() -> None:
     assert row._replace(largest_allocatable="", stranded="", reserved="", limit="") == page.RankRow(
         "3", "3", "alive", "42.0 s", f"{measured.ratio:.2f}", "good", "5.00 GiB", "", "", "", ""
     )
+
+
+@pytest.mark.parametrize(("ahead", "told"), [(0.5, "0 s"), (7200.0, "ahead by 2 h"), (-2.0, "2.00 s")])
+def test_a_time_ahead_of_the_clock_is_told(ahead: float, told: str) -> None:
+    fleet = Fleet(NOW, (RankView(process_sample(time=NOW + ahead)),), ooms=(_oom(time=NOW + ahead),))
+    assert [row.age for row in page.rank_rows(fleet)] == [row["age"] for row in page.oom_rows(fleet)] == [told]
 
 
 def test_a_ratio_above_the_trigger_is_marked() -> None:

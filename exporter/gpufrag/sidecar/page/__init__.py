@@ -24,6 +24,7 @@ __all__ = ["HEADERS", "RankRow", "rank_rows", "render"]
 _FOLDER = Path(__file__).parent
 _REMEDIES = {reason.value: remedy for reason, remedy in REMEDIES.items()}
 _TRIGGER = 4.0
+_APART = 1.0  # seconds
 NONE = "–"
 OOMS = 20
 """So many of the latest out-of-memory errors are shown."""
@@ -79,7 +80,7 @@ def _row(rank: NamedRank, device: DeviceSample | None, now: float) -> RankRow:
         rank=", ".join(value if name == "rank" else f"{name} {value}" for name, value in rank.labels.items()),
         device=_place(device) if device else NONE,
         state=rank.view.state,
-        age=format_duration(max(0.0, now - sample.time)),
+        age=_age(now - sample.time),
         ratio=NONE if ratio is None else f"{ratio:.2f}",
         verdict="unknown" if ratio is None else "bad" if ratio > _TRIGGER else "good",
         free_total=_bytes(found.free_total),
@@ -88,6 +89,11 @@ def _row(rank: NamedRank, device: DeviceSample | None, now: float) -> RankRow:
         reserved=_bytes(found.reserved),
         limit=_bytes(found.limit),
     )
+
+
+def _age(seconds: float) -> str:
+    """Whoever dates ahead of this clock by more than the two may be read apart, is told to."""
+    return format_duration(max(0.0, seconds)) if seconds > -_APART else f"ahead by {format_duration(-seconds)}"
 
 
 class _Figures(NamedTuple):
@@ -126,7 +132,7 @@ def _oom_row(report: OomReport, now: float) -> dict[str, str]:
     who, place = report.identity, report.place
     return {
         "id": report.id,
-        "age": format_duration(max(0.0, now - report.time)),
+        "age": _age(now - report.time),
         "rank": f"process {who.pid}" if who.rank is None else str(who.rank),
         "device": str(report.device),
         "cause": report.cause,
