@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fake_agents import Clock, FakeAgent, skipped, written
+from fake_agents import Clock, FakeAgent, process_sample, skipped, written
 from gpufrag.config import FolderSettings
 from gpufrag.sidecar.processes import ProcessReader, Reading
 
@@ -49,6 +49,44 @@ def test_one_that_cannot_listen_but_writes_is_not_swept(agent: FakeAgent, reader
         clock.now += 500
         written(agent, clock.now)
         assert len(reader.read().ranks) == 1
+
+
+def test_a_time_ahead_of_the_clock_keeps_nothing_longer(tmp_path: Path, clock: Clock) -> None:
+    agent = FakeAgent(tmp_path)
+    agent.publish()
+    half, lone = tmp_path / f".{agent.name.sample}.tmp", FakeAgent(tmp_path, process_sample(1))
+    half.touch()
+    lone.listen(), lone.die()
+    for path in (agent.file, half, lone.socket):
+        os.utime(path, (clock.now + 7200,) * 2)
+    reader = ProcessReader(tmp_path, FolderSettings(), clock)
+    for seconds in (0, 599):
+        clock.now += seconds
+        assert len(reader.read().ranks) == 1
+    assert all(path.exists() for path in (agent.file, half, lone.socket))
+    clock.now += 2
+    assert (reader.read().ranks, os.listdir(tmp_path)) == ((), [])
+
+
+def test_one_that_writes_ahead_of_the_clock_is_kept_as_long_as_it_does(
+    agent: FakeAgent, reader: ProcessReader, clock: Clock
+) -> None:
+    agent.publish()
+    for _ in range(3):
+        clock.now += 500
+        written(agent, clock.now + 7200)
+        assert len(reader.read().ranks) == 1
+
+
+def test_a_clock_that_is_set_back_keeps_the_dead_no_longer(
+    agent: FakeAgent, reader: ProcessReader, clock: Clock
+) -> None:
+    agent.start()
+    reader.read()
+    agent.die()
+    for seconds, shown in ((-7200, 1), (599, 1), (2, 0)):
+        clock.now += seconds
+        assert len(reader.read().ranks) == shown
 
 
 def test_what_a_newer_agent_has_left_is_swept_too(agent: FakeAgent, reader: ProcessReader, clock: Clock) -> None:

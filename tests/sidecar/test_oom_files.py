@@ -61,6 +61,15 @@ def test_after_a_day_they_are_removed(tmp_path: Path, reader: ProcessReader) -> 
     assert (young.exists(), old.exists()) == (True, False)
 
 
+def test_a_time_ahead_of_the_clock_keeps_none_longer(tmp_path: Path, reader: ProcessReader, clock: Clock) -> None:
+    report = left(tmp_path, age=-2 * DAY)
+    for seconds in (0, DAY - 60):
+        clock.now += seconds
+        assert numbers(reader) == [1]
+    clock.now += 120
+    assert (numbers(reader), report.exists()) == ([], False)
+
+
 def test_of_too_many_the_oldest_are_removed(tmp_path: Path, reader: ProcessReader) -> None:
     for number in range(1, 10):
         left(tmp_path, number, age=100 - number)

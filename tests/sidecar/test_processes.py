@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -92,8 +93,17 @@ def test_a_missing_folder_is_told_and_its_coming_seen(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_none_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(Unavailable, match="file: Not a directory; let the sidecar"):
+    with pytest.raises(Unavailable, match=r"file: Not a directory; name another folder with --folder$"):
         ProcessReader(tmp_path / "file", FolderSettings()).read()
+
+
+def test_a_folder_that_may_not_be_read_is_told_with_who_may(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(os, "scandir", refuse)  # root may read every folder
+    with pytest.raises(Unavailable, match="Permission denied; let the sidecar and the job share a user or a group"):
+        ProcessReader(tmp_path, FolderSettings()).read()
 
 
 def test_a_long_path_is_no_obstacle(tmp_path: Path) -> None:

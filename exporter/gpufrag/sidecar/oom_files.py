@@ -47,13 +47,15 @@ class ReportReader:
     def read(self, files: list[ReportFile]) -> tuple[OomReport, ...]:
         """The reports in the latest of `files`, the latest error first; what is too old or too many is removed."""
         before, self._known = self._known, {}
+        self._sweeper.begin({file.name.file for file in files})
         kept = 0
         for file in files[: LOOKED_AT * self._most]:
             content = before.get(file) or read_one(self._folder, file.name)
             if content is None:
                 continue
             ours = _is_ours(content)
-            if ours and (kept == self._most or self._sweeper.expired(file.stamp.modified)):
+            written = self._sweeper.written(file.name.file, file.stamp)
+            if ours and (kept == self._most or self._sweeper.expired(written)):
                 self._sweeper.remove(file.name.file)
                 continue
             self._known[file] = content

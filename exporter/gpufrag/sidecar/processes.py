@@ -79,6 +79,7 @@ class ProcessReader:
         """One reading; each process is as its latest file has it. Raises Unavailable where there is no folder."""
         skipped: Skipped = {reason: [] for reason in Skip}
         listed = self._scan()
+        self._sweeper.begin(listed)
         reports = oom_files.listed(listed)
         for report in reports:
             del listed[report.name.file]
@@ -114,8 +115,10 @@ class ProcessReader:
                 return {entry.name: entry for entry in entries}
         except FileNotFoundError:
             raise Unavailable(f"{self._folder}: no such folder yet; it comes with the first agent") from None
+        except PermissionError as error:
+            raise Unavailable(f"{self._folder}: {error.strerror}; {_SHARE}, or {_ANOTHER}") from None
         except OSError as error:
-            raise Unavailable(f"{self._folder}: {error.strerror}; {_REMEDY}") from None
+            raise Unavailable(f"{self._folder}: {error.strerror}; {_ANOTHER}") from None
 
     def _within_bounds(self, files: list[_File], skipped: Skipped) -> list[_File]:
         """Of too many those that may be alive, first who was, so that none comes and goes; then the latest.
@@ -172,8 +175,8 @@ class ProcessReader:
         now = self._clock()
         if alive:
             return now
-        written = min(file.stamp.modified, now)
-        return max(written, before.last_alive) if before else written
+        written = self._sweeper.written(file.name.sample, file.stamp)
+        return max(written, min(before.last_alive, now)) if before else written
 
     def _read(self, file: _File) -> ProcessSample | Skip | None:
         content = sample_files.read(self._folder / file.name.sample, self._settings.max_file_size)
@@ -192,7 +195,8 @@ class ProcessReader:
         self._told = skipped
 
 
-_REMEDY = "let the sidecar and the job share a user or a group that may read it, or name another with --folder"
+_SHARE = "let the sidecar and the job share a user or a group that may read it"
+_ANOTHER = "name another folder with --folder"
 
 
 def _is_there(socket: os.DirEntry[str] | None) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from ..folder import SOCKET_SUFFIX, FileName, ReportName
@@ -25,6 +25,21 @@ class Sweeper:
     def __init__(self, folder: Path, keep: float, clock: Callable[[], float]) -> None:
         self._folder, self._keep, self._clock = folder, keep, clock
         self._allowed = True
+        self._ahead: dict[str, tuple[Stamp, float]] = {}
+
+    def begin(self, names: Collection[str]) -> None:
+        """One more look at the folder, in which these files are: the others are forgotten."""
+        self._ahead = {name: known for name, known in self._ahead.items() if name in names}
+
+    def written(self, name: str, stamp: Stamp) -> float:
+        """When the file was written; where its time lies ahead (a clock was set back), when it was seen first."""
+        now = self._clock()
+        if stamp.modified <= now:
+            return stamp.modified
+        known, since = self._ahead.get(name, (stamp, now))
+        since = min(since, now) if known == stamp else now
+        self._ahead[name] = stamp, since
+        return since
 
     def expired(self, since: float) -> bool:
         """Whether what has been of no use since then is to go."""
@@ -62,4 +77,4 @@ class Sweeper:
 
     def _is_old(self, entry: os.DirEntry[str]) -> bool:
         stamp = Stamp.of(entry)
-        return stamp is not None and self.expired(stamp.modified)
+        return stamp is not None and self.expired(self.written(entry.name, stamp))
