@@ -44,6 +44,27 @@ def test_a_recorded_case_needs_no_flag(capsys, golden):
     assert 0 <= device["largest_allocatable"] - raw["largest_request_that_succeeds"] < 512
 
 
+def test_a_share_of_the_device_in_the_snapshots_own_settings_is_the_limit(capsys, tmp_path):
+    snapshot = load(TORCH)
+    snapshot["allocator_settings"]["PYTORCH_CUDA_ALLOC_CONF"] = "per_process_memory_fraction:0.5"
+    path = tmp_path / "half.pickle"
+    path.write_bytes(pickle.dumps(snapshot, 4))
+    driver = ("--driver-free", "100GiB", "--driver-size", "139GiB")
+    (device,) = _json(capsys, str(path), *driver)["devices"]
+    assert device["limit"] == 139 << 29
+    (device,) = _json(capsys, str(path), *driver, "--limit", "8GiB")["devices"]
+    assert device["limit"] == 8 << 30
+
+
+def test_a_name_cannot_steer_the_terminal(capsys, tmp_path):
+    path = tmp_path / "red\x1b[31m.pickle.gz"
+    path.write_bytes((SNAPSHOTS / "default-0.pickle.gz").read_bytes())
+    assert main(["measure", str(path)]) == 0
+    out = capsys.readouterr().out
+    assert "\x1b" not in out
+    assert "red\\x1b[31m.pickle.gz" in out
+
+
 def test_flags_say_what_torch_does_not(capsys):
     (device,) = _json(capsys, TORCH, "--driver-free", "100GiB", "--driver-size", "139.8GiB", "--limit", "8GiB")[
         "devices"

@@ -50,6 +50,14 @@ def test_its_json_is_a_snapshot(capsys: pytest.CaptureFixture[str], tmp_path: Pa
     assert measured[0] == measured[1]
 
 
+def test_a_share_of_the_device_is_a_limit(capsys: pytest.CaptureFixture[str]) -> None:
+    share = ("--settings", "per_process_memory_fraction:0.01")
+    unlimited = str(TESTS / "golden" / "train-default.json.gz")
+    most = round(0.01 * golden_case_named("train-default").raw["driver_total"])
+    assert record(capsys, unlimited, *share)["cap_bytes"] == most
+    assert "and a limit of 1.40 GiB" in printed(capsys, unlimited, *share).partition("\n")[0]
+
+
 def test_other_settings_and_limits_change_the_end(capsys: pytest.CaptureFixture[str]) -> None:
     found = record(capsys, CASE, "--settings", "expandable_segments:True", "--limit", "4GiB")
     assert found["ends_as_recorded"] is False

@@ -16,6 +16,7 @@ from helpers import TESTS, golden_case_named
 from whatif_calls import EXPANDABLE, LATE, printed, record
 
 KV = str(TESTS / "golden" / "kv-default.json.gz")
+UNLIMITED = str(TESTS / "golden" / "train-default.json.gz")
 
 
 def changed(tmp_path: Path, name: str, **changes: Any) -> str:
@@ -67,6 +68,38 @@ def test_nothing_is_advised_where_no_setting_differs(capsys: pytest.CaptureFixtu
     assert "PYTORCH_CUDA_ALLOC_CONF" not in text
 
 
+def test_a_run_that_fails_saves_nothing_and_what_would_be_enough_decides(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = (KV, "--limit", "200MiB", "--smallest-limit")
+    found = record(capsys, *asked)
+    assert all(candidate["failed"] for candidate in found["candidates"])
+    assert (found["advice"]["saves_bytes"], found["advice"]["enough"]) == (None, False)
+    taken = next(one for one in found["candidates"] if one["conf"] == found["advice"]["conf"])
+    assert taken["smallest_limit"] == min(one["smallest_limit"] for one in found["candidates"])
+    text = printed(capsys, *asked)
+    assert "saves" not in text.replace("none of the others saves", "")
+    assert "no setting that was tried is enough: this one needs a limit of" in text
+
+
+def test_the_smallest_limit_is_not_above_one_that_sufficed(capsys: pytest.CaptureFixture[str]) -> None:
+    case = str(TESTS / "golden" / "cache-default.json.gz")
+    first, *_ = record(capsys, case, "--settings", EXPANDABLE, "--limit", "10GiB", "--smallest-limit")["candidates"]
+    assert first["failed"] == 0
+    assert first["smallest_limit"] <= 10 << 30
+
+
+def test_a_share_of_the_device_is_a_limit(capsys: pytest.CaptureFixture[str]) -> None:
+    found = record(capsys, UNLIMITED, "--settings", "per_process_memory_fraction:0.01")
+    total = golden_case_named("train-default").raw["driver_total"]
+    assert [one["limit"] for one in found["candidates"]] == [None, round(0.01 * total)]
+
+
+def test_what_nothing_is_known_of_stays_and_is_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    settings = {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:512,future_option:True"}
+    file = changed(tmp_path, "kv-default", settings=settings)
+    assert record(capsys, file)["advice"]["conf"] == f"{EXPANDABLE},future_option:True"
+    assert "of future_option:True, as recorded, nothing is known" in " ".join(printed(capsys, file).split())
+
+
 def test_the_smallest_limit_does_not_depend_on_the_limit(capsys: pytest.CaptureFixture[str]) -> None:
     asked = ("--settings", EXPANDABLE, "--smallest-limit")
     case = str(TESTS / "golden" / "churn-default.json.gz")
@@ -90,7 +123,7 @@ def test_a_conf_from_a_file_cannot_move_the_cursor(capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--driver-free", "2GiB", "--driver-size", "1GiB"], "is more than --driver-size"),
+        (["--driver-free", "2GiB", "--driver-size", "1GiB"], "--driver-free is 2.00 GiB, of a device of 1.00 GiB"),
         (["--device", "1"], "holds the trace of one device"),
         (["--settings", "backend:cudaMallocAsync"], "only native is known"),
     ],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpufrag.errors import BadInput
-from gpufrag.model.conf import read_conf, without_choices
+from gpufrag.model.conf import read_conf, unknown_options, without_choices
 from gpufrag.model.settings import Settings
 
 
@@ -46,3 +46,12 @@ def test_what_lays_out_no_memory_is_told_from_what_does() -> None:
         "per_process_memory_fraction:0.5"
     )
     assert without_choices("") == ""
+    assert without_choices("max_split_size_mb:64,future_option:1") == "future_option:1"
+
+
+def test_what_nothing_is_known_of() -> None:
+    assert unknown_options("max_split_size_mb:64,backend:native,new:[1:2,3:4],pinned_num_register_threads:x") == [
+        "new:[1:2,3:4]",
+        "pinned_num_register_threads:x",
+    ]
+    assert unknown_options("") == []

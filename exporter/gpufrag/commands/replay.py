@@ -41,7 +41,6 @@ def run(options: argparse.Namespace) -> int:
     result = report.Replayed(
         name=recording.name,
         conf=recording.conf if options.settings is None else options.settings,
-        limit=limit,
         replay=replay,
         same_end=shape(replay.allocator.heap()) == shape(recording.end),
         older=recorded.older,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import BadInput, UsageError
 from ..reports.progress import Progress
-from ..units import argument, parse_bytes, whole
+from ..units import argument, format_bytes, parse_bytes, whole
 
 if TYPE_CHECKING:
     from ..model.settings import Settings
@@ -96,7 +96,10 @@ def _compare(recording: Recording, options: argparse.Namespace) -> Compared:
 
 def _refuse_more_free_than_there_is(free: int | None, size: int | None) -> None:
     if free is not None and size is not None and free > size:
-        raise UsageError(f"--driver-free {free} is more than --driver-size {size}: give mem_get_info()'s two figures")
+        raise UsageError(
+            f"--driver-free is {format_bytes(free)}, of a device of {format_bytes(size)}: it must be less "
+            "(see --driver-size)"
+        )
 
 
 def _read_run(recording: Recording, recorded_limit: int | None, options: argparse.Namespace) -> Run:
@@ -137,13 +140,16 @@ def _play(run: Run, own_conf: str, limit: int | None, options: argparse.Namespac
             outcome = play(run, choice.settings, under, progress.show, packed=choice.packed)
             progress.start(f"{name}, smallest limit")
             searched = options.smallest_limit and choice.packed
-            smallest = smallest_limit(run, choice.settings, progress.show) if searched else None
+            known = None if outcome.failed else under
+            smallest = smallest_limit(run, choice.settings, progress.show, known) if searched else None
             yield Candidate(*choice, outcome=outcome, smallest_limit=smallest)
 
 
 def _choices(run: Run, own_conf: str, limit: int | None, confs: list[str] | None) -> Iterator[_Choice]:
     """The recorded setting as it was, the same from where the others begin, and the others."""
     from ..model.conf import without_choices
+    from ..model.reach import limited
+    from ..model.settings import parse_conf
 
     own = run.end.settings
     if not run.complete:
@@ -151,11 +157,12 @@ def _choices(run: Run, own_conf: str, limit: int | None, confs: list[str] | None
     yield _Choice(own_conf, own, recorded=True)
     if confs is None:
         stays = without_choices(own_conf)
-        known = [conf for conf in CANDIDATES if limit is not None or "garbage" not in conf]
-        confs = [",".join(filter(None, (conf, stays))) for conf in known]
-    for conf in dict.fromkeys(confs):
-        if (settings := _settings(conf)) != own:
-            yield _Choice(conf, settings)
+        bounded = limited(replace(run.driver, limit=limit), own).limit is not None
+        known = [conf for conf in CANDIDATES if bounded or "garbage" not in conf]
+        choices = {text: parse_conf(text) for conf in known for text in [",".join(filter(None, (conf, stays)))]}
+    else:
+        choices = {conf: _settings(conf) for conf in confs}
+    yield from (_Choice(conf, settings) for conf, settings in choices.items() if settings != own)
 
 
 def _settings(conf: str) -> Settings:

@@ -26,7 +26,7 @@ NEUTRAL_KEYS = {
     "throw_on_cudamalloc_oom": _BOOL,
 }
 """The options that move no block on the GPU, with the form of their values."""
-_LIMITING = ("per_process_memory_fraction",)
+_LIMITING = {"per_process_memory_fraction"}
 
 
 def read_conf(text: str) -> Settings:
@@ -47,8 +47,22 @@ def refuse_unknown_keys(text: str) -> None:
 
 
 def without_choices(text: str) -> str:
-    """The options of a conf that another choice of how memory is laid out does not replace."""
-    return ",".join(part for part in _parts(text) if part.partition(":")[0].strip() in (*NEUTRAL_KEYS, *_LIMITING))
+    """The options of a conf that another choice of how memory is laid out does not replace: unknown ones stay too."""
+    replaced = CONF_KEYS.keys() - _LIMITING
+    return ",".join(part for part in _parts(text) if part and part.partition(":")[0].strip() not in replaced)
+
+
+def unknown_options(text: str) -> list[str]:
+    """The parts of a conf that torch has taken, and that nothing is known of here."""
+    return [part for part in _parts(text) if part and not _is_known(part)]
+
+
+def _is_known(part: str) -> bool:
+    try:
+        refuse_unknown_keys(part)
+    except BadInput:
+        return False
+    return True
 
 
 def _parts(text: str) -> list[str]:

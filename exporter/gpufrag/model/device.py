@@ -9,7 +9,6 @@ from .addresses import AddressSpace
 from .blocks import Arena
 from .events import Event
 from .reach import Driver
-from .settings import Settings
 
 
 @dataclass
@@ -78,11 +77,3 @@ class Device:
     def _tell(self, action: str, arena: Arena, address: int, size: int) -> None:
         if self._observe is not None:
             self._observe(Event(action, address, size, arena.stream, arena.pool.id))
-
-
-def limited(driver: Driver, settings: Settings) -> Driver:
-    """The driver with the limit that the settings name, where the process has set no other."""
-    fraction = settings.per_process_memory_fraction
-    if driver.limit is not None or driver.size is None or fraction >= 1:
-        return driver
-    return replace(driver, limit=round(fraction * driver.size))

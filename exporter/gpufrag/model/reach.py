@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from .heap import ALLOCATED, INACTIVE, Heap, Segment
@@ -52,6 +52,14 @@ class Driver:
         if self.cap is not None:
             room.append(self.cap - reserved)
         return max(0, min(room)) if room else None
+
+
+def limited(driver: Driver, settings: Settings) -> Driver:
+    """The driver with the limit that the settings name, where the process has set no other."""
+    fraction = settings.per_process_memory_fraction
+    if driver.limit is not None or driver.size is None or fraction >= 1:
+        return driver
+    return replace(driver, limit=round(fraction * driver.size))
 
 
 class Hole(NamedTuple):

@@ -120,18 +120,29 @@ def play(
     )
 
 
-def smallest_limit(run: Run, settings: Settings, progress: Progress | None = None) -> int | None:
+def smallest_limit(
+    run: Run, settings: Settings, progress: Progress | None = None, known: int | None = None
+) -> int | None:
     """A smallest limit, to 2 MiB, under which every request of the run is served, by bisection.
 
     None where twice the peak without a limit does not suffice. Success need not be monotonic in the limit: what is
-    found is one limit that suffices with one 2 MiB below that does not. The run begins with the older blocks, packed.
+    found is one limit that suffices with one 2 MiB below that does not. Where that is above `known`, under which the
+    run was served, it is searched for below. The run begins with the older blocks, packed.
     """
     unlimited = begin(run, settings, None, packed=True)
     unlimited.run()
-    low, high = 0, -(-2 * unlimited.allocator.peak_reserved // SEGMENT_GRID)
+    twice = -(-2 * unlimited.allocator.peak_reserved // SEGMENT_GRID)
+    found = _bisect(run, settings, twice, progress)
+    if known is not None and (found is None or known < found):
+        found = _bisect(run, settings, known // SEGMENT_GRID, progress) or found
+    return found
+
+
+def _bisect(run: Run, settings: Settings, high: int, progress: Progress | None) -> int | None:
+    """Below `high`, in units of the grid; None where that does not suffice."""
     if not _suffices(run, settings, high * SEGMENT_GRID):
         return None
-    tries = high.bit_length()
+    low, tries = 0, high.bit_length()
     while high - low > 1:
         if progress is not None:
             progress(tries - (high - low).bit_length(), tries)

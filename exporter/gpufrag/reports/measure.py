@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from ..model.fragmentation import SIZE_BOUNDS, Fragmentation, Pool, measure
 from ..model.heap import ALLOCATED, Heap
-from ..model.reach import Driver
+from ..model.reach import Driver, limited
 from ..units import format_bytes
 from .style import Emphasis
 
@@ -22,9 +22,13 @@ class Measured(NamedTuple):
 
 
 def measured(heap: Heap, driver: Driver, stream: int | None = None) -> list[Measured]:
-    """Every device of the heap, each with the same driver. An empty heap is one device that holds nothing."""
+    """Every device of the heap, each with the same driver. An empty heap is one device that holds nothing.
+
+    Where the driver has no limit, that of the heap's own settings (per_process_memory_fraction) counts.
+    """
     parts = [heap.on_device(device) for device in heap.devices] or [heap]
-    return [Measured(part, driver, measure(part, driver, stream)) for part in parts]
+    drivers = [limited(driver, part.settings) for part in parts]
+    return [Measured(part, driver, measure(part, driver, stream)) for part, driver in zip(parts, drivers)]
 
 
 def as_record(device: Measured) -> dict[str, Any]:

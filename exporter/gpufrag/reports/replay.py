@@ -21,7 +21,6 @@ class Replayed(NamedTuple):
 
     name: str
     conf: str
-    limit: int | None
     replay: Replay
     same_end: bool
     older: int
@@ -33,7 +32,7 @@ def as_record(result: Replayed) -> dict[str, Any]:
     driver = allocator.driver
     return {
         "allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": result.conf},
-        "cap_bytes": result.limit or 0,
+        "cap_bytes": driver.limit or 0,
         "driver_free": driver.free,
         "driver_total": driver.size,
         "operations": result.replay.position,
@@ -71,7 +70,8 @@ def _segment_record(segment: Segment) -> dict[str, Any]:
 
 
 def as_text(result: Replayed, bold: Emphasis = str) -> str:
-    limit = "no limit" if result.limit is None else f"a limit of {format_bytes(result.limit)}"
+    most = result.replay.allocator.driver.limit
+    limit = "no limit" if most is None else f"a limit of {format_bytes(most)}"
     conf = result.conf or "torch's default settings"
     title = f"{result.name}: {result.replay.position:,} operations under {conf} and {limit}"
     return "\n".join([bold(title), "", *_table(result, bold), "", *_figures(result)])

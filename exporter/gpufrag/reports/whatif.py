@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from ..model.conf import unknown_options
 from ..model.program import AWAIT, FAIL
 from ..units import format_bytes
 from .style import Emphasis
@@ -46,8 +47,10 @@ def notes(compared: Compared) -> Iterator[str]:
         )
     if run.driver.free is None:
         yield "other processes' use of the device is not in a trace: add --driver-free and --driver-size to count it in"
-    if limit is None:
+    if compared.bound is None:
         yield from _unlimited(compared)
+    if strange := unknown_options(compared.candidates[0].conf):
+        yield f"of {', '.join(strange)}, as recorded, nothing is known: it is taken to move no block, and left as it is"
     if any(operation.kind == AWAIT for operation in run.program.operations):
         yield (
             "when a block that another stream used becomes free depends on the GPU's timing, and near the limit a "
@@ -67,14 +70,15 @@ def as_record(compared: Compared) -> dict[str, Any]:
     advice, run = advise(compared.candidates), compared.run
     return {
         "device": compared.device,
-        "limit": compared.limit,
+        "limit": compared.bound,
         "operations": len(run.program.operations),
         "older_blocks": run.older,
         "trace_is_complete": run.complete,
-        "candidates": [_candidate_record(candidate) for candidate in compared.candidates],
+        "candidates": [_candidate_record(candidate, compared) for candidate in compared.candidates],
         "advice": {
             "conf": advice.take.conf,
             "change": advice.change,
+            "enough": not advice.take.outcome.failed,
             "saves_bytes": advice.saves,
             "risks": advice.risks,
         },
@@ -82,8 +86,9 @@ def as_record(compared: Compared) -> dict[str, Any]:
     }
 
 
-def _candidate_record(candidate: Candidate) -> dict[str, Any]:
+def _candidate_record(candidate: Candidate, compared: Compared) -> dict[str, Any]:
     return {
+        "limit": compared.limit_of(candidate),
         "conf": candidate.conf,
         "recorded": candidate.recorded,
         "packed": candidate.packed,
@@ -97,7 +102,7 @@ def as_text(compared: Compared, bold: Emphasis = str, *, alone: bool = True) -> 
     """A page of WIDTH columns, `alone` without a title that names the device."""
     lines = [] if alone else [bold(f"device {compared.device}"), ""]
     lines += _table(compared, bold)
-    lines += ["", *_advice_lines(advise(compared.candidates), bold), ""]
+    lines += ["", *_advice_lines(advise(compared.candidates), compared.searched, bold), ""]
     for note in notes(compared):
         lines += _wrapped(f"note: {note}")
     return "\n".join(lines).rstrip()
@@ -164,17 +169,31 @@ def _line(name: str, cells: Sequence[str], widths: Sequence[int]) -> str:
     return "  ".join([name, *(cell.rjust(width) for cell, width in zip(cells, widths))]).rstrip()
 
 
-def _advice_lines(advice: Advice, bold: Emphasis) -> Iterator[str]:
+def _advice_lines(advice: Advice, searched: bool, bold: Emphasis) -> Iterator[str]:
     if advice.change:
         yield bold(_line_to_run(advice.take.conf))
-        what = f"{'saves' if advice.saves >= 0 else 'costs'} {format_bytes(abs(advice.saves))} of peak reserved memory"
-        yield f"  {what}; requests that newly run out of memory under it: {advice.take.outcome.failed}"
+        what = "" if advice.saves is None else f"{_saving(advice.saves)}; "
+        yield f"  {what}requests that newly run out of memory under it: {advice.take.outcome.failed}"
     else:
         yield bold("keep the recorded setting: none of the others saves 2 % of the peak, or a failed request")
     if advice.take.outcome.failed:
-        yield "  no setting that was tried is enough: --smallest-limit tells what would be"
+        what = _needed(advice.take) if searched else "--smallest-limit tells what would be"
+        yield f"  no setting that was tried is enough: {what}"
     for risk in advice.risks:
         yield from _wrapped(f"risk: {risk}", "  ")
+
+
+def _saving(size: int) -> str:
+    return f"{'saves' if size >= 0 else 'costs'} {format_bytes(abs(size))} of peak reserved memory"
+
+
+def _needed(candidate: Candidate) -> str:
+    needs = candidate.smallest_limit
+    return (
+        "no limit up to twice its peak would be"
+        if needs is None
+        else f"this one needs a limit of {format_bytes(needs)}"
+    )
 
 
 def _line_to_run(conf: str) -> str:

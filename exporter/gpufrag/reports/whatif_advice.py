@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from ..model.reach import limited
 from ..model.settings import Settings
 from ..model.whatif import Outcome, Run
 
@@ -52,6 +54,14 @@ class Compared:
     searched: bool = False
     """Whether the smallest limits were asked for."""
 
+    @property
+    def bound(self) -> int | None:
+        """The limit of the recorded setting: that of the process, or its per_process_memory_fraction's."""
+        return self.limit_of(self.candidates[0])
+
+    def limit_of(self, candidate: Candidate) -> int | None:
+        return limited(replace(self.run.driver, limit=self.limit), candidate.settings).limit
+
 
 @dataclass(frozen=True)
 class Advice:
@@ -59,24 +69,42 @@ class Advice:
 
     take: Candidate
     change: bool
-    saves: int
-    """Bytes of peak reserved memory, against the recorded setting; below 0 it costs them."""
+    saves: int | None
+    """Bytes of peak reserved memory, against the recorded setting; below 0 it costs them. None where requests fail
+    under it too: a run that did not get its memory has no peak to compare."""
     risks: list[str] = field(default_factory=list)
 
 
 def advise(candidates: Sequence[Candidate]) -> Advice:
     """The fewest failed requests first, then the lowest peak; a change must be worth it.
 
+    Where none gets by without a failed request, the smallest limit counts before their number, if it was searched.
     The recorded setting is compared from where the others begin.
     """
     packed = [candidate for candidate in candidates if candidate.packed]
     recorded = packed[0]
-    best = min(packed, key=lambda c: (c.outcome.failed, c.outcome.peak_reserved))
-    saves = recorded.outcome.peak_reserved - best.outcome.peak_reserved
-    rescued = best.outcome.failed < recorded.outcome.failed
-    if not rescued and (saves <= 0 or saves < WORTHWHILE * recorded.outcome.peak_reserved):
-        return Advice(recorded, False, 0)
+    best = min(packed, key=_cost)
+    if best.outcome.failed:
+        best = min(packed, key=_cost_of_failing)
+        needs, needed = best.smallest_limit, recorded.smallest_limit
+        nearer = needs is not None and (needed is None or needed - needs >= WORTHWHILE * needed)
+        change, saves = nearer or best.outcome.failed < recorded.outcome.failed, None
+    else:
+        saves = recorded.outcome.peak_reserved - best.outcome.peak_reserved
+        worth = saves > 0 and saves >= WORTHWHILE * recorded.outcome.peak_reserved
+        change = worth or recorded.outcome.failed > 0
+    if not change:
+        return Advice(recorded, False, saves and 0)
     return Advice(best, True, saves, _risks(best.settings, recorded.settings))
+
+
+def _cost(candidate: Candidate) -> tuple[float, ...]:
+    return candidate.outcome.failed, candidate.outcome.peak_reserved
+
+
+def _cost_of_failing(candidate: Candidate) -> tuple[float, ...]:
+    needs = candidate.smallest_limit
+    return math.inf if needs is None else needs, *_cost(candidate)
 
 
 def _risks(settings: Settings, before: Settings) -> list[str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from reprlib import repr as shown
 from typing import Any, NoReturn
 
-from ..errors import BadInput, Unavailable
+from ..errors import BadInput, Unavailable, one_line
 from . import plain_pickle
 
 MAX_BYTES = 1 << 30
@@ -25,7 +25,7 @@ _HOW = "take one with torch.cuda.memory._dump_snapshot('snapshot.pickle')"
 
 def name_of(source: str | Path) -> str:
     """What messages call it."""
-    return "standard input" if str(source) == STDIN else str(source)
+    return "standard input" if str(source) == STDIN else one_line(str(source))
 
 
 def load(source: str | Path, *, stdin: BufferedReader | None = None, max_bytes: int = MAX_BYTES) -> Any:
