@@ -41,7 +41,7 @@ class Supervised:
         environment = {**os.environ, "PYTHONPATH": path, "LOG": str(self.log), "GPUFRAG_DIR": str(self.folder)}
         command = [sys.executable, "-m", "gpufrag", "run", "--restartable", *words]
         self.errors = (folder / "stderr").open("w+", encoding="utf-8")
-        self.process = subprocess.Popen(command, env=environment, stderr=self.errors, **how)
+        self.process = subprocess.Popen(command, env=environment, **{"stderr": self.errors, **how})
 
     @property
     def lines(self) -> list[str]:

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,6 +40,7 @@ HEARD = ENDING | {
 }
 OF_GROUP = ENDING | {signal.SIGCONT, signal.SIGTSTP}
 PRIVATE = 0o600
+STDERR = 2
 LOOK_S = 0.1
 """Between two looks at what is left of a run, which may have ended as somebody else's child."""
 
@@ -179,5 +181,7 @@ def _tell(pids: Sequence[int], number: signal.Signals) -> None:
 
 
 def _say(text: str) -> None:
-    sys.stderr.write(f"gpufrag: {text}\n")
-    sys.stderr.flush()
+    """For whoever reads: a job must not end because nobody can. Past sys.stderr, which would try again at the exit."""
+    if sys.stderr is not None:  # or its descriptor is another file's
+        with suppress(OSError):
+            os.write(STDERR, f"gpufrag: {text}\n".encode(errors="backslashreplace"))
