@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from gpufrag import logs
+from gpufrag.web import limits
 
 log = logging.getLogger("gpufrag.test")
 
@@ -76,9 +77,10 @@ def test_an_error_is_told_in_the_same_line(stream: io.StringIO) -> None:
     assert "test_logs.py:" in line
 
 
-def test_what_a_library_says_again_and_again_is_one_line(stream: io.StringIO) -> None:
+@pytest.mark.parametrize("name", ["asyncio", limits.log.name])
+def test_what_is_said_again_and_again_is_one_line(stream: io.StringIO, name: str) -> None:
     for message in ["no descriptor is free"] * 1000 + ["something else"] + ["no descriptor is free"] * 1000:
-        logging.getLogger("asyncio").error(message)
+        logging.getLogger(name).error(message)
     assert len(stream.getvalue().splitlines()) == 3
 
 

@@ -83,3 +83,4 @@ def setup(level: str, stream: TextIO | None = None) -> None:
     asyncio = logging.getLogger("asyncio")
     asyncio.setLevel(logging.ERROR)
     asyncio.filters[:] = [_NotAgain()]
+    logging.getLogger("gpufrag.web.limits").filters[:] = [_NotAgain()]  # where each scrape takes too long

@@ -28,6 +28,11 @@ def answered(client: socket.socket) -> bool:
     return answer.startswith(b"HTTP/1.1 200 ")
 
 
+def told(caplog: pytest.LogCaptureFixture) -> list[object]:
+    """The fields of what is more than news."""
+    return [vars(record).get("fields") for record in caplog.records if record.levelname != "INFO"]
+
+
 class Gate:
     """An app whose answers wait until they are let go."""
 
@@ -94,11 +99,29 @@ def test_the_second_request_of_a_connection_has_a_deadline_too(start: Any) -> No
         assert received(client) == b""
 
 
-def test_an_answer_that_takes_too_long_is_given_up(start: Any, gate: Gate) -> None:
+def test_an_answer_that_takes_too_long_is_given_up_and_told(
+    start: Any, gate: Gate, caplog: pytest.LogCaptureFixture
+) -> None:
     server = start(gate.service, request_timeout=0.3)
     with server.connect() as client:
         client.sendall(HEAD + b"\r\n")
+        answer = received(client)
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        assert answer.endswith(b"\r\ncontent-length: 25\r\n\r\nthe answer took too long\n")
+    gate.open.set()
+    server.stop()  # the app has ended by then, and nobody minds what it said
+    assert told(caplog) == [{"path": "/", "after": "300 ms"}]
+
+
+def test_what_is_the_clients_fault_is_no_news(start: Any, caplog: pytest.LogCaptureFixture) -> None:
+    async def read(request: Request) -> Response:
+        return PlainTextResponse(await request.body())
+
+    service = Service(Starlette(routes=[Route("/", read, methods=["POST"])]), methods=("POST",), max_body=5)
+    with start(service, request_timeout=0.3).connect() as client:
+        client.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhe")
         assert received(client) == b""
+    assert told(caplog) == []
 
 
 def test_an_idle_connection_outlives_the_deadline_of_a_request(start: Any) -> None:

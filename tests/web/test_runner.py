@@ -99,6 +99,23 @@ def test_a_bad_reload_never_opens_the_door(
         assert server.get(auth=("alice", "old")).status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("host", "told"),
+    [("127.0.0.1", 0), ("0.0.0.0", 1)],
+)
+def test_protection_that_a_reload_takes_away_is_told(
+    start: Any, write: Write, hashed: Callable[[str], str], caplog: pytest.LogCaptureFixture, host: str, told: int
+) -> None:
+    path = write(f"basic_auth_users: {{alice: '{hashed('x')}'}}")
+    server = start(listen_address=f"{host}:0", config_file=path)
+    path.write_text("")
+    server.call(server.server.reload)
+    _until(lambda: server.get().status_code == 200)
+    (gone,) = [record for record in caplog.records if record.message == "the web config file no longer protects"]
+    assert (gone.levelname, gone.fields) == ("WARNING", {"off": "basic auth", "file": path})
+    assert caplog.text.count("open to all who can connect") == told
+
+
 def test_new_settings_come_with_a_reload(start: Any) -> None:
     applied: list[str] = []
 

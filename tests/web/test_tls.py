@@ -107,6 +107,21 @@ def test_a_broken_renewal_keeps_the_old_certificate(
     assert talk(served, context(certificate.cert)).startswith(b"HTTP/1.1 200 ")
 
 
+def test_that_a_reload_takes_tls_away_is_told(
+    start: Any, write: Write, certificate: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys = f"cert_file: {certificate.cert}, key_file: {certificate.key}"
+    clients = f"client_auth_type: RequireAndVerifyClientCert, client_ca_file: {certificate.cert}"
+    path = write(f"tls_server_config: {{{keys}, {clients}}}")
+    server = start(config_file=path)
+    for text, off in ((f"tls_server_config: {{{keys}}}", "client certificates"), ("", "TLS")):
+        caplog.clear()
+        path.write_text(text)
+        server.call(server.server.reload)
+        assert _eventually(lambda: "no longer protects" in caplog.text)
+        assert [record.fields["off"] for record in caplog.records if "off" in record.fields] == [off]
+
+
 def test_a_connection_survives_the_renewal(served: Running, certificate: Any, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     ours = context(certificate.cert)

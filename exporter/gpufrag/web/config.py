@@ -124,6 +124,17 @@ class WebConfig:
         tls = self.tls_server_config
         return bool(self.basic_auth_users) or (tls is not None and tls.client_auth_type == "RequireAndVerifyClientCert")
 
+    @property
+    def protections(self) -> tuple[str, ...]:
+        """What stands between a stranger and the figures."""
+        tls = self.tls_server_config
+        there = {
+            "TLS": tls is not None,
+            "client certificates": tls is not None and tls.client_auth_type == "RequireAndVerifyClientCert",
+            "basic auth": bool(self.basic_auth_users),
+        }
+        return tuple(name for name, is_there in there.items() if is_there)
+
 
 def load(path: Path) -> WebConfig:
     """Raises Unavailable, BadInput or UsageError, each of which names the file and no secret."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 import re
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -13,15 +14,21 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from ..logs import event
+from ..units import format_duration
+
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from ..config import WebSettings
 
-_BUSY = (
+_UNAVAILABLE = (
     b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nconnection: close\r\n"
-    b"content-type: text/plain; charset=utf-8\r\ncontent-length: 26\r\n\r\ntoo many open connections\n"
+    b"content-type: text/plain; charset=utf-8\r\ncontent-length: %d\r\n\r\n"
 )
+_BUSY = _UNAVAILABLE % 26 + b"too many open connections\n"
+_LATE = _UNAVAILABLE % 25 + b"the answer took too long\n"
+log = logging.getLogger(__name__)
 _ABSOLUTE = re.compile(rb"https?://[^/]*", re.IGNORECASE)
 _CLOSE = (b"connection", b"close")  # what is left of the request is not read
 
@@ -81,7 +88,19 @@ class BoundedProtocol(H11Protocol):
             self._deadline = None
 
     def _give_up(self) -> None:
-        self.transport.abort()
+        """The client's fault ends the connection, and no more; where it is ours, both sides are told."""
+        cycle = self.cycle
+        if cycle is None or cycle.more_body or cycle.response_started:
+            self.transport.abort()
+            return
+        after = format_duration(self._settings.request_timeout)
+        event(log, logging.WARNING, "an answer took too long and is given up", path=cycle.scope["path"], after=after)
+        cycle.disconnected = True  # what the app says later is for nobody
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()  # close() would wait until the client has read what came before
+        else:
+            self.transport.write(_LATE)
+            self.transport.close()
 
 
 def protocol(settings: WebSettings) -> Any:

@@ -82,13 +82,13 @@ class WebServer(Server):
         self._listener = listen.bind(address)
         self.address = listen.Address(address.host, self._listener.getsockname()[1])
         super().__init__(_uvicorn_config(self._outermost, settings))
-        if not address.loopback and not self._files.web.authenticates and service.token is None:
-            event(
-                log,
-                logging.WARNING,
-                "open to all who can connect; set a password with --web.config.file",
-                address=address,
-            )
+        self._tell_if_open()
+
+    def _tell_if_open(self) -> None:
+        if self.address.loopback or self._files.web.authenticates or self._service.token is not None:
+            return
+        told = "open to all who can connect; set a password with --web.config.file"
+        event(log, logging.WARNING, told, address=self.address)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """In uvicorn's place: our own listener."""
@@ -206,7 +206,11 @@ class WebServer(Server):
         if new.web.basic_auth_users != self._files.web.basic_auth_users:
             self._auth.passwords = Passwords(new.web.basic_auth_users)
         self._outermost.headers = new.web.http_server_config.headers
-        self._files = new
+        old, self._files = self._files, new
+        gone = [name for name in old.web.protections if name not in new.web.protections]
+        if gone:
+            event(log, logging.WARNING, "the web config file no longer protects", off=", ".join(gone), file=new.path)
+            self._tell_if_open()
 
 
 def _uvicorn_config(app: ASGIApp, settings: WebSettings) -> Config:
