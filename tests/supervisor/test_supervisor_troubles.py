@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from supervisor.test_supervisor import job
+from supervisor.supervised_process import eventually
+from supervisor.test_supervisor import READY, job, pids, state
 
 
 @pytest.fixture
@@ -41,3 +43,32 @@ def test_its_log_may_be_full(start: Any) -> None:
 
 def test_it_may_have_no_stderr(start: Any) -> None:
     assert_it_restarts(start(*job(), stderr=None, preexec_fn=lambda: os.close(2)))
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT, signal.SIGQUIT])
+def test_a_signal_that_is_ignored_from_the_start_ends_nothing(start: Any, number: signal.Signals) -> None:
+    it = start("--", "sh", "-c", READY, preexec_fn=lambda: signal.signal(number, signal.SIG_IGN))
+    it.until("ready")
+    it.process.send_signal(number)
+    assert it.ask("restart", restarts=0)["ok"]
+    it.until("ready", 2)
+    assert not it.job.ending
+
+
+def test_that_restarts_have_ended_is_told_once(start: Any) -> None:
+    it = start("--name", "train", *job())
+    it.until("ready")
+    for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGINT):
+        it.process.send_signal(number)
+        it.until(number.name)
+    assert it.told == "gpufrag: SIGHUP: train is not started again after this\n"
+
+
+def test_who_stops_the_job_alone_does_not_stop_its_supervisor(start: Any) -> None:
+    it = start("--grace", "300ms", *job())
+    it.until("ready")
+    (pid,) = pids(it.lines)
+    os.kill(pid, signal.SIGSTOP)
+    eventually(lambda: state(pid) == "T")
+    assert it.ask("restart", restarts=0)["ok"]
+    it.until("ready", 2)

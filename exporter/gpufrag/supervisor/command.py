@@ -17,6 +17,7 @@ from . import terminal
 from .processes import descendants, elastic, end_with_parent, parent_of
 
 KILLED_WITHIN_S = 30.0
+OF_TERMINAL = {signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}
 
 
 class Run:
@@ -45,7 +46,7 @@ class Run:
             os.killpg(self.pid, number)
 
     def reap(self) -> None:
-        """Take the end of the child, and of orphans that have become ours; where the child stops, so do we."""
+        """Take the end of the child, and of orphans that have become ours; where a terminal stops it, so do we."""
         with suppress(ChildProcessError):
             while (found := os.waitpid(-1, os.WNOHANG | os.WUNTRACED)) != (0, 0):
                 if found[0] == self.pid:
@@ -53,7 +54,8 @@ class Run:
 
     def _take(self, status: int) -> None:
         if os.WIFSTOPPED(status):
-            self._stop_too(os.WSTOPSIG(status))
+            if os.WSTOPSIG(status) in OF_TERMINAL:  # by SIGSTOP somebody looks at the job alone
+                self._stop_too(os.WSTOPSIG(status))
             return
         self.status = status
         self._process.returncode = os.waitstatus_to_exitcode(status)  # or it would look for its child when dropped

@@ -28,7 +28,10 @@ from .record import Record
 from .stale import sweep
 
 ENDING = {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM}
-"""Passed on to the job's whole group, as by a terminal: what a shell script has started ends with it."""
+"""Passed on to the job's whole group, as by a terminal: what a shell script has started ends with it.
+
+Not one that is ignored from the start (nohup, a script's &): it is not meant for the job, and must not end restarts.
+"""
 HEARD = ENDING | {
     signal.SIGALRM,
     signal.SIGCHLD,
@@ -67,7 +70,8 @@ class Supervisor:
         """The status of the job's last run, as `waitpid` gives it. Raises OSError where it cannot be started."""
         processes.adopt_orphans()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, HEARD)
+        self._heard = HEARD - {number for number in ENDING if signal.getsignal(number) == signal.SIG_IGN}
+        self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, self._heard)
         sweep(self._folder)
         name = FileName.of(identify())
         files = {suffix: self._folder / JobFile(name, suffix).name for suffix in (SOCKET, RECORD, PAUSE)}
@@ -152,13 +156,14 @@ class Supervisor:
         _say(f"the workers of {self._wishes.name} were ended for restart {before + 1}")
 
     def _hear(self, timeout_s: float | None) -> None:
-        info = signal.sigwaitinfo(HEARD) if timeout_s is None else signal.sigtimedwait(HEARD, timeout_s)
+        info = signal.sigwaitinfo(self._heard) if timeout_s is None else signal.sigtimedwait(self._heard, timeout_s)
         if info is None or info.si_signo == signal.SIGCHLD:
             self._run.reap()
             return
-        if info.si_signo in ENDING:
+        if info.si_signo in ENDING and not self._ending:
             self._ending = True
             self._record.ends()
+            _say(f"{signal.Signals(info.si_signo).name}: {self._wishes.name} is not started again after this")
         if info.si_signo in OF_GROUP:
             self._run.signal_group(info.si_signo)
         else:
