@@ -19,7 +19,8 @@ def _failure(result: CollectorResult) -> Mapping[str, object] | None:
 HEALTH: tuple[Metric[Any], ...] = (
     Metric(
         "gpufrag_up", GAUGE, RANK, lambda rank: int(rank.view.alive),
-        "1 while the agent of the process answers; 0 when it has ended, as long as its last words are kept.",
+        "1 while the process lives, hung or not: its control socket is open; 0 when it has ended, as long as its last "
+        "words are kept.",
         outlives=True,
     ),
     Metric(
