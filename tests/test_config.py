@@ -76,7 +76,14 @@ def test_every_key_is_read(load: Load, tmp_path: Path) -> None:
         ("folder: {path: 3}", "folder.path is a number: a path belongs here"),
         ("nvml: {enabled: 'yes please'}", "nvml.enabled is a text: true or false belongs here"),
         ("log: {level: loud}", "log.level is 'loud': one of debug, info, warning, error belongs here"),
-        ("web: {request_timeout: 7s}", "web.request_timeout is not above folder.deadline + nvml.deadline"),
+        (
+            "web: {request_timeout: 7s}",
+            "(7.00 s) is not above folder.deadline (5.00 s) + nvml.deadline (2.00 s): ",
+        ),
+        (
+            "{web: {request_timeout: 5s}, nvml: {enabled: false}}",
+            "(5.00 s) is not above folder.deadline (5.00 s): where",
+        ),
         ("web: 9836", "web is a number: a mapping of keys belongs here"),
         ("web:", "web is empty: a mapping of keys belongs here"),
         ("- web", "the whole is a list"),
@@ -165,6 +172,11 @@ def test_a_subject_of_another_program_has_the_same_ranges() -> None:
 def test_a_file_that_could_not_be_read_within_the_whole_is_refused(load: Load) -> None:
     with pytest.raises(UsageError, match="max_file_size is above folder"):
         load("folder: {max_total_size: 1KiB}")
+
+
+def test_a_source_that_is_off_takes_no_time(load: Load) -> None:
+    found = load("{web: {request_timeout: 2s}, folder: {deadline: 1s}, nvml: {enabled: false}}")
+    assert (found.web.request_timeout, found.nvml.enabled) == (2.0, False)
 
 
 def test_every_field_says_what_it_is() -> None:

@@ -166,11 +166,17 @@ class ServeConfig:
         require_ranges(self)
         if self.folder.max_file_size > self.folder.max_total_size:
             raise UsageError("folder.max_file_size is above folder.max_total_size: the largest file would not be read")
-        if self.folder.deadline + self.nvml.deadline >= self.web.request_timeout:
-            raise UsageError(
-                "web.request_timeout is not above folder.deadline + nvml.deadline: where a source hangs, no scrape "
-                "would be answered"
-            )
+        self._require_an_answer_in_time()
+
+    def _require_an_answer_in_time(self) -> None:
+        deadlines = {"folder.deadline": self.folder.deadline}
+        if self.nvml.enabled:
+            deadlines["nvml.deadline"] = self.nvml.deadline
+        if sum(deadlines.values()) >= self.web.request_timeout:
+            told = " + ".join(f"{name} ({format_duration(seconds)})" for name, seconds in deadlines.items())
+            timeout = format_duration(self.web.request_timeout)
+            hangs = "where a source hangs, no scrape would be answered"
+            raise UsageError(f"web.request_timeout ({timeout}) is not above {told}: {hangs}")
 
 
 def load(path: Path) -> ServeConfig:
