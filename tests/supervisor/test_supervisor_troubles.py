@@ -72,3 +72,11 @@ def test_who_stops_the_job_alone_does_not_stop_its_supervisor(start: Any) -> Non
     eventually(lambda: state(pid) == "T")
     assert it.ask("restart", restarts=0)["ok"]
     it.until("ready", 2)
+
+
+def test_what_cannot_be_tidied_up_does_not_change_the_exit_code(start: Any) -> None:
+    it = start(*job(code=0))
+    it.until("ready")
+    it.socket.with_suffix(".pause").mkdir()  # a folder cannot be unlinked
+    it.process.terminate()
+    assert (it.end(), "cannot" in it.told) == (0, False)

@@ -11,12 +11,15 @@ from ..folder import socket_address
 from ..supervised import PAUSE, RECORD, SOCKET, JobFile
 
 
-def sweep(folder: Path) -> None:
-    """Remove the files of those that no longer listen. Best effort: they are in nobody's way."""
+def sweep(folder: Path, host: str) -> None:
+    """Remove the files of those on this host that no longer listen. Best effort: they are in nobody's way.
+
+    Where hosts share the folder, the socket of another one refuses from here although its supervisor lives.
+    """
     with suppress(OSError):
         names = [name for entry in os.listdir(folder) if (name := JobFile.parse(entry)) and name.suffix == SOCKET]
         for name in names:
-            if not _listens(folder / name.name):
+            if name.process.host == host and not _listens(folder / name.name):
                 for suffix in (SOCKET, RECORD, PAUSE):
                     (folder / name._replace(suffix=suffix).name).unlink(missing_ok=True)
 

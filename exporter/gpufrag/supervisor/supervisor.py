@@ -20,7 +20,8 @@ from pathlib import Path
 from ..agent.control import Control
 from ..agent.identity import identify
 from ..agent.trouble import Trouble
-from ..folder import FileName
+from ..errors import Unavailable
+from ..folder import VARIABLE, FileName
 from ..supervised import PAUSE, RECORD, RESTART_COUNT, SOCKET, Elastic, JobFile, SupervisedJob
 from . import processes
 from .command import KILLED_WITHIN_S, Run, refuse_immortal
@@ -72,25 +73,34 @@ class Supervisor:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._heard = HEARD - {number for number in ENDING if signal.getsignal(number) == signal.SIG_IGN}
         self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, self._heard)
-        sweep(self._folder)
         name = FileName.of(identify())
+        sweep(self._folder, name.host)
         files = {suffix: self._folder / JobFile(name, suffix).name for suffix in (SOCKET, RECORD, PAUSE)}
         self._record = Record(self._job(name), files[RECORD], files[PAUSE], self._wake)
         self._run = self._start()
         self._record.observe(self._elastic, lambda: self._run.left())
         try:
-            control = Control(files[SOCKET], self._record.commands, Trouble(), PRIVATE)
+            control = self._listen(files[SOCKET])
             self._record.write()
             try:
                 return self._supervise()
             finally:
-                control.close()
+                with suppress(OSError):  # what is left there is swept by the next one
+                    control.close()
         except BaseException:
             self._run.kill()  # a fault of ours must not leave a job that nobody watches
             raise
         finally:
             for path in files.values():
-                path.unlink(missing_ok=True)
+                with suppress(OSError):  # the folder has become read-only; the job's end is told all the same
+                    path.unlink(missing_ok=True)
+
+    def _listen(self, path: Path) -> Control:
+        try:
+            return Control(path, self._record.commands, Trouble(), PRIVATE)
+        except (OSError, RuntimeError) as error:
+            what = f"{path.parent}: no job can be restarted from there ({error})"
+            raise Unavailable(f"{what}; set {VARIABLE} to another folder, or leave --restartable out") from None
 
     def _job(self, name: FileName) -> SupervisedJob:
         user = pwd.getpwuid(os.geteuid()).pw_name

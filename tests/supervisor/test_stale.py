@@ -1,0 +1,39 @@
+"""What is swept from a folder: what this host's supervisors have left, and nothing of anybody else's."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from gpufrag.folder import FileName, socket_address
+from gpufrag.supervised import PAUSE, RECORD, SOCKET, JobFile
+from gpufrag.supervisor.stale import sweep
+
+SUFFIXES = (SOCKET, RECORD, PAUSE)
+
+
+def leave(folder: Path, host: str) -> socket.socket:
+    """The files of a supervisor, and the socket that nobody listens to."""
+    names = {suffix: folder / JobFile(FileName(host, 777, 1_700_000_000_000), suffix).name for suffix in SUFFIXES}
+    for suffix in (RECORD, PAUSE):
+        names[suffix].touch()
+    bound = socket.socket(socket.AF_UNIX)
+    with socket_address(names[SOCKET]) as address:
+        bound.bind(address)
+    return bound
+
+
+@pytest.mark.parametrize(("host", "left"), [("here", 0), ("there", 3), ("not-here", 3)])
+def test_only_this_host_s_are_swept(tmp_path: Path, host: str, left: int) -> None:
+    with leave(tmp_path, host):
+        sweep(tmp_path, "here")
+    assert len(list(tmp_path.iterdir())) == left
+
+
+def test_those_that_listen_stay(tmp_path: Path) -> None:
+    with leave(tmp_path, "here") as listener:
+        listener.listen()
+        sweep(tmp_path, "here")
+    assert len(list(tmp_path.iterdir())) == 3
