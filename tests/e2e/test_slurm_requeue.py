@@ -55,9 +55,9 @@ def receiver(slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
     process.kill()
 
 
-def submit(slurm: Slurm, *flags: str) -> str:
+def submit(slurm: Slurm, *flags: str, job: str = JOB) -> str:
     script = slurm.folder / "train.sh"
-    script.write_text(JOB)
+    script.write_text(job)
     words = ["sbatch", "--parsable", "--job-name=train", f"--comment={WISHES}", "--output=/dev/null", *flags]
     return slurm.command(*words, f"--export=ALL,LOG={log(slurm)},WISHES={WISHES}", str(script))
 
@@ -106,3 +106,33 @@ def test_a_job_that_must_stay_is_left_alone(slurm: Slurm, receiver: Process) -> 
     slurm.until(lambda: receiver.outcomes == ["refused"])
     assert get(receiver, "/v1/decisions").json()[0]["reason"] == "no-requeue"
     assert lines(slurm) == ["run 0"]
+
+
+@pytest.mark.parametrize("how", ["exit 42", ":", "exit 0"])
+def test_a_job_that_ends_at_the_signal(slurm: Slurm, receiver: Process, how: str) -> None:
+    """With the code of ranks that saved, by the signal itself, or for good."""
+    handler = "" if how == ":" else f"trap '{how}' USR1"
+    number = submit(slurm, "--requeue", job=JOB.replace("trap 'save USR1' USR1", handler))
+    slurm.until(lambda: lines(slurm) == ["run 0"])
+    send(receiver, f"train-{number}")
+    if how == "exit 0":
+        slurm.until(lambda: receiver.outcomes == ["started", "refused"])
+        assert lines(slurm) == ["run 0"]
+    else:
+        slurm.until(lambda: lines(slurm) == ["run 0", "run 1"])
+        slurm.until(lambda: receiver.outcomes == ["started", "restarted"])
+
+
+def test_of_an_array_one_task_is_put_back(slurm: Slurm, receiver: Process) -> None:
+    ends = "\n[ $SLURM_ARRAY_TASK_ID = 1 ] || exit 0\nwhile"
+    number = submit(slurm, "--requeue", "--array=0-1", job=JOB.replace("\nwhile", ends).replace("$WISHES", WISHES))
+    slurm.until(lambda: lines(slurm) == ["run 0", "run 0"])
+    send(receiver, number)
+    slurm.until(lambda: receiver.outcomes == ["refused"])
+    send(receiver, f"train-{number}")
+    slurm.until(lambda: receiver.outcomes == ["refused", "started", "restarted"])
+    slurm.until(lambda: lines(slurm)[2:] == ["USR1", "TERM", "run 1"])
+    counts = slurm.command(
+        "squeue", "--noheader", "--states=all", f"--jobs={number}", "--Format=ArrayTaskID:4,RestartCnt:4"
+    )
+    assert {tuple(line.split()) for line in counts.splitlines()} == {("0", "0"), ("1", "1")}

@@ -14,7 +14,16 @@ from gpufrag.restarter.slurm_commands import COLUMNS, Answer, show
 
 
 def row(**fields: str) -> str:
-    found = {"JobID": "7", "UserName": "ann", "State": "RUNNING", "RestartCnt": "1", "Requeue": "1", "Reason": "None"}
+    found = {
+        "JobID": "7",
+        "ArrayJobID": "7",
+        "ArrayTaskID": "N/A",
+        "UserName": "ann",
+        "State": "RUNNING",
+        "RestartCnt": "1",
+        "Requeue": "1",
+        "Reason": "None",
+    }
     return "".join((found | fields)[name].ljust(width)[:width] for name, width in COLUMNS.items()) + "\n"
 
 
@@ -46,21 +55,28 @@ def test_a_job_is_read_column_by_column() -> None:
     job = show(FakeSlurm(comment="gpufrag.dev/restart=true"), 7)
     assert (job.id, job.user, job.state, job.restarts, job.requeue) == (7, "ann", "RUNNING", 1, True)
     assert (job.reason, job.comment) == ("None", "gpufrag.dev/restart=true")
-    assert slurm_commands.nodes_of(FakeSlurm(), 7) == ("n1", "n2")
-    assert slurm_commands.nodes_of(FakeSlurm(nodes=""), 7) == ()
+    assert slurm_commands.nodes_of(FakeSlurm(), "7") == ("n1", "n2")
+    assert slurm_commands.nodes_of(FakeSlurm(nodes=""), "7") == ()
 
 
 def test_a_job_s_name_cannot_pass_for_another_job() -> None:
     hostile = "x\n" + row(UserName="root")
     fake = FakeSlurm(name=hostile, comment=hostile)
-    assert (show(fake, 7).user, slurm_commands.name_of(fake, 7)) == ("ann", hostile)
+    assert (show(fake, 7).user, slurm_commands.name_of(fake, "7")) == ("ann", hostile)
 
 
 def test_of_an_array_the_task_with_the_number_is_meant() -> None:
     table = row(JobID="8", UserName="bob") + row()
     assert show(FakeSlurm(table=table), 7).user == "ann"
+    assert slurm_commands.standing_for(FakeSlurm(table=table), "7") == (8, 7)
     with pytest.raises(NotFound, match="no job 9"):
         show(FakeSlurm(table=table), 9)
+
+
+def test_a_task_of_an_array_is_asked_for_by_its_own_address() -> None:
+    fake = FakeSlurm(table=row(JobID="8", ArrayTaskID="0") + row(ArrayTaskID="1"))
+    assert (show(fake, 7).address, show(fake, 8).address) == ("7_1", "7_0")
+    assert [command[3] for command in fake.ran if command[-1] == "--format=%k"] == ["--jobs=7_1", "--jobs=7_0"]
 
 
 @pytest.mark.parametrize("table", [row(RestartCnt="many"), row(RestartCnt="")])
@@ -82,7 +98,7 @@ def test_a_count_that_is_none_is_no_answer(table: str) -> None:
 )
 def test_an_error_is_what_it_says(said: str, kind: type[ClusterError]) -> None:
     with pytest.raises(kind, match="scontrol requeue: "):
-        slurm_commands.requeue(FakeSlurm(errors={"scontrol requeue": said}), 7)
+        slurm_commands.requeue(FakeSlurm(errors={"scontrol requeue": said}), "7")
 
 
 def test_a_command_that_hangs_or_is_not_there() -> None:

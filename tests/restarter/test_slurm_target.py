@@ -74,6 +74,54 @@ def test_what_stands_against_a_restart(
     assert refusal.value.reason == reason
 
 
+ARRAY = row(JobID="8", ArrayTaskID="0", State="COMPLETED") + row(ArrayTaskID="1")
+
+
+def test_a_bare_number_may_stand_for_a_whole_array(cluster: slurm.SlurmCluster, fake: FakeSlurm) -> None:
+    fake.table = ARRAY
+    with pytest.raises(Refused, match="7 is a whole array of Slurm's; name one task of it, as 7_1") as refusal:
+        resolved(cluster, "7")
+    assert refusal.value.reason == "ambiguous"
+
+
+def test_the_last_task_of_an_array_has_the_array_s_number(cluster: slurm.SlurmCluster, fake: FakeSlurm) -> None:
+    fake.table = ARRAY
+    owner = resolved(cluster).owner
+    cluster.create_command(owner.ref, "restart", "gpufrag-7-1")
+    assert (owner.finished, fake.ran[-1]) == (False, ["scontrol", "requeue", "7_1"])
+
+
+def test_a_task_may_be_named_as_such(cluster: slurm.SlurmCluster, fake: FakeSlurm) -> None:
+    fake.table = row(JobID="8", ArrayTaskID="0")
+    assert str(resolved(cluster, "train-7_0").owner.ref) == "Job.slurm.schedmd.com slurm/8"
+    assert any("--jobs=7_0" in command for command in fake.ran)
+
+
+@pytest.mark.parametrize("phase", ["claimed", "waiting"])
+def test_a_job_that_failed_of_our_signal_is_put_back(cluster: slurm.SlurmCluster, fake: FakeSlurm, phase: str) -> None:
+    fake.comment += " gpufrag.dev/signal=USR1"
+    it = resolved(cluster)
+    marks = {"gpufrag.dev/restart-phase": phase, "gpufrag.dev/commanded-at-version": "1"}
+    cluster.patch(it.owner.ref, {"metadata": {"annotations": marks}}, None)
+    fake.table = row(State="FAILED")
+    failed = cluster.get_owner(it.owner.ref)
+    assert not failed.finished
+    assert TARGETS[SLURM_JOB].plan(failed, it.pod) == TARGETS[SLURM_JOB].rest(failed) == (Command(1, action="restart"),)
+    fake.table = row(State="COMPLETED")
+    assert cluster.get_owner(it.owner.ref).finished
+
+
+@pytest.mark.parametrize("marks", [{}, {"gpufrag.dev/commanded-at-version": "1"}])
+def test_a_job_that_failed_by_itself_has_ended(
+    cluster: slurm.SlurmCluster, fake: FakeSlurm, marks: dict[str, str]
+) -> None:
+    fake.comment += " gpufrag.dev/signal=USR1"
+    ref = resolved(cluster).owner.ref
+    cluster.patch(ref, {"metadata": {"annotations": marks}}, None)
+    fake.table = row(State="FAILED")
+    assert cluster.get_owner(ref).finished
+
+
 @pytest.mark.parametrize(("state", "finished"), [("COMPLETED", True), ("CANCELLED", True), ("SUSPENDED", False)])
 def test_a_job_that_has_ended(cluster: slurm.SlurmCluster, fake: FakeSlurm, state: str, finished: bool) -> None:
     fake.table = row(State=state)
@@ -167,6 +215,16 @@ def test_a_job_that_puts_itself_back_is_not_waited_for(cluster: slurm.SlurmClust
         fake.table = row(State="PENDING", RestartCnt="2")
 
     assert save(cluster, fake, requeues).text == "After SIGUSR1 the job is PENDING."
+
+
+def test_how_a_job_ends_is_waited_for(cluster: slurm.SlurmCluster, fake: FakeSlurm) -> None:
+    fake.comment += " gpufrag.dev/signal=USR1"
+    states = iter(["COMPLETING", "COMPLETING", "FAILED"])
+
+    def ends(fake: FakeSlurm) -> None:
+        fake.table = row(State=next(states))
+
+    assert save(cluster, fake, ends).text == "After SIGUSR1 the job is FAILED."
 
 
 @pytest.mark.parametrize("wish", ["KILL", "USR3", "9", "--batch"])

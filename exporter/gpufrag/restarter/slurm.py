@@ -15,14 +15,16 @@ from dataclasses import dataclass, replace
 from .alerts import Alert, Place
 from .checkpoint import Checkpoint, CheckpointFailed
 from .clock import Clock
-from .cluster import ANNOTATIONS, Body, GroupKind, Owner, Pod, Ref
+from .cluster import ANNOTATIONS, PHASE, Body, GroupKind, Owner, Pod, Ref
 from .commanded import RESTART, SLURM_JOB, Commanded, expected_restarts, owner, pod, reference
 from .errors import ClusterError, Conflict, Denied, Invalid, NotFound, Refused
+from .memory import CLAIMED
 from .off_cluster import OffCluster, annotations_in, key_of
 from .owners import Resolved
 from .policy import OPT_IN, PAUSE
-from .slurm_commands import Runner, SlurmJob, name_of, nodes_of, requeue, show, signal, start_in
+from .slurm_commands import Runner, SlurmJob, name_of, nodes_of, requeue, show, signal, standing_for, start_in
 from .state_file import StateFile
+from .steps import COMMANDED
 
 NAMESPACE = "slurm"
 SIGNAL = f"{ANNOTATIONS}/signal"
@@ -33,8 +35,10 @@ WISHES = frozenset({OPT_IN, PAUSE, SIGNAL, SAVED})
 SIGNALS = frozenset({"HUP", "INT", "TERM", "USR1", "USR2"})
 GOES_ON = frozenset({"COMPLETING", "CONFIGURING", "PENDING", "REQUEUED", "RUNNING", "SIGNALING", "SUSPENDED"})
 """States of jobs that have not come to their end."""
+AT_WORK = frozenset({"COMPLETING", "RUNNING", "SIGNALING"})
+"""Of these, those of a run whose end is not known yet."""
 POLL_S = 2.0
-_NAME = re.compile(r"(?:(?P<name>.*)-)?(?P<id>[1-9][0-9]{0,9})", re.DOTALL)
+_NAME = re.compile(r"(?:(?P<name>.*)-)?(?P<id>[1-9][0-9]{0,9})(?:_(?P<task>[0-9]{1,9}))?", re.DOTALL)
 
 
 def locate(alert: Alert) -> Alert:
@@ -50,7 +54,7 @@ def targets(users: Collection[str], hurry: bool = False) -> Mapping[GroupKind, C
             return Refused("other-user", f"{job.ref} is {job.status['user']}'s; add the user to slurm.users")
         if not job.status["requeue"]:
             return Refused("no-requeue", f"{job.ref} must not be put back into the queue; submit it with --requeue")
-        if not job.status["running"]:
+        if not job.status["running"] and not job.status["owed"]:
             return Refused("not-running", f"{job.ref} is {job.status['state']}: what an alert is about has ended")
         return None
 
@@ -69,17 +73,28 @@ class SlurmCluster(OffCluster):
         self._command, self._start_after_s = run, start_after_s
 
     def get_pod(self, namespace: str, name: str) -> Pod:
-        """`name`: the job's name, a hyphen, and its number; or the number. Raises Refused for a name of another job."""
+        """`name`: the job's name, a hyphen, and its number (a task's may be 4_1); or that alone. Raises Refused."""
         match = _NAME.fullmatch(name)
         if match is None:
             raise Refused(
                 "no-job-number", f"job_name {name!r:.80} does not end with a job's number; see --write-target"
             )
-        job = show(self._command, int(match["id"]))
-        called = name_of(self._command, job.id)
+        job = show(self._command, self._number(match))
+        called = name_of(self._command, job.address)
         if match["name"] is not None and match["name"] != called:
-            raise Refused("pod-replaced", f"job {job.id} is called {called!r:.80}, and not as the alert says")
+            raise Refused("pod-replaced", f"job {job.address} is called {called!r:.80}, and not as the alert says")
         return pod(_ref(job.id), name, None, job.state == "RUNNING")
+
+    def _number(self, match: re.Match[str]) -> int:
+        """Of one job. A name comes with SLURM_JOB_ID, which is one task's own, be it that of the array too."""
+        number, task = int(match["id"]), match["task"]
+        address = str(number) if task is None else f"{number}_{int(task)}"
+        found = standing_for(self._command, address)
+        if task is None and match["name"] is not None and number in found:
+            return number
+        if len(found) > 1 or (found and task is None and found != (number,)):
+            raise Refused("ambiguous", f"{address} is a whole array of Slurm's; name one task of it, as {address}_1")
+        return found[0] if found else number
 
     def get_owner(self, ref: Ref) -> Owner:
         return self._owner(show(self._command, int(ref.name))) if ref.group_kind == SLURM_JOB else self.stored(ref)
@@ -99,17 +114,17 @@ class SlurmCluster(OffCluster):
         if dry_run:
             return
         if action == RESTART:
-            requeue(self._command, job.id)
+            requeue(self._command, job.address)
             return
         try:
-            start_in(self._command, job.id, math.ceil(self._start_after_s))
+            start_in(self._command, job.address, math.ceil(self._start_after_s))
         except (Denied, Invalid) as error:  # it starts all the same, only later
             raise Conflict(str(error)) from None
 
     def list_pods(self, namespace: str, selector: str) -> tuple[Pod, ...]:
         """One for each node of the job whose number the selector is, so that each can be asked."""
         job = show(self._command, int(selector))
-        nodes = nodes_of(self._command, job.id)
+        nodes = nodes_of(self._command, job.address)
         return tuple(pod(_ref(job.id), f"{job.id}-{node}", node, job.state == "RUNNING") for node in nodes)
 
     def list_marked(self, kind: GroupKind, namespace: str) -> tuple[Owner, ...]:
@@ -145,8 +160,9 @@ class SignalCheckpointer:
             raise CheckpointFailed(f"{SIGNAL}={wanted:.20}: not one of {', '.join(sorted(SIGNALS))}")
         number = int(job.owner.name)
         try:
-            before = _words(show(self.run, number).comment).get(SAVED)
-            signal(self.run, number, name, batch)
+            found = show(self.run, number)
+            before = _words(found.comment).get(SAVED)
+            signal(self.run, found.address, name, batch)
             return (yield from self._wait(number, name, before, min(self.grace_s, timeout_s)))
         except ClusterError as error:
             raise CheckpointFailed(f"SIG{name} could not be sent, or the job not be seen: {error}") from None
@@ -161,7 +177,7 @@ class SignalCheckpointer:
             if saved is not None and saved != before:
                 step = int(saved) if saved.isdecimal() and len(saved) < 16 else None
                 return Checkpoint(f"The job says that it has saved ({saved:.40}).", saved=True, step=step)
-            if job.state != "RUNNING":
+            if job.state not in AT_WORK:
                 return Checkpoint(f"After SIG{name} the job is {job.state}.")
             yield min(POLL_S, patience_s)
         return Checkpoint(f"SIG{name} was sent {patience_s:g} s ago; the job has not said whether it has saved.")
@@ -173,6 +189,8 @@ def _ref(job: int) -> Ref:
 
 def _owner(job: SlurmJob, version: int, remembered: Mapping[str, str]) -> Owner:
     """What is remembered wins over the comment, where only a user's wishes belong."""
+    annotations = {**_words(job.comment), **remembered}
+    owed = _owed(job, annotations)
     status = {
         "restarts": job.restarts,
         "running": job.state == "RUNNING",
@@ -180,9 +198,20 @@ def _owner(job: SlurmJob, version: int, remembered: Mapping[str, str]) -> Owner:
         "reason": job.reason,
         "user": job.user,
         "requeue": job.requeue,
+        "owed": owed,
     }
-    annotations = {**_words(job.comment), **remembered}
-    return owner(_ref(job.id), version, annotations, status, finished=job.state not in GOES_ON)
+    finished = job.state not in GOES_ON and not owed
+    return owner(_ref(job.id), version, annotations, status, finished=finished)
+
+
+def _owed(job: SlurmJob, annotations: Mapping[str, str]) -> bool:
+    """Whether it has failed of the signal that its restart began with: it is to be put back all the same.
+
+    Ranks that saved end with 42, and a job without a handler is killed; one that has completed needs no more.
+    """
+    begun = annotations.get(PHASE) == CLAIMED
+    commanded = PHASE in annotations and annotations.get(COMMANDED) == str(job.restarts)
+    return job.state == "FAILED" and SIGNAL in annotations and (begun or commanded)
 
 
 def _words(comment: str) -> dict[str, str]:

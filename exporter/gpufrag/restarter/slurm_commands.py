@@ -15,7 +15,16 @@ from typing import NamedTuple
 from .errors import Away, ClusterError, Conflict, Denied, Invalid, NotFound
 
 MAX_ANSWER = 1 << 20
-COLUMNS: Mapping[str, int] = {"JobID": 20, "UserName": 64, "State": 24, "RestartCnt": 12, "Requeue": 8, "Reason": 64}
+COLUMNS: Mapping[str, int] = {
+    "JobID": 20,
+    "ArrayJobID": 20,
+    "ArrayTaskID": 64,
+    "UserName": 64,
+    "State": 24,
+    "RestartCnt": 12,
+    "Requeue": 8,
+    "Reason": 64,
+}
 """Of squeue, and how wide each is."""
 
 
@@ -34,6 +43,9 @@ class SlurmJob:
     """One job, at one moment."""
 
     id: int
+    """A number of its own, which the last task of an array shares with the array."""
+    address: str
+    """What stands for this job alone: its number, or `4_1` for a task of array 4."""
     user: str
     state: str
     restarts: int
@@ -66,58 +78,69 @@ def runner(timeout_s: float) -> Runner:
 
 def show(run: Runner, job: int) -> SlurmJob:
     """Raises NotFound for one that Slurm does not know, or no longer."""
-    columns = ",".join(f"{name}:{width}" for name, width in COLUMNS.items())
-    fields = _fields(_squeue(run, job, f"--Format={columns}"), job)
+    fields = next((one for one in _records(run, str(job)) if one["JobID"] == str(job)), None)
+    if fields is None:
+        raise NotFound(f"Slurm has no job {job} any more")
+    task = fields["ArrayTaskID"]
+    address = f"{fields['ArrayJobID']}_{task}" if task.isdecimal() else str(job)
     return SlurmJob(
         id=job,
+        address=address,
         user=fields["UserName"],
         state=fields["State"],
         restarts=_number(fields["RestartCnt"]),
         requeue=fields["Requeue"] == "1",
         reason=fields["Reason"],
-        comment=_squeue(run, job, "--format=%k"),
+        comment=_squeue(run, address, "--format=%k"),
     )
 
 
-def name_of(run: Runner, job: int) -> str:
-    return _squeue(run, job, "--format=%j")
+def standing_for(run: Runner, address: str) -> tuple[int, ...]:
+    """The numbers of all jobs that `address` stands for: of an array's bare number, those of all its tasks."""
+    return tuple(_number(fields["JobID"]) for fields in _records(run, address))
 
 
-def nodes_of(run: Runner, job: int) -> tuple[str, ...]:
+def name_of(run: Runner, address: str) -> str:
+    return _squeue(run, address, "--format=%j")
+
+
+def nodes_of(run: Runner, address: str) -> tuple[str, ...]:
     """Empty for a job that waits."""
-    nodes = _squeue(run, job, "--format=%N").split()
+    nodes = _squeue(run, address, "--format=%N").split()
     return tuple(_checked(run, ["scontrol", "show", "hostnames", nodes[0]]).split()) if nodes else ()
 
 
-def requeue(run: Runner, job: int) -> None:
-    _checked(run, ["scontrol", "requeue", str(job)])
+def requeue(run: Runner, address: str) -> None:
+    _checked(run, ["scontrol", "requeue", address])
 
 
-def start_in(run: Runner, job: int, seconds: int) -> None:
+def start_in(run: Runner, address: str, seconds: int) -> None:
     """A job that was put back waits for two minutes by itself."""
-    _checked(run, ["scontrol", "update", f"JobId={job}", f"StartTime=now+{seconds}"])
+    _checked(run, ["scontrol", "update", f"JobId={address}", f"StartTime=now+{seconds}"])
 
 
-def signal(run: Runner, job: int, name: str, batch: bool) -> None:
+def signal(run: Runner, address: str, name: str, batch: bool) -> None:
     """To the tasks of the job's steps, or to its batch script alone."""
-    _checked(run, ["scancel", *(["--batch"] if batch else []), f"--signal={name}", str(job)])
+    _checked(run, ["scancel", *(["--batch"] if batch else []), f"--signal={name}", address])
 
 
-def _squeue(run: Runner, job: int, wanted: str) -> str:
-    command = ["squeue", "--noheader", "--states=all", f"--jobs={job}", wanted]
+def _squeue(run: Runner, address: str, wanted: str) -> str:
+    command = ["squeue", "--noheader", "--states=all", f"--jobs={address}", wanted]
     return _checked(run, command).removesuffix("\n")
 
 
-def _fields(text: str, job: int) -> dict[str, str]:
-    """By the widths of the columns; of an array's tasks, the one with that number. Raises NotFound, Away."""
-    for line in text.splitlines():
-        start, found = 0, {}
-        for name, width in COLUMNS.items():
-            found[name] = line[start : start + width].strip()
-            start += width
-        if found["JobID"] == str(job):
-            return found
-    raise NotFound(f"Slurm has no job {job} any more")
+def _records(run: Runner, address: str) -> list[dict[str, str]]:
+    """By the widths of the columns."""
+    columns = ",".join(f"{name}:{width}" for name, width in COLUMNS.items())
+    return [_fields(line) for line in _squeue(run, address, f"--Format={columns}").splitlines()]
+
+
+def _fields(line: str) -> dict[str, str]:
+    start, found = 0, {}
+    for name, width in COLUMNS.items():
+        found[name] = line[start : start + width].strip()
+        start += width
+    return found
 
 
 def _number(text: str) -> int:
