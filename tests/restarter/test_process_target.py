@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -11,7 +12,9 @@ from typing import Any
 import pytest
 
 from gpufrag.restarter.commanded import PROCESS, reference
-from gpufrag.restarter.errors import Conflict, NotFound
+from gpufrag.restarter.errors import Away, Conflict, NotFound
+from gpufrag.restarter.process import ProcessCluster
+from gpufrag.restarter.state_file import StateFile
 from restarter.off_cluster_rig import Receiver, alert, receiving
 from supervisor.supervised_process import Supervised
 
@@ -75,6 +78,43 @@ def test_two_jobs_of_one_name_are_not_guessed_at(job: Supervised, receiver: Rece
         receiver.until("refused ambiguous")
     finally:
         other.close()
+
+
+@pytest.fixture
+def stopped(tmp_path: Path, job: Supervised) -> Iterator[Supervised]:
+    """Beside `job`, and silent."""
+    folder = tmp_path / "stopped"
+    folder.mkdir()
+    (folder / "agents").symlink_to(job.folder)
+    one = Supervised(folder, "--name", "stopped", "--", "sh", "-c", JOB)
+    one.until("ready")
+    os.kill(one.process.pid, signal.SIGSTOP)
+    yield one
+    os.kill(one.process.pid, signal.SIGCONT)
+    one.close()
+
+
+def quick(job: Supervised, folder: Path) -> ProcessCluster:
+    return ProcessCluster(job.folder, StateFile(folder / "state.json"), timeout_s=0.2)
+
+
+def test_one_that_is_stopped_holds_up_no_other_job(job: Supervised, stopped: Supervised, tmp_path: Path) -> None:
+    cluster = quick(job, tmp_path)
+    assert cluster.get_pod("host", "train").name == "train"
+    assert cluster.list_marked(PROCESS, "host") == ()
+    with pytest.raises(Away, match="no answer"):
+        cluster.get_pod("host", "stopped")
+
+
+@pytest.mark.parametrize("torn", [False, True])
+def test_one_that_is_stopped_amid_its_restart_is_searched_for_again(
+    job: Supervised, stopped: Supervised, tmp_path: Path, torn: bool
+) -> None:
+    (record,) = (path for path in job.folder.glob("*.job.json") if f"-{stopped.process.pid}-" in path.name)
+    marked = {**json.loads(record.read_text()), "annotations": {"gpufrag.dev/restart-phase": "waiting"}}
+    record.write_text("{" if torn else json.dumps(marked))
+    with pytest.raises(Away, match="no answer"):
+        quick(job, tmp_path).list_marked(PROCESS, "host")
 
 
 def test_a_pause_file_pauses(job: Supervised, receiver: Receiver) -> None:

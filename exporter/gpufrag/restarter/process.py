@@ -17,7 +17,7 @@ from ..errors import BadInput, Unavailable
 from ..folder import socket_address
 from ..json_record import loads
 from ..rank_sockets import broadcast
-from ..supervised import CONFLICT, SOCKET, JobFile, SupervisedJob, decode
+from ..supervised import CONFLICT, RECORD, SOCKET, JobFile, SupervisedJob, decode
 from .agreed import Asker
 from .alerts import Alert, Place
 from .cluster import PHASE, Body, GroupKind, Owner, Pod, Ref
@@ -69,7 +69,7 @@ class ProcessCluster(OffCluster):
 
     def get_pod(self, namespace: str, name: str) -> Pod:
         """Raises Refused where not exactly one job has that name."""
-        found = [job for job in self._jobs() if job.name == name]
+        found = list(self._named(name))
         if not found:
             raise Refused(
                 "no-supervisor", f"no job {name!r:.80} runs here by gpufrag run --restartable; see its --name"
@@ -102,16 +102,45 @@ class ProcessCluster(OffCluster):
 
     def list_pods(self, namespace: str, selector: str) -> tuple[Pod, ...]:
         """The selector is the job's name."""
-        return tuple(_pod(job) for job in self._jobs() if job.name == selector)
+        return tuple(_pod(job) for job in self._named(selector))
 
     def list_marked(self, kind: GroupKind, namespace: str) -> tuple[Owner, ...]:
-        return tuple(_owner(job) for job in self._jobs() if PHASE in job.annotations)
-
-    def _jobs(self) -> Iterator[SupervisedJob]:
-        """Of all supervisors that answer; those of other users are nobody's here."""
+        """Raises Away for a supervisor that is silent, where its record tells of a restart, or tells nothing."""
+        marked = []
         for file in self._sockets():
-            with suppress(NotFound):
-                yield self._exchange(self._folder / file.name, {"command": "job"})
+            try:
+                job = self._job(file)
+            except Away:
+                job = self._recorded(file)
+                if job is None or PHASE in job.annotations:
+                    raise
+            if job is not None and PHASE in job.annotations:
+                marked.append(_owner(job))
+        return tuple(marked)
+
+    def _named(self, name: str) -> Iterator[SupervisedJob]:
+        """Whoever has put another name on record is not asked: one that is stopped must hold up no other job."""
+        for file in self._sockets():
+            recorded = self._recorded(file)
+            if recorded is None or recorded.name == name:
+                job = self._job(file)
+                if job is not None and job.name == name:
+                    yield job
+
+    def _job(self, file: JobFile) -> SupervisedJob | None:
+        """None where nobody listens; those of other users are nobody's here."""
+        with suppress(NotFound):
+            return self._exchange(self._folder / file.name, {"command": "job"})
+        return None
+
+    def _recorded(self, file: JobFile) -> SupervisedJob | None:
+        """What lies beside the socket; None where that cannot be read."""
+        try:
+            path = self._folder / file._replace(suffix=RECORD).name
+            with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as opened:
+                return decode(loads(opened.read(MAX_ANSWER)))
+        except (OSError, BadInput, ValueError, RecursionError):
+            return None
 
     def _sockets(self) -> list[JobFile]:
         try:
