@@ -51,8 +51,8 @@ def pids(reader: ProcessReader) -> list[int]:
 
 
 def test_files_that_are_each_within_their_bounds_are_bounded_together(start: Start, reader: ProcessReader) -> None:
-    hostile = [start(large(pid)) for pid in range(10_000, 10_000 + MAX_MOMENTS // WORST + 8)]
     ranks = [start(process_sample(rank)) for rank in range(8)]
+    hostile = [start(large(pid)) for pid in range(10_000, 10_000 + MAX_MOMENTS // WORST + 8)]  # the latest
     reading = reader.read()
     shown = [rank.sample.identity.pid for rank in reading.ranks]
     assert shown[:8] == [rank.sample.identity.pid for rank in ranks]
@@ -68,9 +68,9 @@ def test_a_host_that_is_full_of_ranks_is_shown_whole(start: Start, reader: Proce
 
 
 def test_large_files_do_not_take_the_size_that_may_be_read(tmp_path: Path, start: Start) -> None:
+    ranks = [start(process_sample(rank)) for rank in range(4)]
     for pid in range(10_000, 10_004):
         start(large(pid))
-    ranks = [start(process_sample(rank)) for rank in range(4)]
     settings = FolderSettings(max_total_size=sum(rank.file.stat().st_size for rank in ranks) + 1000)
     reading = ProcessReader(tmp_path, settings).read()
     assert [rank.sample.identity.rank for rank in reading.ranks] == [0, 1, 2, 3]
