@@ -8,13 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ..errors import GpufragError
 from ..supervised import CONFLICT, Elastic, SupervisedJob, encode
 
 MAX_ANNOTATIONS = 64
 Answer = dict[str, Any]
+Started = TypeVar("Started")
 
 
 class Record:
@@ -26,6 +27,7 @@ class Record:
         self._wanted, self._seen = False, 0
         self._elastic: Callable[[], Elastic | None] = lambda: None
         self._processes: Callable[[], Sequence[int]] = tuple
+        self._obstacle: Callable[[], str | None] = lambda: None
 
     @property
     def commands(self) -> dict[str, Callable[[Mapping[str, Any]], Answer]]:
@@ -41,9 +43,14 @@ class Record:
         """Whether a restart has been asked for and has not begun."""
         return self._wanted
 
-    def observe(self, elastic: Callable[[], Elastic | None], processes: Callable[[], Sequence[int]]) -> None:
-        """How to learn what torchrun has done by itself, and which processes there are."""
-        self._elastic, self._processes = elastic, processes
+    def observe(
+        self,
+        elastic: Callable[[], Elastic | None],
+        processes: Callable[[], Sequence[int]],
+        obstacle: Callable[[], str | None],
+    ) -> None:
+        """How to learn what torchrun has done by itself, which processes there are, and what forbids a new start."""
+        self._elastic, self._processes, self._obstacle = elastic, processes, obstacle
 
     def show(self, request: Mapping[str, Any]) -> Answer:
         with self._lock:
@@ -71,6 +78,8 @@ class Record:
                 raise GpufragError(f"{job.name} was told to end, and is not started again")
             if request.get("restarts") != job.restarts or self._wanted or not job.running:
                 return {"refused": CONFLICT}
+            if missing := self._obstacle():  # while it still runs
+                raise GpufragError(f"{job.name} could not be started again, and runs on: {missing}")
             if request.get("dry_run") is not True:
                 self._wanted = True
                 self._wake()
@@ -84,10 +93,14 @@ class Record:
         """The restart that was wanted has begun."""
         self._change(running=False)
 
-    def started(self) -> None:
-        """It runs again."""
-        self._change(running=True, restarts=self._job.restarts + 1)
-        self._wanted = False
+    def start_again(self, start: Callable[[int], Started]) -> Started:
+        """By `start`, which is given the new count; who asks meanwhile is answered after it. Raises what it raises."""
+        with self._lock:
+            restarts = self._job.restarts + 1
+            started = start(restarts)
+            self._keep(replace(self._job, version=self._job.version + 1, running=True, restarts=restarts))
+            self._wanted = False
+            return started
 
     def done(self) -> None:
         """What was wanted has been done otherwise, or cannot be."""

@@ -25,6 +25,7 @@ from ..folder import VARIABLE, FileName
 from ..supervised import PAUSE, RECORD, RESTART_COUNT, SOCKET, Elastic, JobFile, SupervisedJob
 from . import processes
 from .command import KILLED_WITHIN_S, Run, refuse_immortal
+from .program import obstacle
 from .record import Record
 from .stale import sweep
 
@@ -45,6 +46,8 @@ HEARD = ENDING | {
 OF_GROUP = ENDING | {signal.SIGCONT, signal.SIGTSTP}
 PRIVATE = 0o600
 STDERR = 2
+START_WITHIN_S, RETRY_S = 60.0, 1.0
+"""What keeps a stopped job from its new start (no memory, no process to be had) often passes."""
 LOOK_S = 0.1
 """Between two looks at what is left of a run, which may have ended as somebody else's child."""
 
@@ -77,8 +80,8 @@ class Supervisor:
         sweep(self._folder, name.host)
         files = {suffix: self._folder / JobFile(name, suffix).name for suffix in (SOCKET, RECORD, PAUSE)}
         self._record = Record(self._job(name), files[RECORD], files[PAUSE], self._wake)
-        self._run = self._start()
-        self._record.observe(self._elastic, lambda: self._run.left())
+        self._run = self._start(0)
+        self._record.observe(self._elastic, lambda: self._run.left(), self._obstacle)
         try:
             control = self._listen(files[SOCKET])
             self._record.write()
@@ -107,8 +110,8 @@ class Supervisor:
         wishes = self._wishes
         return SupervisedJob(wishes.name, user, name.pid, name.start, 1, 0, True, in_place=wishes.in_place)
 
-    def _start(self) -> Run:
-        environment = {**self._environment, RESTART_COUNT: str(self._record.restarts)}
+    def _start(self, restarts: int) -> Run:
+        environment = {**self._environment, RESTART_COUNT: str(restarts)}
         return Run(self._command, environment, self._mask)
 
     def _supervise(self) -> int:
@@ -127,9 +130,30 @@ class Supervisor:
         self._stop()
         if self._ending or self._run.status == 0:  # who has saved for a restart says so by another code
             return
-        self._record.started()
-        self._run = self._start()
-        _say(f"restart {self._record.restarts} of {self._wishes.name}")
+        self._start_again()
+
+    def _start_again(self) -> None:
+        """Unless somebody ends the job meanwhile. Raises OSError where it cannot be started in START_WITHIN_S."""
+        deadline, told = time.monotonic() + START_WITHIN_S, False
+        while not self._ending:
+            try:
+                self._run = self._record.start_again(self._start)
+            except OSError as error:
+                if time.monotonic() > deadline:
+                    raise
+                if not told:
+                    told = True
+                    _say(f"{self._wishes.name} cannot be started again yet ({error.strerror}), and is tried further")
+                self._rest(RETRY_S)
+            else:
+                _say(f"restart {self._record.restarts} of {self._wishes.name}")
+                return
+
+    def _rest(self, seconds: float) -> None:
+        """Though children end meanwhile: a start that fails has one too."""
+        deadline = time.monotonic() + seconds
+        while not self._ending and (left := deadline - time.monotonic()) > 0:
+            self._hear(left)
 
     def _stop(self) -> None:
         deadline = time.monotonic() + self._wishes.grace_s
@@ -182,6 +206,9 @@ class Supervisor:
     def _elastic(self) -> Elastic | None:
         told = [found for pid in self._run.workers() if (found := processes.elastic(pid))]
         return max(told, key=lambda one: one.restarts, default=None)
+
+    def _obstacle(self) -> str | None:
+        return None if self._wishes.in_place else obstacle(self._command[0], self._environment)
 
     def _wake(self) -> None:
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGCHLD)
