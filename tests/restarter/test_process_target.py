@@ -140,9 +140,22 @@ def test_the_supervisor_is_the_lock(job: Supervised, receiver: Receiver) -> None
         receiver.cluster.get_owner(reference(PROCESS, "host", "train", "1-2"))
 
 
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_a_job_that_a_killed_receiver_did_not_restart_any_more_runs_on(
+    job: Supervised, tmp_path: Path, dry_run: bool
+) -> None:
+    marked = {"gpufrag.dev/restart-phase": "waiting", "gpufrag.dev/commanded-at-version": "0"}
+    assert job.ask("remember", version=1, annotations=marked)["ok"]
+    with receiving(tmp_path, target="process", process={"folder": "agents"}, policy={"dry_run": dry_run}) as receiver:
+        receiver.until("resumed left-behind", "over not-heard")
+    assert not job.ask("job")["job"]["annotations"]
+    assert job.lines.count("ready") == 1
+
+
 def test_a_restart_that_a_killed_receiver_began_is_ended_by_the_next(job: Supervised, tmp_path: Path) -> None:
     marked = {"gpufrag.dev/restart-phase": "waiting", "gpufrag.dev/commanded-at-version": "0"}
     assert job.ask("remember", version=1, annotations=marked)["ok"]
+    assert job.ask("restart", restarts=0)["ok"]
     with receiving(tmp_path, target="process", process={"folder": "agents"}) as receiver:
         receiver.until("resumed left-behind", "restarted restarted")
     assert job.lines.count("ready") == 2

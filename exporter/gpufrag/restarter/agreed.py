@@ -46,9 +46,15 @@ class AgreedCheckpointer:
         except NotSaved as error:
             raise CheckpointFailed(str(error)) from None
         except GeneratorExit:
-            self._threads.submit(_give_up, ask, terms.id)
+            self._let_go(ask, terms.id)
             raise
-        return NO_CALLBACK if saved is None else Checkpoint(_text(saved), saved=True, step=saved.step)
+        if saved is None:
+            return NO_CALLBACK
+        return Checkpoint(_text(saved), saved=True, step=saved.step, let_go=lambda: self._let_go(ask, terms.id))
+
+    def _let_go(self, ask: Asker, checkpoint: str) -> None:
+        with suppress(RuntimeError):  # the interpreter ends, and starts nothing more: the ranks wait for their hold
+            self._threads.submit(_give_up, ask, checkpoint)
 
     def _lead(self, terms: Terms, ask: Asker) -> Generator[float, None, Saved | None]:
         agreement = agree(terms, self._clock)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from dataclasses import dataclass
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from ..errors import GpufragError
@@ -21,6 +21,8 @@ class Checkpoint:
     saved: bool = False
     step: int | None = None
     """The training step at which all ranks saved."""
+    let_go: Callable[[], None] = field(default=lambda: None, compare=False, repr=False)
+    """Tells ranks that stand still that no restart comes. Returns at once."""
 
 
 class CheckpointFailed(GpufragError):

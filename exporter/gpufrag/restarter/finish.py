@@ -5,20 +5,26 @@ It keeps no state that a crash could lose: each look reads the owner, does at mo
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeVar
 
+from ..logs import event
 from .clock import Clock, delays
 from .cluster import Cluster, GroupKind, Owner, Ref
 from .decisions import FAILED, OVER, RESTARTED
 from .errors import ClusterError, Conflict, Denied, Invalid, NotFound
 from .memory import SUSPENDED, WAITING, Memory
 from .settings import RestartSettings
-from .steps import AwaitStopped, Command, Evict, Patch, Step
+from .steps import COMMANDED, EVICTED, AwaitStopped, Command, Evict, Patch, Step
 from .targets import Target
 
+LOGGED_TRIES = 3
+"""A call that failed so often in a row is told in the log."""
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 
 class Result(NamedTuple):
@@ -45,6 +51,12 @@ NOT_RUNNING = Result(
     "No second try is made.",
 )
 BY_ANOTHER = Result(OVER, "by-another", "Another receiver has brought this restart to its end, and tells of it.")
+NOT_HEARD = Result(
+    OVER,
+    "not-heard",
+    "The order to restart is not seen to have reached the job, which runs on. It is not given again: what was saved "
+    "before it is too old by now.",
+)
 NOT_PERMITTED = "not-permitted"
 
 
@@ -54,6 +66,8 @@ class _Progress:
 
     since_s: float
     """When the present part, stopping or going on, began."""
+    again_until_s: float
+    """Until then an order that may not have been heard is given again; what the ranks saved is fresh so long."""
     done: set[str] = field(default_factory=set)
     """Names of steps."""
     verdict: Result = SUCCESS
@@ -71,9 +85,13 @@ class Finisher:
     settings: RestartSettings
     clock: Clock
 
-    def finish(self, ref: Ref) -> Generator[float, None, Result]:
-        """Yields the seconds after which it wants to go on. Returns when the owner's phase is gone, or the owner."""
-        progress = _Progress(self.clock.steady())
+    def finish(self, ref: Ref, again_until_s: float = -math.inf) -> Generator[float, None, Result]:
+        """Yields the seconds after which it wants to go on. Returns when the owner's phase is gone, or the owner.
+
+        `again_until_s`, by the steady clock: until then it may tell a job that runs to restart. A restart that another
+        began has no such time: it saved who knows when.
+        """
+        progress = _Progress(self.clock.steady(), again_until_s)
         while True:
             try:
                 result = yield from self.patiently(lambda: self._look(ref, progress))
@@ -83,23 +101,30 @@ class Finisher:
                 return result
             yield self.settings.poll
 
-    def patiently(self, call: Callable[[], T]) -> Generator[float, None, T]:
+    def patiently(self, call: Callable[[], T], until_s: float = math.inf) -> Generator[float, None, T]:
         """What `call` returns, at last. It reads the owner each time anew, for a call that failed may have been done.
 
-        Raises NotFound at once. Everything else is tried again for ever: a job may be suspended, and must not stay so.
+        Raises NotFound at once, and from `until_s` on, by the steady clock, what the call raised. Without such a time
+        it is tried again for ever: a job may be suspended, and must not stay so.
         """
-        for delay in delays(self.settings.retry):
+        for tries, delay in enumerate(delays(self.settings.retry), 1):
             try:
                 return call()
             except NotFound:
                 raise
             except ClusterError as error:
-                yield max(delay, getattr(error, "retry_after_s", None) or 0.0)
+                left = until_s - self.clock.steady()
+                if left <= 0:
+                    raise
+                if tries == LOGGED_TRIES:
+                    event(log, logging.WARNING, "a call fails, and is tried again", tries=tries, reason=error)
+                yield min(max(delay, getattr(error, "retry_after_s", None) or 0.0), left)
         raise AssertionError("delays have no end")
 
     def close(self, owner: Owner) -> None:
-        """Take the phase away."""
-        Patch("close").run(self.cluster, owner, replace(Memory.read(owner.annotations), phase=None).annotations())
+        """Take the phase away, and what was ordered with it."""
+        memory = replace(Memory.read(owner.annotations), phase=None)
+        Patch("close").run(self.cluster, owner, {**memory.annotations(), COMMANDED: None, EVICTED: None})
 
     def _look(self, ref: Ref, progress: _Progress) -> Result | None:
         """One look, at most one step; None: it is not over."""
@@ -115,9 +140,18 @@ class Finisher:
             if not self._stopped(target, owner, progress):
                 return None
             left = left[1:]
+        if left and self._too_late(target, owner, left[0], progress):
+            waited = self.clock.steady() - progress.since_s >= self.settings.poll
+            return self._close(owner, progress, NOT_HEARD) if waited else None
         if left and (memory.phase == SUSPENDED or not self._overdue(progress)):
             return self._run(left, owner, memory, progress)
         return self._result(target, owner, progress)
+
+    def _too_late(self, target: Target, owner: Owner, step: Step, progress: _Progress) -> bool:
+        """Whether it is an order that stops what runs, and whoever runs has trained on since they saved."""
+        if self.clock.steady() < progress.again_until_s or not isinstance(step, (Command, Evict)):
+            return False
+        return not (step.heard(self.cluster) if isinstance(step, Evict) else target.stopped(self.cluster, owner))
 
     def _stopped(self, target: Target, owner: Owner, progress: _Progress) -> bool:
         if target.stopped(self.cluster, owner):

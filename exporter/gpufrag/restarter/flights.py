@@ -55,6 +55,12 @@ class Flights:
     def drop(self, flight: Flight) -> None:
         del self._by_uid[flight.ref.uid]
 
+    def abandon(self) -> None:
+        """End them here: each gives back what it can at once, and the next receiver goes on with the rest."""
+        for flight in list(self._by_uid.values()):
+            self.drop(flight)
+            flight.steps.close()
+
     def due(self, now_s: float) -> list[Flight]:
         return [flight for flight in self._by_uid.values() if flight.due_s <= now_s]
 

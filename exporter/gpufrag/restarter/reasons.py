@@ -104,6 +104,11 @@ CHECKPOINT = Reason(
     "no checkpoint could be had, and the job goes on without a restart",
     "see the ranks' logs; checkpoint.on_timeout: restart would restart it all the same",
 )
+LATE = Reason(
+    "late",
+    "the job could not be told to stop while its checkpoint was fresh, and trains on",
+    "see why the cluster was away; the alert's next round saves anew, after the cool-down",
+)
 DENIED = Reason(
     "denied",
     "the API server does not permit it",
@@ -172,6 +177,7 @@ REASONS: tuple[Reason, ...] = (
     STALE,
     UNCHECKED,
     CHECKPOINT,
+    LATE,
     DENIED,
     INVALID,
     AWAY,

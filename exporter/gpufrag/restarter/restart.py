@@ -6,10 +6,14 @@ attempt does not end before the job goes on.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Generator
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 
+from ..logs import event
 from . import decisions, reasons
 from .alerts import Alert
 from .checkpoint import Checkpoint, Checkpointer, CheckpointFailed
@@ -28,6 +32,7 @@ from .settings import CheckpointSettings
 from .steps import AwaitStopped, Step
 
 CLAIM_TRIES = 6
+log = logging.getLogger(__name__)
 Told = Callable[[decisions.Decision, Resolved], None]
 Attempt = Generator[float, None, "Result | Skip"]
 
@@ -65,16 +70,18 @@ class Restarter:
     checkpointer: Checkpointer
     checkpoint: CheckpointSettings
     metrics: Metrics
+    max_wait_s: float
+    """What stands in the way of a restart that has not begun is waited for so long: policy.max_wait."""
 
     def restart(self, order: Order) -> Attempt:
         """Yields the seconds after which it wants to go on; returns how it ended, or why it was not begun."""
         try:
             self._check(order)
             job = yield from self._claim(order)
-            yield from self._begin(order, job)
+            until_s = yield from self._begin(order, job)
         except NotBegun as end:
             return end.skip
-        return (yield from self.finisher.finish(job.owner.ref))
+        return (yield from self.finisher.finish(job.owner.ref, until_s))
 
     def rehearse(self, order: Order) -> Result:
         """The same as a dry run: the server judges every step and stores nothing. Raises NotBegun."""
@@ -91,6 +98,11 @@ class Restarter:
     def _check(self, order: Order) -> None:
         if skip := order.check(order.alert):
             raise NotBegun(skip)
+
+    def _check_again(self, order: Order, since_s: float) -> None:
+        """After a wait, in which the alert may have ended."""
+        if self.finisher.clock.steady() - since_s >= self.finisher.settings.retry:
+            self._check(order)
 
     def _claim(self, order: Order) -> Generator[float, None, Resolved]:
         """Write on the owner that a restart of it is under way: of all who try, one succeeds."""
@@ -122,26 +134,49 @@ class Restarter:
         body = {"metadata": {"annotations": replace(begun, phase=CLAIMED).annotations()}}
         return replace(job, owner=cluster.patch(job.owner.ref, body, job.owner.resource_version))
 
-    def _begin(self, order: Order, job: Resolved) -> Generator[float, None, None]:
+    def _begin(self, order: Order, job: Resolved) -> Generator[float, None, float]:
+        """Returns until when, by the steady clock, the order to stop may be given again."""
+        saved = Checkpoint("")
         try:
             yield from self._count(order, job)
             saved = yield from self._save(job)
-            lost = self.finisher.targets[job.owner.group_kind].lost
-            text = f"Restarting {job.owner.ref}: {why(order.alert)} {saved.text} What it costs: {lost}."
-            now = self.finisher.clock.now()
-            order.tell(about(now, decisions.STARTED, "started", text, order.alert, job.owner.ref), job)
-            yield from self.finisher.patiently(lambda: self._first_step(order, job))
+            return (yield from self._stop(order, job, saved))
         except NotBegun:
+            saved.let_go()
             yield from self._release(order, job)
             raise
         except NotFound as error:
             raise NotBegun(reasons.failed(error)) from None
+        except GeneratorExit:  # the receiver ends
+            saved.let_go()
+            with suppress(ClusterError):
+                self._give_back(order, job, CLAIMED)
+            raise
 
     def _count(self, order: Order, job: Resolved) -> Generator[float, None, None]:
+        began_s = self.finisher.clock.steady()
         try:
-            yield from self.finisher.patiently(lambda: order.claimed(job))
+            yield from self.finisher.patiently(lambda: order.claimed(job), began_s + self.max_wait_s)
         except STORE_ERRORS as error:
             raise NotBegun(Skip(reasons.NO_MEMORY, str(error))) from None
+        self._check_again(order, began_s)
+
+    def _stop(self, order: Order, job: Resolved, saved: Checkpoint) -> Generator[float, None, float]:
+        now_s = self.finisher.clock.steady()
+        until_s = now_s + (self.checkpoint.hold if saved.saved else self.max_wait_s)
+        lost = self.finisher.targets[job.owner.group_kind].lost
+        text = f"Restarting {job.owner.ref}: {why(order.alert)} {saved.text} What it costs: {lost}."
+        order.tell(
+            about(self.finisher.clock.now(), decisions.STARTED, "started", text, order.alert, job.owner.ref), job
+        )
+        call = partial(self._first_step, order, job, now_s, until_s)
+        try:
+            yield from self.finisher.patiently(call, until_s + self.max_wait_s)
+        except NotFound:
+            raise
+        except ClusterError as error:
+            raise NotBegun(Skip(reasons.LATE, str(error))) from None
+        return until_s
 
     def _save(self, job: Resolved) -> Generator[float, None, Checkpoint]:
         began = self.finisher.clock.steady()
@@ -154,14 +189,17 @@ class Restarter:
         finally:
             self.metrics.observe(CHECKPOINT, self.finisher.clock.steady() - began)
 
-    def _first_step(self, order: Order, job: Resolved) -> None:
-        """Run again until it is known to have been taken; raises NotBegun where that can never be."""
+    def _first_step(self, order: Order, job: Resolved, since_s: float, until_s: float) -> None:
+        """Run again until it is known to have been taken; raises NotBegun where that can never be, or is too late."""
         owner = self.finisher.cluster.get_owner(job.owner.ref)
         memory = Memory.read(owner.annotations)
         if memory.by != order.by or memory.phase is None:
             raise NotBegun(Skip(reasons.UNDER_WAY, "another receiver took it over"))
         if memory.phase != CLAIMED:  # done, but the answer was lost
             return
+        if self.finisher.clock.steady() >= until_s:
+            raise NotBegun(Skip(reasons.LATE, f"{until_s - since_s:g} s"))
+        self._check_again(order, since_s)
         if owner.finished or owner.deleting:
             raise NotBegun(Skip(reasons.DELETING if owner.deleting else reasons.FINISHED))
         steps = self._plan(owner, job)
@@ -173,18 +211,21 @@ class Restarter:
             raise NotBegun(reasons.failed(error)) from None
 
     def _release(self, order: Order, job: Resolved) -> Generator[float, None, None]:
-        """Take our claim away again; that there was an attempt stays in memory, so that the next one is not at once."""
-
-        def release() -> None:
-            owner = self.finisher.cluster.get_owner(job.owner.ref)
-            memory = Memory.read(owner.annotations)
-            if memory.by == order.by and memory.phase in (CLAIMED, WAITING):
-                self.finisher.close(owner)
-
+        """As `_give_back`. Where the cluster stays away, the next search for what was left half way does it."""
+        until_s = self.finisher.clock.steady() + self.max_wait_s
         try:
-            yield from self.finisher.patiently(release)
+            yield from self.finisher.patiently(lambda: self._give_back(order, job, CLAIMED, WAITING), until_s)
         except NotFound:
             return
+        except ClusterError as error:
+            event(log, logging.WARNING, "a claim could not be given back", job=job.owner.ref, reason=error)
+
+    def _give_back(self, order: Order, job: Resolved, *phases: str) -> None:
+        """Take our claim away again; that there was an attempt stays in memory, so that the next one is not at once."""
+        owner = self.finisher.cluster.get_owner(job.owner.ref)
+        memory = Memory.read(owner.annotations)
+        if memory.by == order.by and memory.phase in phases:
+            self.finisher.close(owner)
 
     def _plan(self, owner: Owner, job: Resolved) -> tuple[Step, ...]:
         try:

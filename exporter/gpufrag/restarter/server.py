@@ -46,6 +46,8 @@ from .worker import Worker
 PROBES = frozenset({"/-/healthy", "/-/ready"})
 SAID_AGAIN_S = 300.0
 """The same refusal of the same job is not told more often."""
+STOP_S = 3.0
+"""In which a restart that has not begun gives its claim back."""
 log = logging.getLogger(__name__)
 
 
@@ -79,7 +81,7 @@ def assemble(
     fuse = Fuse(store, config.policy, clock, metrics)
     finisher = Finisher(cluster, targets, config.restart, clock)
     checkpointer = checkpointer or _checkpointer(config, cluster, targets)
-    restarter = Restarter(finisher, checkpointer, config.checkpoint, metrics)
+    restarter = Restarter(finisher, checkpointer, config.checkpoint, metrics, config.policy.max_wait)
     announcer = Announcer(recorder, metrics, clock, Said(SAID_AGAIN_S))
     name = f"{socket.gethostname()}-{secrets.token_hex(4)}"
     worker = Worker(config, restarter, fuse, announcer, metrics, checker(config.prometheus), name)
@@ -161,7 +163,7 @@ def _working(worker: Worker) -> Iterator[None]:
         yield
     finally:
         worker.stop()
-        thread.join(1.0)
+        thread.join(STOP_S)
 
 
 @contextmanager

@@ -76,6 +76,14 @@ class Evict:
             self._evict(cluster, dry_run)
         return owner
 
+    def heard(self, cluster: Cluster) -> bool:
+        """Whether the pod has come to its end, or is on its way there."""
+        try:
+            pod = cluster.get_pod(self.pod.namespace, self.pod.name)
+        except NotFound:
+            return True
+        return pod.uid != self.pod.uid or pod.deleting or not pod.alive
+
     def _evict(self, cluster: Cluster, dry_run: bool) -> None:
         try:
             cluster.evict(self.pod, dry_run)

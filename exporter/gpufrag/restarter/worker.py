@@ -89,6 +89,7 @@ class Worker:
         try:
             self._run()
         finally:
+            self._flights.abandon()
             self._alive.clear()
 
     def _run(self) -> None:
@@ -156,7 +157,7 @@ class Worker:
     def _refuse(self, item: Item, skip: Skip, job: Resolved | None = None) -> None:
         """Or look again: Alertmanager would send the alert again only after hours."""
         now = self._clock.steady()
-        passes = skip.reason in reasons.PASSING and now - item.came_s <= self.config.policy.max_wait
+        passes = skip.reason in reasons.PASSING and now - item.came_s < self.config.policy.max_wait
         tells = (not passes or skip.reason in reasons.TOLD_AT_ONCE) and skip.reason != item.told
         if tells:
             self.announcer.refused(item.alert, skip, job)
