@@ -53,8 +53,9 @@ def test_a_release_with_exit_ends_the_process_and_only_then(trainer: Trainer) ->
     trainer.ask("at", step=4)
     trainer.ask("confirm")
     trainer.ask("release", exit=True)  # however early it comes
+    assert not trainer.saving.leaving
     trainer.step()
-    assert trainer.ended == ["exit"]
+    assert (trainer.ended, trainer.saving.leaving) == (["exit"], True)
 
 
 def test_it_waits_at_the_step_for_the_word_and_trains_on_when_it_is_called_off(trainer: Trainer, seen: list) -> None:

@@ -90,6 +90,52 @@ def test_two_ranks_agree(scripts, folder: Path, eventually: Callable[[Callable[[
     assert told[0][0].startswith("saved ")
 
 
+UNDER_WAY = """
+import threading
+from gpufrag.agent import checkpoint
+from gpufrag.agent.identity import identify
+
+def ask(command, **fields):
+    wanted = {"id": "restart-1", "patience": 60, "hold": 60, "step": 100, **fields}
+    return checkpoint.here().command(command, wanted, identify())
+"""
+SAVED_FOR_A_RESTART = """
+def lead():
+    ask("prepare"), ask("at"), ask("confirm")
+    while ask("status")["state"] != "saved":
+        time.sleep(0.01)
+    print("waits", flush=True)
+threading.Thread(target=lead, daemon=True).start()
+"""
+ENDS = "import atexit; atexit.register(print, 'cleaned up')"
+RANKS = [{}, {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}, {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}]
+
+
+@pytest.mark.parametrize("place", RANKS, ids=["alone", "rank 0", "rank 1"])
+def test_a_rank_that_has_saved_for_a_restart_ends_at_once(scripts, folder: Path, place: dict[str, str]) -> None:
+    program = _program(UNDER_WAY + ENDS, SAVE + SAVED_FOR_A_RESTART)
+    with scripts.start(program, **place) as process:
+        while process.stdout.readline() != "waits\n":
+            assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, out, err) == (42, "cleaned up\n", "")
+
+
+def test_one_that_is_called_off_meanwhile_is_followed_by_the_signals_own(scripts) -> None:
+    calls_off = "ask('prepare'); threading.Timer(1.0, ask, ['cancel']).start()"
+    code, lines, err = _run(scripts, _program(UNDER_WAY, SAVE + "\n" + calls_off), signal.SIGTERM)
+    assert (code, len(lines), err) == (42, 1, "")
+
+
+def test_one_that_hangs_does_not_keep_the_process_for_ever(scripts) -> None:
+    hangs = "gpufrag.on_checkpoint(lambda request: time.sleep(60))\nask('prepare'), ask('at'), ask('confirm')"
+    program = _program(UNDER_WAY + OWN, hangs).replace("timeout=30", "timeout=-9")  # on top come 10 s
+    code, lines, err = _run(scripts, program, signal.SIGTERM)
+    assert (code, lines) == (3, ["own handler"])
+    assert "takes part in another checkpoint" in err
+
+
 def test_elsewhere_than_in_the_main_thread_it_is_refused(scripts) -> None:
     program = """
 import threading, gpufrag

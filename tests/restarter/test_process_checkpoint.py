@@ -29,16 +29,21 @@ def save(request):
         raise OSError("disk full")
     kept.write_text(str(request.step))
     say(f"saved {request.step}")
+if "ON_SIGNAL" in os.environ:
+    gpufrag.checkpoint_on_signal()
 step = int(kept.read_text()) if kept.exists() else 0
 say(f"from {step}")
-while True:
-    time.sleep(0.01)
-    step += 1
-    gpufrag.step_ended(step)
+try:
+    while True:
+        time.sleep(0.01)
+        step += 1
+        gpufrag.step_ended(step)
+finally:
+    say(f"ended {step}")
 """
 LAUNCHER = """
 import os, subprocess, sys
-places = [{**os.environ, "RANK": rank, "WORLD_SIZE": "2"} for rank in "01"]
+places = [{**os.environ, "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2"} for rank in "01"]
 ranks = [subprocess.Popen([sys.executable, sys.argv[1]], env=place) for place in places]
 for rank in ranks: rank.wait()
 """
@@ -79,6 +84,22 @@ def test_all_save_at_one_step_and_go_on_from_it(train: Supervised, receiver: Rec
     (step,) = set(of(train, "saved"))
     assert of(train, "from") == sorted(["0", "0", step, step])
     assert f"All 2 ranks saved at step {step}." in receiver.decisions[0]["text"]
+
+
+def test_what_saves_at_sigterm_too_saves_once_and_ends_by_itself(
+    receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ON_SIGNAL", "1")
+    it = job(tmp_path, monkeypatch, "train")
+    try:
+        receiver.send(alert("train"))
+        receiver.until("started started", "restarted restarted")
+        eventually(lambda: len(of(it, "from")) == 4)
+        (step,) = set(of(it, "saved"))
+        assert (of(it, "saved"), of(it, "ended")) == ([step, step], [step, step])
+        assert "no checkpoint" not in it.told
+    finally:
+        it.close()
 
 
 def test_the_ranks_of_another_job_in_the_folder_are_not_asked(

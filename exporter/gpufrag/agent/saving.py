@@ -54,6 +54,8 @@ class Saving:
         self._changed = threading.Condition()
         self._promise, self._steps = Promise(), Steps()
         self._save: Save | None = None
+        self.leaving = False
+        """Whether this process has saved, was told to end, and does."""
         self._trainer = 0
         self._counted = self._told = False
         self._step: int | None = None
@@ -194,6 +196,7 @@ class Saving:
                 self._changed.wait(left)
             leave = self._promise.leave is True
             self._promise.left()
+            self.leaving = leave
             return leave
 
     def _tell(self, change: Callable[[], None]) -> None:

@@ -1,12 +1,14 @@
 """A checkpoint asked for by a signal: what a launcher or a scheduler sends to every rank of a host before it ends them.
 
-Rank 0 of the host leads the agreement, over the sockets of its folder; the others wait to be asked.
+Rank 0 of the host leads the agreement, over the sockets of its folder; the others wait to be asked. A checkpoint that
+is under way already, as before a restart, is awaited first: who has saved in it ends, and saves no second time.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import re
 import secrets
 import signal
 import threading
@@ -17,7 +19,7 @@ from typing import Any
 
 from .. import rank_sockets
 from ..agreement.agree import agree
-from ..agreement.records import Ask, Heard, Terms, decode_rank, release
+from ..agreement.records import FAILED, SAVED, Ask, Heard, RankState, Terms, decode_rank, release
 from ..errors import GpufragError, UsageError
 from ..folder import to_write
 from ..sample import Identity
@@ -28,6 +30,8 @@ logger = logging.getLogger("gpufrag")
 ASKED_WITHIN_S = 10.0
 """Another rank leads; where it does not ask for so long, it was not signalled."""
 LOOK_S = 0.05
+_OF_A_SIGNAL = re.compile(r"SIG[A-Z0-9]+-[0-9a-f]{8}")
+"""Checkpoints that a rank leads: it tells all when to end."""
 
 
 class OnSignal:
@@ -70,7 +74,11 @@ class OnSignal:
 
     def _save(self, number: int) -> None:
         identity = identify()
-        reason = self._lead(number, identity) if identity.local_rank in (None, 0) else self._wait(identity)
+        leads = identity.local_rank in (None, 0)
+        self._follow(identity, 0.0 if leads else self._asked_within)
+        reason = None if here().leaving else "rank 0 of this host has brought none to its end"
+        if reason and leads:
+            reason = self._lead(number, identity)
         self._begun = False
         if reason is not None:
             self._pass_on(number, reason)
@@ -93,14 +101,23 @@ class OnSignal:
             return str(error)
         return None
 
-    def _wait(self, identity: Identity) -> str | None:
-        """None once another rank has asked this one: what follows is theirs to decide."""
-        ends = time.monotonic() + self._asked_within
-        while time.monotonic() < ends:
-            if here().state(identity).id is not None:
-                return None
+    def _follow(self, identity: Identity, patience: float) -> None:
+        """Until this rank ends for it has saved, or no checkpoint has been under way for `patience` seconds."""
+        begun = under_way = now = time.monotonic()
+        while not here().leaving and now < begun + self._timeout + self._asked_within:
+            state = here().state(identity)
+            if _is_under_way(state):
+                under_way = now
+            elif now >= under_way + patience:
+                return
+            if state.state == SAVED and not _OF_A_SIGNAL.fullmatch(str(state.id)):
+                here().command("release", {"id": state.id, "exit": True}, identity)
             time.sleep(LOOK_S)
-        return "rank 0 of this host does not ask"
+            now = time.monotonic()
+
+
+def _is_under_way(state: RankState) -> bool:
+    return state.id is not None and state.state != FAILED
 
 
 def _alone(identity: Identity) -> Callable[[Ask], Heard]:
