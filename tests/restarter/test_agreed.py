@@ -114,3 +114,21 @@ def test_a_checkpoint_that_fails_leaves_the_job_alone() -> None:
         rig.turn(0.01)
         assert time.monotonic() < deadline, rig.told
     assert rig.cluster.suspensions == 0
+
+
+def test_one_that_was_agreed_on_for_nothing_lets_the_ranks_go() -> None:
+    ranks = job(2)
+    _result(ranks).let_go()
+    deadline = time.monotonic() + PATIENCE
+    while ranks.asked[-1] != "release":
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    assert all(rank.promise.idle for rank in ranks.ranks)
+
+
+def test_given_up_when_the_interpreter_ends_it_says_nothing() -> None:
+    checkpointer = _checkpointer(job(2))
+    waiting = checkpointer.save(ANY, 60.0)
+    next(waiting)
+    checkpointer._threads.shutdown()
+    waiting.close()

@@ -152,3 +152,34 @@ def test_who_did_not_wait_does_not_ask_twice() -> None:
     asked = checked(rig, Skip(reasons.NOT_FIRING))
     assert rig.send().go().told[-1] == "restarted restarted"
     assert len(asked) == 1
+
+
+def end(rig: Rig) -> Rig:
+    """As SIGTERM does."""
+    rig.worker.stop()
+    rig.worker.run()
+    return rig
+
+
+def test_a_receiver_that_ends_gives_back_what_it_has_not_begun() -> None:
+    rig = Rig(checkpointer=Saves(), config=CONFIG).send()
+    rig.turn()
+    assert rig.cluster.memory.phase == "claimed"
+    end(rig)
+    assert (rig.cluster.suspensions, rig.cluster.memory.phase, rig.told) == (0, None, [])
+
+
+def test_a_receiver_that_ends_lets_ranks_go_that_have_saved() -> None:
+    rig, saves = saved_then_away(HOLD_S)
+    while rig.told != ["started started"]:
+        rig.turn()
+    end(rig)
+    assert saves.let_go == 1
+    assert rig.cluster.memory.phase == "claimed"  # for the cluster is away
+
+
+def test_a_receiver_that_ends_leaves_a_suspended_job_to_the_next() -> None:
+    rig = Rig().send()
+    rig.turn()
+    assert end(rig).cluster.suspended
+    assert rig.again().go().told == ["resumed left-behind", "restarted restarted"]
