@@ -45,7 +45,6 @@ HEARD = ENDING | {
 }
 OF_GROUP = ENDING | {signal.SIGCONT, signal.SIGTSTP}
 PRIVATE = 0o600
-STDERR = 2
 START_WITHIN_S, RETRY_S = 60.0, 1.0
 """What keeps a stopped job from its new start (no memory, no process to be had) often passes."""
 LOOK_S = 0.1
@@ -223,7 +222,7 @@ def _tell(pids: Sequence[int], number: signal.Signals) -> None:
 
 
 def _say(text: str) -> None:
-    """For whoever reads: a job must not end because nobody can. Past sys.stderr, which would try again at the exit."""
-    if sys.stderr is not None:  # or its descriptor is another file's
-        with suppress(OSError):
-            os.write(STDERR, f"gpufrag: {text}\n".encode(errors="backslashreplace"))
+    """For whoever reads: a job must not end because nobody can. Past the stream's buffer, written again at the exit."""
+    if sys.stderr is not None:
+        with suppress(OSError, ValueError):  # full, hung up, or closed
+            os.write(sys.stderr.fileno(), f"gpufrag: {text}\n".encode(errors="backslashreplace"))
