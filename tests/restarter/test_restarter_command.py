@@ -78,6 +78,7 @@ def test_an_open_door_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[s
         ({"policy": {"cool_down": "soon"}}, 2, "policy.cool_down"),
         ({"auth": {"bearer_file": "none"}}, 1, "none: No such file"),
         ({"checkpoint": {"on_timeout": "cry"}}, 2, "abort or restart"),
+        ({"prometheus": {"bearer_file": "no-file"}}, 1, "prometheus.bearer_file"),
         ({"target": "nomad"}, 2, "kubernetes, process or slurm belongs here"),
         ({"target": "slurm"}, 2, "target slurm needs state_file"),
         ({"target": "process", "state_file": "none/state.json"}, 1, "not a folder that can be written to"),
@@ -97,6 +98,17 @@ def test_a_config_is_checked(
     shown = capsys.readouterr()
     assert told in (shown.err if code else shown.out)
     assert (shown.out + shown.err).count("\n") == 1
+
+
+def test_a_check_says_that_nothing_would_be_restarted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (path := tmp_path / "empty.yaml").touch()
+    assert main(["restarter", "--check", "--config", str(path)]) == 0
+    assert "restarts nothing: policy.dry_run is true" in capsys.readouterr().out
+    for policy, why in (({"enabled": False}, "policy.enabled"), ({"dry_run": False}, "policy.namespaces is empty")):
+        assert main(["restarter", "--check", "--config", str(write_config(tmp_path, policy=policy))]) == 0
+        assert why in capsys.readouterr().out
+    assert main(["restarter", "--check", "--config", str(write_config(tmp_path))]) == 0
+    assert capsys.readouterr().out.endswith(": good\n")
 
 
 def test_no_cluster_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,13 +23,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from .. import logs
-    from ..restarter import platforms, server
+    from ..restarter import platforms, server, settings
 
     config = _configured(options)
     if options.check:
         server.check(config)
         platforms.check(config)
-        print(f"{options.config or 'the defaults'}: good")
+        idle = settings.idle_because(config)
+        print(f"{options.config or 'the defaults'}: good{f', and restarts nothing: {idle}' if idle else ''}")
         return 0
     logs.setup(config.log.level)
     it = platforms.connect(config, options.kubeconfig, options.context)

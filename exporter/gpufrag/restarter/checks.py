@@ -131,8 +131,10 @@ def _value(answer: Any) -> float | None:
 
 
 def checker(settings: PrometheusSettings) -> Callable[[Alert], Skip | None]:
-    """What the worker calls; without an address nothing is asked."""
+    """What the worker calls; without an address nothing is asked. Raises Unavailable for a file that cannot be used."""
     if settings.url is None:
+        if settings.bearer_file is not None:  # whoever named it will name the address too
+            read_token(settings.bearer_file, "prometheus.bearer_file")
         return lambda alert: None
     prometheus = Prometheus(settings)
     return lambda alert: check(alert, settings, prometheus)

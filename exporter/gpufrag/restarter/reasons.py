@@ -90,7 +90,7 @@ WAITED = Reason("waited", "the alert had to wait too long to be still true", "Al
 NO_MEMORY = Reason(
     "no-memory",
     "the state of the circuit cannot be read or written",
-    "make the ConfigMap that circuit.config_map names, and let the restarter get and patch it",
+    "let the restarter get and patch the ConfigMap that circuit.config_map names, or write state_file",
 )
 NOT_FIRING = Reason("not-firing", "Prometheus says that the alert does not fire now", "nothing to do")
 STALE = Reason(

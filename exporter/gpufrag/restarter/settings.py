@@ -213,6 +213,16 @@ class RestarterConfig:
             raise UsageError(f"web and metrics_web both have listen_address {address:.60}: give each a port of its own")
 
 
+def idle_because(config: RestarterConfig) -> str | None:
+    """Why this config restarts nothing, as that of an empty file; None: it restarts jobs."""
+    policy = config.policy
+    if not policy.enabled:
+        return "policy.enabled is false"
+    if policy.dry_run:
+        return "policy.dry_run is true"
+    return "policy.namespaces is empty" if config.target == "kubernetes" and not policy.namespaces else None
+
+
 def load(path: Path) -> RestarterConfig:
     """Raises Unavailable, BadInput or UsageError, each of which names the file."""
     return yaml_record.load(RestarterConfig, path)
