@@ -35,8 +35,14 @@ class Moody:
     kills: bool = False
     restarts: int = 0
     waits: bool = False
+    failed: bool = False
+    """As all its jobs do at a signal."""
     calls: int = 0
     inner: FakeSlurm = field(default_factory=lambda: FakeSlurm(comment="gpufrag.dev/restart=true"))
+
+    def wishing(self, wish: str) -> Moody:
+        self.inner.comment += wish
+        return self
 
     def __call__(self, command: Sequence[str]) -> Answer:
         fails = self.calls == self.number
@@ -48,10 +54,13 @@ class Moody:
 
     def _do(self, command: list[str]) -> Answer:
         if command[:2] == ["scontrol", "requeue"]:
-            self.restarts, self.waits = self.restarts + 1, True
+            self.restarts, self.waits, self.failed = self.restarts + 1, True, False
+        if command[0] == "scancel":
+            self.failed = True
         if command[:2] == ["scontrol", "update"]:
             self.waits = False
         state = {"State": "PENDING", "Reason": "BeginTime"} if self.waits else {"State": "RUNNING"}
+        state |= {"State": "FAILED"} if self.failed else {}
         self.inner.table = row(RestartCnt=str(self.restarts), **state)
         return self.inner(command)
 
@@ -98,8 +107,8 @@ class Rig:
         return Memory.read(self.state.get(key_of(ref)).annotations)
 
 
-def calls_of_a_restart(folder: Path) -> int:
-    run = Moody()
+def calls_of_a_restart(folder: Path, wish: str = "") -> int:
+    run = Moody().wishing(wish)
     rig = Rig(run, folder, Hands()).send().go()
     assert rig.told == ["started", "restarted"]
     return run.calls
@@ -116,10 +125,11 @@ def test_one_command_fails(tmp_path: Path, done: bool) -> None:
 
 
 @pytest.mark.parametrize("done", [False, True])
-def test_the_receiver_is_killed(tmp_path: Path, done: bool) -> None:
-    for number in range(calls_of_a_restart(tmp_path)):
+@pytest.mark.parametrize("wish", ["", " gpufrag.dev/signal=USR1"])
+def test_the_receiver_is_killed(tmp_path: Path, done: bool, wish: str) -> None:
+    for number in range(calls_of_a_restart(tmp_path, wish)):
         (folder := tmp_path / str(number)).mkdir()
-        run, hands = Moody(number, done, kills=True), Hands()
+        run, hands = Moody(number, done, kills=True).wishing(wish), Hands()
         with pytest.raises(Killed):
             Rig(run, folder, hands).send().go()
         rig = Rig(run, folder, hands)
@@ -128,5 +138,5 @@ def test_the_receiver_is_killed(tmp_path: Path, done: bool) -> None:
             hands.move(CLAIM_LASTS_S)
         rig.go()
         assert run.restarts <= 1, number
-        assert (rig.memory.phase, run.waits) == (None, False), number
+        assert (rig.memory.phase, run.waits, run.failed) == (None, False, False), number
         assert rig.memory.count <= 1, number

@@ -18,7 +18,7 @@ from .clock import Clock
 from .cluster import ANNOTATIONS, PHASE, Body, GroupKind, Owner, Pod, Ref
 from .commanded import RESTART, SLURM_JOB, Commanded, expected_restarts, owner, pod, reference
 from .errors import ClusterError, Conflict, Denied, Invalid, NotFound, Refused
-from .memory import CLAIMED
+from .memory import CLAIMED, WAITING
 from .off_cluster import OffCluster, annotations_in, key_of
 from .owners import Resolved
 from .policy import OPT_IN, PAUSE
@@ -54,7 +54,7 @@ def targets(users: Collection[str], hurry: bool = False) -> Mapping[GroupKind, C
             return Refused("other-user", f"{job.ref} is {job.status['user']}'s; add the user to slurm.users")
         if not job.status["requeue"]:
             return Refused("no-requeue", f"{job.ref} must not be put back into the queue; submit it with --requeue")
-        if not job.status["running"] and not job.status["owed"]:
+        if not job.status["running"]:
             return Refused("not-running", f"{job.ref} is {job.status['state']}: what an alert is about has ended")
         return None
 
@@ -190,7 +190,9 @@ def _ref(job: int) -> Ref:
 def _owner(job: SlurmJob, version: int, remembered: Mapping[str, str]) -> Owner:
     """What is remembered wins over the comment, where only a user's wishes belong."""
     annotations = {**_words(job.comment), **remembered}
-    owed = _owed(job, annotations)
+    owed = job.state == "FAILED" and SIGNAL in annotations and _is_begun(job, annotations)
+    if owed:
+        annotations |= {PHASE: WAITING, COMMANDED: str(job.restarts)}
     status = {
         "restarts": job.restarts,
         "running": job.state == "RUNNING",
@@ -198,20 +200,18 @@ def _owner(job: SlurmJob, version: int, remembered: Mapping[str, str]) -> Owner:
         "reason": job.reason,
         "user": job.user,
         "requeue": job.requeue,
-        "owed": owed,
     }
     finished = job.state not in GOES_ON and not owed
     return owner(_ref(job.id), version, annotations, status, finished=finished)
 
 
-def _owed(job: SlurmJob, annotations: Mapping[str, str]) -> bool:
-    """Whether it has failed of the signal that its restart began with: it is to be put back all the same.
+def _is_begun(job: SlurmJob, annotations: Mapping[str, str]) -> bool:
+    """Whether a restart of this run is under way. If it fails then, it fails of the signal: that was the order to stop.
 
-    Ranks that saved end with 42, and a job without a handler is killed; one that has completed needs no more.
+    Ranks that have saved end with 42, and a job without a handler is killed. One that completes needs no more.
     """
-    begun = annotations.get(PHASE) == CLAIMED
-    commanded = PHASE in annotations and annotations.get(COMMANDED) == str(job.restarts)
-    return job.state == "FAILED" and SIGNAL in annotations and (begun or commanded)
+    phase = annotations.get(PHASE)
+    return phase == CLAIMED or (phase == WAITING and annotations.get(COMMANDED) == str(job.restarts))
 
 
 def _words(comment: str) -> dict[str, str]:
