@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Generator
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -12,9 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpufrag.restarter.clock import Clock
 from gpufrag.restarter.cluster import PHASE, Pod
 from gpufrag.restarter.errors import ClusterError, Conflict
-from gpufrag.restarter.steps import AwaitStopped, Command, Evict, Patch, evicted_pod, merged
+from gpufrag.restarter.finish import NOT_HEARD, Finisher, Result
+from gpufrag.restarter.memory import WAITING
+from gpufrag.restarter.settings import RestartSettings
+from gpufrag.restarter.steps import COMMANDED, EVICTED, AwaitStopped, Command, Evict, Patch, evicted_pod, merged
 from restarter.fake_api import manifests
 from restarter.fake_api.faults import CUT, CUT_AFTER, STORM, Fault
 from restarter.fake_api.store import merge
@@ -119,3 +124,36 @@ def test_a_command_that_still_waits_is_sent() -> None:
         it.api.faults.on("POST", "/commands", Fault(409))
         owner = Command(0).run(it.cluster, it.resolved.owner, {})
         assert owner.annotations["gpufrag.dev/commanded-at-version"] == "0"
+
+
+def test_an_eviction_is_heard_where_the_pod_is_gone_or_on_its_way() -> None:
+    with scene(manifests.leader_worker_set()) as it:
+        pod = it.resolved.pod
+        assert not Evict(pod).heard(it.cluster)
+        assert Evict(replace(pod, uid="another")).heard(it.cluster)
+        it.restart()
+        assert Evict(pod).heard(it.cluster)
+
+
+@pytest.mark.parametrize("make", [manifests.leader_worker_set, manifests.workflow, manifests.volcano_job])
+def test_an_order_that_was_marked_and_not_given_is_not_given_by_another(make: Make) -> None:
+    with scene(make()) as it:
+        made, owner = it.api.world.store.pods_made, it.owner()
+        (step,) = it.target.plan(owner, it.resolved.pod)
+        mark = {PHASE: WAITING, **({EVICTED: f"{step.pod.name}/{step.pod.uid}"} if isinstance(step, Evict) else {})}
+        if isinstance(step, Command):
+            mark[COMMANDED] = str(step.version)
+        Patch("mark").run(it.cluster, owner, mark)
+        finisher = Finisher(it.cluster, {it.target.kind: it.target}, RestartSettings(poll=0.01), Clock())
+        assert ended(finisher.finish(owner.ref)) is NOT_HEARD
+        assert not {PHASE, EVICTED, COMMANDED} & set(it.owner().annotations)
+        assert it.api.world.store.pods_made == made
+
+
+def ended(steps: Generator[float, None, Result]) -> Result:
+    while True:
+        try:
+            time.sleep(next(steps))
+        except StopIteration as end:
+            result: Result = end.value
+            return result
