@@ -15,7 +15,7 @@ from gpufrag.restarter.commanded import PROCESS, reference
 from gpufrag.restarter.errors import Away, Conflict, NotFound
 from gpufrag.restarter.process import ProcessCluster
 from gpufrag.restarter.state_file import StateFile
-from restarter.off_cluster_rig import Receiver, alert, receiving
+from restarter.off_cluster_rig import Receiver, alert, eventually, receiving
 from supervisor.supervised_process import Supervised
 
 JOB = "echo count $GPUFRAG_RESTART_COUNT >> $LOG; echo ready >> $LOG; while :; do sleep 0.1; done"
@@ -87,11 +87,16 @@ def stopped(tmp_path: Path, job: Supervised) -> Iterator[Supervised]:
     folder.mkdir()
     (folder / "agents").symlink_to(job.folder)
     one = Supervised(folder, "--name", "stopped", "--", "sh", "-c", JOB)
-    one.until("ready")
+    eventually(lambda: record_of(one))
     os.kill(one.process.pid, signal.SIGSTOP)
     yield one
     os.kill(one.process.pid, signal.SIGCONT)
     one.close()
+
+
+def record_of(job: Supervised) -> list[Path]:
+    """One, once it is written."""
+    return list(job.folder.glob(f"*-{job.process.pid}-*.job.json"))
 
 
 def quick(job: Supervised, folder: Path) -> ProcessCluster:
@@ -110,7 +115,7 @@ def test_one_that_is_stopped_holds_up_no_other_job(job: Supervised, stopped: Sup
 def test_one_that_is_stopped_amid_its_restart_is_searched_for_again(
     job: Supervised, stopped: Supervised, tmp_path: Path, torn: bool
 ) -> None:
-    (record,) = (path for path in job.folder.glob("*.job.json") if f"-{stopped.process.pid}-" in path.name)
+    (record,) = record_of(stopped)
     marked = {**json.loads(record.read_text()), "annotations": {"gpufrag.dev/restart-phase": "waiting"}}
     record.write_text("{" if torn else json.dumps(marked))
     with pytest.raises(Away, match="no answer"):
