@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -221,7 +222,7 @@ def test_a_job_that_puts_itself_back_is_not_waited_for(cluster: slurm.SlurmClust
 
 def test_how_a_job_ends_is_waited_for(cluster: slurm.SlurmCluster, fake: FakeSlurm) -> None:
     fake.comment += " gpufrag.dev/signal=USR1"
-    states = iter(["COMPLETING", "COMPLETING", "FAILED"])
+    states = chain(["RUNNING"] * 5, ["COMPLETING"] * 90, ["FAILED"])  # the grace is 30
 
     def ends(fake: FakeSlurm) -> None:
         fake.table = row(State=next(states))

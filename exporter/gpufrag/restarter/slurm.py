@@ -163,15 +163,14 @@ class SignalCheckpointer:
             found = show(self.run, number)
             before = _words(found.comment).get(SAVED)
             signal(self.run, found.address, name, batch)
-            return (yield from self._wait(number, name, before, min(self.grace_s, timeout_s)))
+            return (yield from self._wait(number, name, before, timeout_s))
         except ClusterError as error:
             raise CheckpointFailed(f"SIG{name} could not be sent, or the job not be seen: {error}") from None
 
-    def _wait(
-        self, number: int, name: str, before: str | None, patience_s: float
-    ) -> Generator[float, None, Checkpoint]:
-        deadline = self.clock.steady() + patience_s
-        while self.clock.steady() < deadline:
+    def _wait(self, number: int, name: str, before: str | None, timeout_s: float) -> Generator[float, None, Checkpoint]:
+        """A job that runs has its grace; how one ends that has begun to end is waited for until the time is up."""
+        begun, waited_s, ends = self.clock.steady(), 0.0, False
+        while waited_s < (timeout_s if ends else min(self.grace_s, timeout_s)):
             job = show(self.run, number)
             saved = _words(job.comment).get(SAVED)
             if saved is not None and saved != before:
@@ -179,8 +178,10 @@ class SignalCheckpointer:
                 return Checkpoint(f"The job says that it has saved ({saved:.40}).", saved=True, step=step)
             if job.state not in AT_WORK:
                 return Checkpoint(f"After SIG{name} the job is {job.state}.")
-            yield min(POLL_S, patience_s)
-        return Checkpoint(f"SIG{name} was sent {patience_s:g} s ago; the job has not said whether it has saved.")
+            ends = job.state == "COMPLETING"
+            yield min(POLL_S, self.grace_s)
+            waited_s = self.clock.steady() - begun
+        return Checkpoint(f"SIG{name} was sent {waited_s:.0f} s ago; the job has not said whether it has saved.")
 
 
 def _ref(job: int) -> Ref:
