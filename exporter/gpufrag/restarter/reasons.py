@@ -111,11 +111,19 @@ LATE = Reason(
 )
 DENIED = Reason(
     "denied",
-    "the API server does not permit it",
+    "the cluster does not permit it",
     "give the restarter's Role what `gpufrag doctor` names; it is looked at again for policy.max_wait",
 )
-INVALID = Reason("invalid", "the API server calls the request invalid", "tell us: it is a mistake of gpufrag's")
-AWAY = Reason("api-away", "the API server did not answer in time", "Alertmanager sends the alert again")
+INVALID = Reason(
+    "invalid",
+    "the cluster, or the job's supervisor, will not take the request",
+    "mend what it says; where that is nothing of the job's, tell us",
+)
+AWAY = Reason(
+    "api-away",
+    "the cluster (an API server, Slurm, the job's supervisor) did not answer in time",
+    "Alertmanager sends the alert again",
+)
 CONFLICT = Reason("conflict", "somebody else kept changing the job at the same moment", "nothing to do")
 FAULT = Reason("fault", "a fault in gpufrag itself", "report what the log says")
 
