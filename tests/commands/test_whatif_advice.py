@@ -69,7 +69,7 @@ def test_nothing_is_advised_where_no_setting_differs(capsys: pytest.CaptureFixtu
 
 
 def test_a_run_that_fails_saves_nothing_and_what_would_be_enough_decides(capsys: pytest.CaptureFixture[str]) -> None:
-    asked = (KV, "--limit", "200MiB", "--smallest-limit")
+    asked = (KV, "--settings", EXPANDABLE, "--limit", "200MiB", "--smallest-limit")
     found = record(capsys, *asked)
     assert all(candidate["failed"] for candidate in found["candidates"])
     assert (found["advice"]["saves_bytes"], found["advice"]["enough"]) == (None, False)
