@@ -43,6 +43,14 @@ def _result(ranks: Job, timeout_s: float = 60.0) -> Checkpoint:
         time.sleep(0.001)
 
 
+def _await_release(ranks: Job) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while ranks.asked[-1] != "release":
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    assert all(rank.promise.idle for rank in ranks.ranks)
+
+
 def test_step_and_path_are_named_and_the_ranks_stand_still_for_the_restart() -> None:
     ranks = job(4)
     assert _result(ranks) == Checkpoint("All 4 ranks saved at step 13 to checkpoint-13.", saved=True, step=13)
@@ -86,11 +94,7 @@ def test_given_up_it_lets_the_ranks_go() -> None:
     while "at" not in ranks.asked:
         next(waiting)
     waiting.close()
-    deadline = time.monotonic() + PATIENCE
-    while ranks.asked[-1] != "release":
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-    assert all(rank.promise.idle for rank in ranks.ranks)
+    _await_release(ranks)
 
 
 def test_a_restart_tells_step_and_path_in_its_event() -> None:
@@ -119,11 +123,7 @@ def test_a_checkpoint_that_fails_leaves_the_job_alone() -> None:
 def test_one_that_was_agreed_on_for_nothing_lets_the_ranks_go() -> None:
     ranks = job(2)
     _result(ranks).let_go()
-    deadline = time.monotonic() + PATIENCE
-    while ranks.asked[-1] != "release":
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-    assert all(rank.promise.idle for rank in ranks.ranks)
+    _await_release(ranks)
 
 
 def test_given_up_when_the_interpreter_ends_it_says_nothing() -> None:

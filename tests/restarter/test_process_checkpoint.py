@@ -77,11 +77,17 @@ def of(it: Supervised, what: str) -> list[str]:
     return sorted(line.rpartition(" ")[2] for line in it.lines if f" {what} " in line)
 
 
-def test_all_save_at_one_step_and_go_on_from_it(train: Supervised, receiver: Receiver) -> None:
+def restarted_at(it: Supervised, receiver: Receiver) -> str:
+    """The one step at which both ranks have saved."""
     receiver.send(alert("train"))
     receiver.until("started started", "restarted restarted")
-    eventually(lambda: len(of(train, "from")) == 4)
-    (step,) = set(of(train, "saved"))
+    eventually(lambda: len(of(it, "from")) == 4)
+    (step,) = set(of(it, "saved"))
+    return step
+
+
+def test_all_save_at_one_step_and_go_on_from_it(train: Supervised, receiver: Receiver) -> None:
+    step = restarted_at(train, receiver)
     assert of(train, "from") == sorted(["0", "0", step, step])
     assert f"All 2 ranks saved at step {step}." in receiver.decisions[0]["text"]
 
@@ -92,10 +98,7 @@ def test_what_saves_at_sigterm_too_saves_once_and_ends_by_itself(
     monkeypatch.setenv("ON_SIGNAL", "1")
     it = job(tmp_path, monkeypatch, "train")
     try:
-        receiver.send(alert("train"))
-        receiver.until("started started", "restarted restarted")
-        eventually(lambda: len(of(it, "from")) == 4)
-        (step,) = set(of(it, "saved"))
+        step = restarted_at(it, receiver)
         assert (of(it, "saved"), of(it, "ended")) == ([step, step], [step, step])
         assert "no checkpoint" not in it.told
     finally:
