@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gpufrag import folder
 from gpufrag.errors import Unavailable
-from gpufrag.folder import FileName, ReportName
+from gpufrag.folder import FileName, ReportName, open_plain
 from gpufrag.sample import Identity
 
 hosts = st.text(min_size=0, max_size=100)
@@ -119,3 +119,18 @@ def test_a_socket_is_bound_and_asked_at_any_path(tmp_path: Path, depth: int) -> 
         assert path.is_socket()
         with folder.socket_address(path) as address:
             caller.connect(address)
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("/etc/passwd")])
+def test_what_is_no_plain_file_is_not_opened_and_leaves_no_descriptor(make, tmp_path: Path) -> None:
+    make(tmp_path / "it")
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(OSError, match="it"):
+        open_plain(tmp_path / "it")
+    assert os.listdir("/proc/self/fd") == before
+
+
+def test_a_plain_file_is_opened(tmp_path: Path) -> None:
+    (tmp_path / "it").write_bytes(b"plain")
+    with open_plain(tmp_path / "it") as opened:
+        assert opened.read() == b"plain"

@@ -6,12 +6,14 @@ as it lives. Beside them lie its reports of out-of-memory errors. Whatever begin
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
 from typing import NamedTuple
 
@@ -152,3 +154,15 @@ def _private(path: Path, make: bool) -> Path:
     if not owned or status.st_mode & 0o077:
         raise Unavailable(f"{path}: not a private folder of uid {os.geteuid()}; remove it, or set {VARIABLE}")
     return path
+
+
+def open_plain(path: Path) -> FileIO:
+    """A regular file in a folder that others may write to: links are not followed, and a pipe is not waited for.
+
+    Raises OSError, for what is no regular file too.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)  # before Python's open(), which raises for a folder and leaves it open
+        raise OSError(errno.EINVAL, "is no regular file", str(path))
+    return open(descriptor, "rb", buffering=0)

@@ -114,8 +114,7 @@ def test_the_ranks_of_another_job_in_the_folder_are_not_asked(
     monkeypatch.setattr(Supervised, "socket", property(lambda it: next(it.folder.glob("*.job.sock"))))
     other = job(second, monkeypatch, "other")
     try:
-        receiver.send(alert("train"))
-        receiver.until("started started", "restarted restarted")
+        restarted_at(train, receiver)
         assert of(other, "saved") == []
         assert of(other, "from") == ["0", "0"]
     finally:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -15,7 +14,7 @@ from typing import Any, TypeVar
 
 from ..agent.identity import start_of
 from ..errors import Unavailable
-from ..folder import SHARED, VARIABLE, FileName, socket_address
+from ..folder import SHARED, VARIABLE, FileName, open_plain, socket_address
 from .target import Target, visible
 
 LARGEST = 4096
@@ -42,14 +41,10 @@ def place_for_report(target: Target) -> Iterator[Path]:
 def report(file: Path) -> Mapping[str, Any] | None:
     """None before it is there. The folder is another user's: what is no small plain file of JSON is no report."""
     try:
-        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open_plain(file) as opened:
+            data = opened.read(LARGEST)
     except OSError:
         return None
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)  # before Python's open(), which raises for a folder and leaves it open
-        return None
-    with open(descriptor, "rb") as opened:
-        data = opened.read(LARGEST)
     try:
         told = json.loads(data)
     except ValueError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..errors import UsageError
+from ..units import format_bytes
 
 
 def folder_name(text: str) -> Path:
@@ -12,3 +13,12 @@ def folder_name(text: str) -> Path:
     if not text:
         raise UsageError("an empty DIR names no folder; write . for the working folder")
     return Path(text)
+
+
+def refuse_more_free_than_there_is(free: int | None, size: int | None) -> None:
+    """Of --driver-free and --driver-size, in bytes. Raises UsageError."""
+    if free is not None and size is not None and free > size:
+        raise UsageError(
+            f"--driver-free is {format_bytes(free)}, of a device of {format_bytes(size)}: it must be less "
+            "(see --driver-size)"
+        )

@@ -31,7 +31,7 @@ def run(options: argparse.Namespace, proc: Path = Path("/proc")) -> int:
     web = serve.configured(parser.parse_args(_arguments(proc, options.pid))).web
     address = listen.parse(web.listen_address)
     tls = config.load(web.config_file).tls_server_config if web.config_file else None
-    mutual = tls is not None and tls.client_auth_type == "RequireAndVerifyClientCert"
+    mutual = tls is not None and tls.mutual
     try:
         _ask(address, tls is not None, mutual)
     except (OSError, HTTPException) as error:

@@ -14,7 +14,8 @@ from ..model.reach import Driver
 from ..model.settings import Settings
 from ..reports import measure, style
 from ..snapshot_file import name_of, read
-from ..units import argument, format_bytes, parse_bytes, whole
+from ..units import argument, parse_bytes, whole
+from .arguments import refuse_more_free_than_there_is
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -81,7 +82,5 @@ def _told(recorded: Driver, options: argparse.Namespace) -> Driver:
     """The file's own reading of the driver, with what flags say instead. Raises UsageError for an impossible one."""
     told = {"free": options.driver_free, "size": options.driver_size, "limit": options.limit}
     driver = replace(recorded, **{name: value for name, value in told.items() if value is not None})
-    if driver.free is not None and driver.size is not None and driver.free > driver.size:
-        free, size = format_bytes(driver.free), format_bytes(driver.size)
-        raise UsageError(f"--driver-free is {free}, of a device of {size}: it must be less (see --driver-size)")
+    refuse_more_free_than_there_is(driver.free, driver.size)
     return driver

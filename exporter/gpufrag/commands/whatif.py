@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import BadInput, UsageError
 from ..reports.progress import Progress
-from ..units import argument, format_bytes, parse_bytes, whole
+from ..units import argument, parse_bytes, whole
+from .arguments import refuse_more_free_than_there_is
 
 if TYPE_CHECKING:
     from ..model.settings import Settings
@@ -86,20 +87,12 @@ def _compare_all(recordings: list[Recording], options: argparse.Namespace) -> tu
 def _compare(recording: Recording, options: argparse.Namespace) -> Compared:
     from ..reports.whatif_advice import Compared
 
-    _refuse_more_free_than_there_is(options.driver_free, options.driver_size)
+    refuse_more_free_than_there_is(options.driver_free, options.driver_size)
     recorded_limit = recording.limit if options.recorded_limit is None else options.recorded_limit
     limit = recorded_limit if options.limit is None else options.limit
     recorded = _read_run(recording, recorded_limit, options)
     candidates = list(_play(recorded, recording.conf, limit, options))
     return Compared(recording.device, recorded, candidates, limit, options.smallest_limit)
-
-
-def _refuse_more_free_than_there_is(free: int | None, size: int | None) -> None:
-    if free is not None and size is not None and free > size:
-        raise UsageError(
-            f"--driver-free is {format_bytes(free)}, of a device of {format_bytes(size)}: it must be less "
-            "(see --driver-size)"
-        )
 
 
 def _read_run(recording: Recording, recorded_limit: int | None, options: argparse.Namespace) -> Run:
@@ -148,7 +141,6 @@ def _play(run: Run, own_conf: str, limit: int | None, options: argparse.Namespac
 def _choices(run: Run, own_conf: str, limit: int | None, confs: list[str] | None) -> Iterator[_Choice]:
     """The recorded setting as it was, the same from where the others begin, and the others."""
     from ..model.conf import without_choices
-    from ..model.reach import limited
     from ..model.settings import parse_conf
 
     own = run.end.settings
@@ -157,9 +149,9 @@ def _choices(run: Run, own_conf: str, limit: int | None, confs: list[str] | None
     yield _Choice(own_conf, own, recorded=True)
     if confs is None:
         stays = without_choices(own_conf)
-        bounded = limited(replace(run.driver, limit=limit), own).limit is not None
+        bounded = run.limit_under(own, limit) is not None
         known = [conf for conf in CANDIDATES if bounded or "garbage" not in conf]
-        choices = {text: parse_conf(text) for conf in known for text in [",".join(filter(None, (conf, stays)))]}
+        choices = {conf: parse_conf(conf) for conf in (",".join(filter(None, (one, stays))) for one in known)}
     else:
         choices = {conf: _settings(conf) for conf in confs}
     yield from (_Choice(conf, settings) for conf, settings in choices.items() if settings != own)

@@ -104,7 +104,7 @@ class Series:
     @property
     def span(self) -> float:
         """Steps (or seconds) between the first point and the last."""
-        return self._points[-1].at - self._points[0].at if self._points else 0.0
+        return _span(self._points) if self._points else 0.0
 
     def _windows(self) -> Iterator[tuple[Sequence[Point], Sequence[Point]]]:
         """What came before, and the window."""

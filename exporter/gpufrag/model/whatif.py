@@ -13,7 +13,7 @@ from .fragmentation import measure
 from .heap import INACTIVE, Heap
 from .history import rewind
 from .program import COMPLETE, FREE, MALLOC, Program
-from .reach import Driver
+from .reach import Driver, limited
 from .reading import places, read_program
 from .replay import Replay
 from .settings import SEGMENT_GRID, Settings
@@ -46,6 +46,10 @@ class Run:
     def complete(self) -> bool:
         """Whether the trace begins with the process: nothing was reserved before."""
         return not self.beginning.segments
+
+    def limit_under(self, settings: Settings, limit: int | None) -> int | None:
+        """What bounds a replay: `limit`, or else what the settings allow (per_process_memory_fraction)."""
+        return limited(replace(self.driver, limit=limit), settings).limit
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ _CUT = re.compile(
     r"|OutOfMemoryError: (?:CUDA|HIP|XPU|NPU) out of memory\.?\s{0,4}$"
 )
 """A first line that a terminal has wrapped, or a log cut off, before the size was whole. A summary's has three dots."""
-_SECOND = re.compile("Tried to alloc")
+_SECOND = "Tried to alloc"
 _ENDS = ("by PyTorch)", " cached)", "PyTorch but unallocated", "on private pool", "on shared pool")
 _ANOTHER = (" to allocate ", "n allocating ", "ut of memory", "Traceback (most", '  File "')
 _FRAME = " \t│┃|"
@@ -73,7 +73,7 @@ class TorchMessage:
 
     def _waits_for(self, text: str) -> bool:
         """Its second sentence, at the beginning of a line of its own."""
-        return _SECOND.match(without_marks(text).lstrip(_FRAME)) is not None and _NEED.search(self._text()) is None
+        return without_marks(text).lstrip(_FRAME).startswith(_SECOND) and _NEED.search(self._text()) is None
 
     def ooms(self) -> list[Oom]:
         """One for each message in the text: a report in JSON may hold several in a line."""

@@ -189,11 +189,9 @@ def _saving(size: int) -> str:
 
 def _needed(candidate: Candidate) -> str:
     needs = candidate.smallest_limit
-    return (
-        "no limit up to twice its peak would be"
-        if needs is None
-        else f"this one needs a limit of {format_bytes(needs)}"
-    )
+    if needs is None:
+        return "no limit up to twice its peak would be"
+    return f"this one needs a limit of {format_bytes(needs)}"
 
 
 def _line_to_run(conf: str) -> str:

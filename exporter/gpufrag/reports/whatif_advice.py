@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from ..model.reach import limited
 from ..model.settings import Settings
 from ..model.whatif import Outcome, Run
 
@@ -60,7 +59,7 @@ class Compared:
         return self.limit_of(self.candidates[0])
 
     def limit_of(self, candidate: Candidate) -> int | None:
-        return limited(replace(self.run.driver, limit=self.limit), candidate.settings).limit
+        return self.run.limit_under(candidate.settings, self.limit)
 
 
 @dataclass(frozen=True)
@@ -85,17 +84,21 @@ def advise(candidates: Sequence[Candidate]) -> Advice:
     recorded = packed[0]
     best = min(packed, key=_cost)
     if best.outcome.failed:
-        best = min(packed, key=_cost_of_failing)
-        needs, needed = best.smallest_limit, recorded.smallest_limit
-        nearer = needs is not None and (needed is None or needed - needs >= WORTHWHILE * needed)
-        change, saves = nearer or best.outcome.failed < recorded.outcome.failed, None
-    else:
-        saves = recorded.outcome.peak_reserved - best.outcome.peak_reserved
-        worth = saves > 0 and saves >= WORTHWHILE * recorded.outcome.peak_reserved
-        change = worth or recorded.outcome.failed > 0
-    if not change:
-        return Advice(recorded, False, saves and 0)
-    return Advice(best, True, saves, _risks(best.settings, recorded.settings))
+        return _advise_where_all_fail(packed)
+    saves = recorded.outcome.peak_reserved - best.outcome.peak_reserved
+    worth = saves > 0 and saves >= WORTHWHILE * recorded.outcome.peak_reserved
+    if worth or recorded.outcome.failed:
+        return Advice(best, True, saves, _risks(best.settings, recorded.settings))
+    return Advice(recorded, False, 0)
+
+
+def _advise_where_all_fail(packed: Sequence[Candidate]) -> Advice:
+    recorded, best = packed[0], min(packed, key=_cost_of_failing)
+    needs, needed = best.smallest_limit, recorded.smallest_limit
+    nearer = needs is not None and (needed is None or needed - needs >= WORTHWHILE * needed)
+    if nearer or best.outcome.failed < recorded.outcome.failed:
+        return Advice(best, True, None, _risks(best.settings, recorded.settings))
+    return Advice(recorded, False, None)
 
 
 def _cost(candidate: Candidate) -> tuple[float, ...]:

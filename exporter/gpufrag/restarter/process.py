@@ -14,7 +14,7 @@ from typing import Any
 
 from ..agreement.records import Ask, Heard
 from ..errors import BadInput, Unavailable
-from ..folder import socket_address
+from ..folder import open_plain, socket_address
 from ..json_record import loads
 from ..rank_sockets import broadcast
 from ..supervised import CONFLICT, RECORD, SOCKET, JobFile, SupervisedJob, decode
@@ -136,8 +136,7 @@ class ProcessCluster(OffCluster):
     def _recorded(self, file: JobFile) -> SupervisedJob | None:
         """What lies beside the socket; None where that cannot be read."""
         try:
-            path = self._folder / file._replace(suffix=RECORD).name
-            with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as opened:
+            with open_plain(self._folder / file._replace(suffix=RECORD).name) as opened:
                 return decode(loads(opened.read(MAX_ANSWER)))
         except (OSError, BadInput, ValueError, RecursionError):
             return None

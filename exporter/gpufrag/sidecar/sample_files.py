@@ -5,14 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import socket
-import stat
 from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from ..errors import BadInput, NewerVersion
-from ..folder import socket_address
+from ..folder import open_plain, socket_address
 from ..sample import MAX_BYTES, ProcessSample, decode
 
 Record = TypeVar("Record")
@@ -76,22 +75,16 @@ def read(path: Path, most: int) -> ProcessSample | Skip | None:
 
 
 def read_as(decode: Callable[[bytes], Record], path: Path, most: int) -> Record | Skip | None:
-    """The record in a regular file of at most `most` bytes; None where it has gone meanwhile.
-
-    Links are not followed and a pipe is not waited for: the folder may be writable by others.
-    """
+    """The record in a regular file of at most `most` bytes; None where it has gone meanwhile."""
     try:
-        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        file = open_plain(path)
     except FileNotFoundError:
         return None
     except PermissionError:
         return Skip.DENIED
-    except OSError:  # ELOOP: a link; ENXIO: a socket
+    except OSError:  # ELOOP: a link; ENXIO: a socket; EINVAL: a pipe or a folder
         return Skip.ALIEN
-    if not stat.S_ISREG(os.fstat(file).st_mode):
-        os.close(file)  # before Python's open(), which raises for a folder and leaves it open
-        return Skip.ALIEN
-    with open(file, "rb", buffering=0) as opened:
+    with file as opened:
         data = opened.read(most + 1) or b""
     if len(data) > most:
         return Skip.HUGE

@@ -75,6 +75,11 @@ class TlsServerConfig:
         if self.client_ca_file and not verifies:
             raise UsageError("tls_server_config.client_auth_type is missing: client_ca_file alone verifies nobody")
 
+    @property
+    def mutual(self) -> bool:
+        """Whether a client must show a certificate."""
+        return self.client_auth_type == "RequireAndVerifyClientCert"
+
 
 @dataclass(frozen=True)
 class HttpServerConfig:
@@ -121,8 +126,7 @@ class WebConfig:
     @property
     def authenticates(self) -> bool:
         """Whether a stranger who can connect is turned away."""
-        tls = self.tls_server_config
-        return bool(self.basic_auth_users) or (tls is not None and tls.client_auth_type == "RequireAndVerifyClientCert")
+        return not {"client certificates", "basic auth"}.isdisjoint(self.protections)
 
     @property
     def protections(self) -> tuple[str, ...]:
@@ -130,7 +134,7 @@ class WebConfig:
         tls = self.tls_server_config
         there = {
             "TLS": tls is not None,
-            "client certificates": tls is not None and tls.client_auth_type == "RequireAndVerifyClientCert",
+            "client certificates": tls is not None and tls.mutual,
             "basic auth": bool(self.basic_auth_users),
         }
         return tuple(name for name, is_there in there.items() if is_there)

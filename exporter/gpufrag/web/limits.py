@@ -22,12 +22,15 @@ if TYPE_CHECKING:
 
     from ..config import WebSettings
 
-_UNAVAILABLE = (
-    b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nconnection: close\r\n"
-    b"content-type: text/plain; charset=utf-8\r\ncontent-length: %d\r\n\r\n"
-)
-_BUSY = _UNAVAILABLE % 26 + b"too many open connections\n"
-_LATE = _UNAVAILABLE % 25 + b"the answer took too long\n"
+
+def _unavailable(why: bytes) -> bytes:
+    return (
+        b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nconnection: close\r\n"
+        b"content-type: text/plain; charset=utf-8\r\ncontent-length: %d\r\n\r\n%s" % (len(why), why)
+    )
+
+
+_BUSY, _LATE = _unavailable(b"too many open connections\n"), _unavailable(b"the answer took too long\n")
 log = logging.getLogger(__name__)
 _ABSOLUTE = re.compile(rb"https?://[^/]*", re.IGNORECASE)
 _CLOSE = (b"connection", b"close")  # what is left of the request is not read
