@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -96,13 +97,10 @@ def test_what_saves_at_sigterm_too_saves_once_and_ends_by_itself(
     receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ON_SIGNAL", "1")
-    it = job(tmp_path, monkeypatch, "train")
-    try:
+    with closing(job(tmp_path, monkeypatch, "train")) as it:
         step = restarted_at(it, receiver)
         assert (of(it, "saved"), of(it, "ended")) == ([step, step], [step, step])
         assert "no checkpoint" not in it.told
-    finally:
-        it.close()
 
 
 def test_the_ranks_of_another_job_in_the_folder_are_not_asked(
@@ -112,25 +110,19 @@ def test_the_ranks_of_another_job_in_the_folder_are_not_asked(
     second.mkdir()
     (second / "agents").symlink_to(train.folder)
     monkeypatch.setattr(Supervised, "socket", property(lambda it: next(it.folder.glob("*.job.sock"))))
-    other = job(second, monkeypatch, "other")
-    try:
+    with closing(job(second, monkeypatch, "other")) as other:
         restarted_at(train, receiver)
         assert of(other, "saved") == []
         assert of(other, "from") == ["0", "0"]
-    finally:
-        other.close()
 
 
 def test_where_one_cannot_save_the_job_goes_on(
     receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BROKEN", "1")
-    it = job(tmp_path, monkeypatch, "train")
-    try:
+    with closing(job(tmp_path, monkeypatch, "train")) as it:
         receiver.send(alert("train"))
         receiver.until("refused checkpoint")
         assert "disk full" in receiver.decisions[0]["text"]
         assert of(it, "from") == ["0", "0"]
         assert it.job.annotations["gpufrag.dev/restart-count"] == "1", "an attempt counts: the next is not at once"
-    finally:
-        it.close()
