@@ -30,14 +30,14 @@ from gpufrag.agent.identity import identify  # noqa: E402
 from gpufrag.agent.publisher import publish  # noqa: E402
 from gpufrag.agent.sampler import Sampler  # noqa: E402
 from gpufrag.agent.settings import AgentSettings  # noqa: E402
-from gpufrag.agent.torch_source import TorchSource  # noqa: E402
-from gpufrag.agent.trouble import Trouble  # noqa: E402
+from gpufrag.agent.torch.source import TorchSource  # noqa: E402
 from gpufrag.commands.run import SHIM  # noqa: E402
 from gpufrag.demo.source import SimulatedSource  # noqa: E402
 from gpufrag.model.allocator import Allocator  # noqa: E402
 from gpufrag.model.reach import Driver  # noqa: E402
 from gpufrag.model.settings import Settings  # noqa: E402
-from gpufrag.sample import encode  # noqa: E402
+from gpufrag.wire.error_counter import ErrorCounter  # noqa: E402
+from gpufrag.wire.sample import encode  # noqa: E402
 
 MIB = 1 << 20
 
@@ -62,7 +62,7 @@ def simulated() -> SimulatedSource:
 
 def step_cost() -> float:
     machine, optimizer = Machine(), "optimizer"
-    sampler = Sampler(TorchSource(torch_of(machine), Trouble()), AgentSettings(interval=1e6), Trouble())
+    sampler = Sampler(TorchSource(torch_of(machine), ErrorCounter()), AgentSettings(interval=1e6), ErrorCounter())
     sampler.watch_steps(lambda: None)
     sampler.read()
     machine.step(optimizer)  # the first one is due
@@ -70,7 +70,7 @@ def step_cost() -> float:
 
 
 def second_cost(source: SimulatedSource) -> float:
-    sampler = Sampler(source, AgentSettings(), Trouble())
+    sampler = Sampler(source, AgentSettings(), ErrorCounter())
     sampler.read()
     for moment in ("boundary", "timer"):
         sampler.take(moment)

@@ -18,10 +18,10 @@ from typing import Any
 
 import torch
 
-from gpufrag.agent.torch_source import connect
-from gpufrag.agent.trouble import Trouble
+from gpufrag.agent.torch.source import connect
 from gpufrag.model.fragmentation import measure
 from gpufrag.model.reach import Driver
+from gpufrag.wire.error_counter import ErrorCounter
 
 REPEATS = 15
 
@@ -33,7 +33,7 @@ def heap_of(blocks: int) -> list[torch.Tensor]:
 
 
 def sample(blocks: int) -> dict[str, Any]:
-    source = connect(torch, Trouble())
+    source = connect(torch, ErrorCounter())
     held = heap_of(blocks)
     copies, works, stats = [], [], []
     found = 0

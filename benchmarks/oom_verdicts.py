@@ -22,8 +22,8 @@ from typing import Any
 
 from oom_stages import MANY_BLOCKS, PAUSE, STAGES, Stage
 
-from gpufrag.oom_report import OomReport
 from gpufrag.sidecar.oom_files import read_all
+from gpufrag.wire.oom_report import OomReport
 
 HERE = Path(__file__).parent
 PATIENCE = 60

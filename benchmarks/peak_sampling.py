@@ -31,7 +31,7 @@ from witness import Witness, agent_of, measured
 from workloads import MIB, Decoder
 
 from gpufrag.agent.sources import Capture
-from gpufrag.agent.torch_source import TorchSource
+from gpufrag.agent.torch.source import TorchSource
 
 VOCABULARY = 16_000
 DISTINCT = 48

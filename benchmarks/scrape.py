@@ -33,13 +33,13 @@ from prometheus_client.openmetrics.exposition import generate_latest  # noqa: E4
 from prometheus_client.registry import Collector  # noqa: E402
 
 from fake_agents import process_sample  # noqa: E402 (the path comes first)
-from gpufrag.agent.control import Control  # noqa: E402
 from gpufrag.agent.publisher import publish  # noqa: E402
-from gpufrag.agent.trouble import Trouble  # noqa: E402
-from gpufrag.folder import FileName  # noqa: E402
 from gpufrag.metrics import families  # noqa: E402
-from gpufrag.sample import ProcessSample, encode  # noqa: E402
-from gpufrag.view import Fleet, RankView  # noqa: E402
+from gpufrag.metrics.view import Fleet, RankView  # noqa: E402
+from gpufrag.wire.control_server import Control  # noqa: E402
+from gpufrag.wire.error_counter import ErrorCounter  # noqa: E402
+from gpufrag.wire.folder import FileName  # noqa: E402
+from gpufrag.wire.sample import ProcessSample, encode  # noqa: E402
 
 ACCEPT = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
 WARM_UP = 50
@@ -153,7 +153,7 @@ def agents(folder: Path, samples: list[ProcessSample]) -> Iterator[None]:
     """What agents do for a sidecar: listen, and write once a second."""
     ended = threading.Event()
     names = [FileName.of(sample.identity) for sample in samples]
-    controls = [Control(folder / name.socket, {}, Trouble()) for name in names]
+    controls = [Control(folder / name.socket, {}, ErrorCounter()) for name in names]
 
     def write() -> None:
         for name, sample in zip(names, samples):

@@ -26,7 +26,7 @@ from gpufrag.commands.run import PACKAGE, SHIM
 
 MODULES = "import sys; print(' '.join(sys.modules))"
 LIBRARY = str(PACKAGE.parent)
-AGENT = f"import sys; sys.path.append({LIBRARY!r}); import gpufrag.agent.lifecycle, gpufrag.agent.torch_source"
+AGENT = f"import sys; sys.path.append({LIBRARY!r}); import gpufrag.agent.lifecycle, gpufrag.agent.torch.source"
 STARTS: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "bare": ("pass", {}),
     "start": ("pass", {"PYTHONPATH": str(SHIM)}),

@@ -15,9 +15,9 @@ from gpufrag.agent.peak import Level
 from gpufrag.agent.sampler import driver_at
 from gpufrag.agent.settings import AgentSettings
 from gpufrag.agent.sources import Capture
-from gpufrag.agent.torch_source import TorchSource
-from gpufrag.agent.trouble import Trouble
+from gpufrag.agent.torch.source import TorchSource
 from gpufrag.model.fragmentation import Fragmentation, measure
+from gpufrag.wire.error_counter import ErrorCounter
 
 DEVICE = 0
 WINDOW = 10.0 * 0.001
@@ -34,7 +34,7 @@ class Witness(TorchSource):
     """The agent's own source; it remembers every copy and at which step of the benchmark it was made."""
 
     def __init__(self) -> None:
-        super().__init__(torch, Trouble())
+        super().__init__(torch, ErrorCounter())
         self.step = 0
         self.copies: list[Copy] = []
         self._trainer = threading.get_ident()

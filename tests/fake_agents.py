@@ -8,9 +8,10 @@ import time as system_time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from gpufrag.folder import FileName, socket_address
 from gpufrag.model.fragmentation import Fragmentation, Pool, measure
-from gpufrag.sample import (
+from gpufrag.sidecar.processes import Reading
+from gpufrag.wire.folder import FileName, socket_address
+from gpufrag.wire.sample import (
     Counters,
     DeviceSample,
     DriverReading,
@@ -21,7 +22,6 @@ from gpufrag.sample import (
     Totals,
     encode,
 )
-from gpufrag.sidecar.processes import Reading
 from helpers import golden_case_named
 
 CASES = ("train-default", "train-expandable", "kv-default", "churn-default", "cache-default", "train-cap4")

@@ -10,7 +10,7 @@ from gpufrag.agent.peak import Level
 from gpufrag.agent.sources import Capture, DeviceFacts, DeviceReading, Fault, Live
 from gpufrag.model.heap import Heap
 from gpufrag.model.sites import Sites
-from gpufrag.sample import Counters, DriverReading, PoolTotals, Totals
+from gpufrag.wire.sample import Counters, DriverReading, PoolTotals, Totals
 from helpers import golden_case_named
 
 

@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from gpufrag.agent.control import Control
-from gpufrag.agent.saving import CheckpointRequest, Saving
-from gpufrag.agent.trouble import Trouble
-from gpufrag.agreement.records import COMMANDS
-from gpufrag.folder import FileName
-from gpufrag.sample import Identity
+from gpufrag.checkpoint.records import COMMANDS
+from gpufrag.checkpoint.saving import CheckpointRequest, Saving
+from gpufrag.wire.control_server import Control
+from gpufrag.wire.error_counter import ErrorCounter
+from gpufrag.wire.folder import FileName
+from gpufrag.wire.sample import Identity
 
 PATIENCE = 20.0
 
@@ -35,7 +35,7 @@ class LiveRank:
         self.thread.start()
         assert self._ready.wait(PATIENCE)
         path = folder / FileName.of(self.identity).socket
-        self.control = Control(path, {f"checkpoint-{name}": self._command(name) for name in COMMANDS}, Trouble())
+        self.control = Control(path, {f"checkpoint-{name}": self._command(name) for name in COMMANDS}, ErrorCounter())
 
     def close(self) -> None:
         self._stop.set()

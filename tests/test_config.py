@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from gpufrag import config
-from gpufrag.config import ServeConfig
+from gpufrag.config.sidecar import ServeConfig
+from gpufrag.config.sidecar import sidecar as config
 from gpufrag.errors import BadInput, GpufragError, Unavailable, UsageError
 
 Load = Callable[[str | bytes], ServeConfig]

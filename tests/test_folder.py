@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpufrag import folder
 from gpufrag.errors import Unavailable
-from gpufrag.folder import FileName, ReportName, open_plain
-from gpufrag.sample import Identity
+from gpufrag.wire import folder
+from gpufrag.wire.folder import FileName, ReportName, open_plain
+from gpufrag.wire.sample import Identity
 
 hosts = st.text(min_size=0, max_size=100)
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from gpufrag.errors import BadInput, NewerVersion
 from gpufrag.model.fragmentation import measure
-from gpufrag.oom_report import MAX_BYTES, SCHEMA, Frame, OomReport, Point, decode, encode, headline
-from gpufrag.sample import DriverReading, Identity
+from gpufrag.wire.oom_report import MAX_BYTES, SCHEMA, Frame, OomReport, Point, decode, encode, headline
+from gpufrag.wire.sample import DriverReading, Identity
 from helpers import golden_case_named
 from strategies import JSON
 

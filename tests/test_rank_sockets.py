@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from gpufrag import rank_sockets
-from gpufrag.agreement.agree import agree
-from gpufrag.agreement.records import Heard, NotSaved, Saved, Terms, release
+from gpufrag.checkpoint import rank_sockets
+from gpufrag.checkpoint.agree import agree
+from gpufrag.checkpoint.records import Heard, NotSaved, Saved, Terms, release
 from gpufrag.errors import Unavailable
 from live_ranks import PATIENCE, fails, live_ranks, saves_at
 

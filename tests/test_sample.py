@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from gpufrag.errors import BadInput, NewerVersion
 from gpufrag.model.fragmentation import SIZE_BOUNDS, Fragmentation, Pool, measure
-from gpufrag.sample import (
+from gpufrag.wire.sample import (
     MAX_BYTES,
     MOMENTS,
     SCHEMA,

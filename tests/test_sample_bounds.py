@@ -11,8 +11,9 @@ import pytest
 from fake_agents import device_sample
 from gpufrag.errors import BadInput
 from gpufrag.metrics import families
+from gpufrag.metrics.view import Fleet, RankView
 from gpufrag.model.verdict import Cause
-from gpufrag.sample import (
+from gpufrag.wire.sample import (
     CAUSES,
     DEVICES,
     MOMENTS,
@@ -26,7 +27,6 @@ from gpufrag.sample import (
     decode,
     encode,
 )
-from gpufrag.view import Fleet, RankView
 
 Raw = dict[str, Any]
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from gpufrag.sample import Identity, ProcessSample
-from gpufrag.view import STATES, Fleet, RankView
+from gpufrag.metrics.view import STATES, Fleet, RankView
+from gpufrag.wire.sample import Identity, ProcessSample
 
 
 def a_rank(pid: int, alive: bool) -> RankView:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import TypeVar
 
-    from .agent.saving import CheckpointRequest
+    from .checkpoint.saving import CheckpointRequest
 
     Save = TypeVar("Save", bound=Callable[[CheckpointRequest], "str | os.PathLike[str] | None"])
 
@@ -51,7 +51,7 @@ def start(
     agent.start(interval=interval, budget=budget, folder=None if folder is None else Path(folder))
     if port is not None and not agent.disabled():
         from .agent.identity import identify
-        from .serve_self import serve
+        from .metrics.in_process_server import serve
 
         serve(port + (identify().local_rank or 0 if port else 0), host, agent.latest)
 
@@ -63,7 +63,7 @@ def stop() -> None:
     from . import agent
 
     agent.stop()
-    if serving := sys.modules.get(f"{__name__}.serve_self"):
+    if serving := sys.modules.get(f"{__name__}.metrics.in_process_server"):
         serving.close()
 
 
@@ -83,7 +83,7 @@ def on_checkpoint(save: Save) -> Save:
     from . import agent
 
     if not agent.disabled():
-        from .agent import checkpoint
+        from .checkpoint import participant as checkpoint
 
         checkpoint.register(save)
     return save
@@ -97,7 +97,7 @@ def step_ended(step: int | None = None) -> None:
     """
     import sys
 
-    if checkpoint := sys.modules.get(f"{__name__}.agent.checkpoint"):
+    if checkpoint := sys.modules.get(f"{__name__}.checkpoint.participant"):
         checkpoint.ended(step)
 
 
@@ -113,6 +113,6 @@ def checkpoint_on_signal(*signals: int, timeout: float = 600.0) -> None:
     from . import agent
 
     if not agent.disabled():
-        from .agent.signals import OnSignal
+        from .checkpoint.signals import OnSignal
 
         OnSignal(timeout).install(signals or (signal.SIGTERM, signal.SIGUSR1))

@@ -15,20 +15,20 @@ import pytest
 from fake_source import ScriptedSource
 from gpufrag.agent.agent import Agent
 from gpufrag.agent.settings import AgentSettings
-from gpufrag.agent.trouble import Trouble
-from gpufrag.sample import ProcessSample, decode
+from gpufrag.wire.error_counter import ErrorCounter
+from gpufrag.wire.sample import ProcessSample, decode
 
 FAST = {"interval": 0.05, "budget": 1.0, "publish_every": 0.02}
 Eventually = Callable[[Callable[[], object]], None]
 
 
 @pytest.fixture
-def trouble() -> Trouble:
-    return Trouble()
+def trouble() -> ErrorCounter:
+    return ErrorCounter()
 
 
 @pytest.fixture
-def begin(source: ScriptedSource, trouble: Trouble, tmp_path: Path) -> Iterator[Callable[..., Agent]]:
+def begin(source: ScriptedSource, trouble: ErrorCounter, tmp_path: Path) -> Iterator[Callable[..., Agent]]:
     """An agent that publishes into the test's folder; stopped at the end."""
     begun = []
 

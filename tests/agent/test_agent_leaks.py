@@ -11,10 +11,10 @@ import pytest
 from fake_source import LiveSource
 from gpufrag.agent.agent import Agent
 from gpufrag.agent.settings import AgentSettings
-from gpufrag.folder import FileName
 from gpufrag.metrics import families
-from gpufrag.sample import ProcessSample, decode
-from gpufrag.view import Fleet, RankView
+from gpufrag.metrics.view import Fleet, RankView
+from gpufrag.wire.folder import FileName
+from gpufrag.wire.sample import ProcessSample, decode
 
 Eventually = Callable[[Callable[[], object]], None]
 KEPT = 2_000_000

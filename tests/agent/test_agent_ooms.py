@@ -13,10 +13,10 @@ from fake_source import ScriptedSource
 from gpufrag.agent import oom_files
 from gpufrag.agent.agent import Agent
 from gpufrag.agent.settings import AgentSettings
-from gpufrag.folder import FileName, ReportName
-from gpufrag.oom_report import OomReport
-from gpufrag.oom_report import decode as decode_report
-from gpufrag.sample import Identity, Ooms, decode
+from gpufrag.wire.folder import FileName, ReportName
+from gpufrag.wire.oom_report import OomReport
+from gpufrag.wire.oom_report import decode as decode_report
+from gpufrag.wire.sample import Identity, Ooms, decode
 
 GIB = 1 << 30
 

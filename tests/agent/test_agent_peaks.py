@@ -14,7 +14,7 @@ from fake_source import FollowedSource
 from gpufrag.agent.agent import Agent
 from gpufrag.agent.peak import Level
 from gpufrag.agent.settings import AgentSettings
-from gpufrag.agent.trouble import Trouble
+from gpufrag.wire.error_counter import ErrorCounter
 
 FAST = {"interval": 0.05, "budget": 1.0, "publish_every": 0.02}
 Eventually = Callable[[Callable[[], object]], None]
@@ -30,7 +30,7 @@ def begin(source: FollowedSource, tmp_path: Path) -> Iterator[Callable[..., Agen
     begun = []
 
     def start(**settings: Any) -> Agent:
-        agent = Agent(source, AgentSettings(**{**FAST, "folder": tmp_path, **settings}), Trouble())
+        agent = Agent(source, AgentSettings(**{**FAST, "folder": tmp_path, **settings}), ErrorCounter())
         begun.append(agent)
         agent.start()
         return agent

@@ -11,8 +11,8 @@ import pytest
 
 from fake_torch import SIZE, Machine, remove, torch_of
 from gpufrag.agent.anchor import Anchor, settings_obstacle
-from gpufrag.agent.trouble import Trouble
 from gpufrag.model.settings import MIB, parse_conf
+from gpufrag.wire.error_counter import ErrorCounter
 
 
 @dataclass
@@ -24,7 +24,7 @@ class Ship:
     taken: list[tuple[int, int]] = field(default_factory=list)
     given_back: list[int] = field(default_factory=list)
     hooks: list[Any] = field(default_factory=list)
-    trouble: Trouble = field(default_factory=Trouble)
+    trouble: ErrorCounter = field(default_factory=ErrorCounter)
     environment: dict[str, str] = field(default_factory=dict)
 
     def torch(self) -> ModuleType:

@@ -8,11 +8,11 @@ import pytest
 
 from fake_frameworks import GIB, GROWING, PREALLOCATED, JaxDevice, jax, tensorflow
 from gpufrag.agent import arrival
-from gpufrag.agent.jax_source import JaxSource, sums
+from gpufrag.agent.jax import JaxSource, sums
 from gpufrag.agent.sources import Live, connect
-from gpufrag.agent.tensorflow_source import TensorflowSource
-from gpufrag.agent.trouble import Trouble
-from gpufrag.sample import Sums
+from gpufrag.agent.tensorflow import TensorflowSource
+from gpufrag.wire.error_counter import ErrorCounter
+from gpufrag.wire.sample import Sums
 
 
 def test_a_pool_that_jax_has_filled_tells_all_that_a_request_can_get() -> None:
@@ -63,7 +63,7 @@ def test_a_full_pool_has_a_largest_block_of_nothing() -> None:
 
 def test_jax_is_not_asked_before_it_has_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = jax(monkeypatch)
-    source = JaxSource(fake.module, Trouble(), {})
+    source = JaxSource(fake.module, ErrorCounter(), {})
     assert source.read() == []
     fake.initialise("cpu")
     assert source.read() == []
@@ -76,14 +76,14 @@ def test_every_gpu_of_this_process_is_read_under_its_number_here(
     fake = jax(monkeypatch)
     second, of_an_older_jax = JaxDevice(id=9, local_hardware_id=1), JaxDevice(id=2, local_hardware_id=None)
     fake.initialise(platform, JaxDevice(), second, of_an_older_jax)
-    source = JaxSource(fake.module, Trouble(), {})
+    source = JaxSource(fake.module, ErrorCounter(), {})
     assert [(reading.device, reading.limit) for reading in source.read()] == [(n, 100 * GIB) for n in (0, 1, 2)]
     assert source.live(1) == Live(20 * GIB, None)
     assert (source.live(7), source.capture(), source.recording()) == (None, None, False)
 
 
 def test_an_allocator_without_statistics_is_counted_and_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    fake, trouble = jax(monkeypatch), Trouble()
+    fake, trouble = jax(monkeypatch), ErrorCounter()
     fake.initialise("cuda", JaxDevice(fault=RuntimeError("UNIMPLEMENTED")), JaxDevice(stats=None))
     assert JaxSource(fake.module, trouble, {}).read() == []
     assert trouble.counts == {"jax.Device.memory_stats": 1}
@@ -92,13 +92,13 @@ def test_an_allocator_without_statistics_is_counted_and_left_out(monkeypatch: py
 def test_the_allocator_that_jax_was_told_to_use_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     module = jax(monkeypatch).module
     environment = {"XLA_PYTHON_CLIENT_ALLOCATOR": "platform", "CUDA_VISIBLE_DEVICES": f"3,GPU-{'0' * 8}-1-2-3"}
-    assert JaxSource(module, Trouble(), {}).facts(0).backend == "bfc"
-    assert JaxSource(module, Trouble(), environment).facts(0).backend == "platform"
+    assert JaxSource(module, ErrorCounter(), {}).facts(0).backend == "bfc"
+    assert JaxSource(module, ErrorCounter(), environment).facts(0).backend == "platform"
 
 
 def test_tensorflow_tells_two_figures_and_only_once_it_has_its_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = tensorflow(monkeypatch)
-    source = TensorflowSource(fake.module, Trouble(), {})
+    source = TensorflowSource(fake.module, ErrorCounter(), {})
     assert (source.read(), fake.calls) == ([], [])
     fake.initialise(gpus=2)
     first, second = source.read()
@@ -108,8 +108,8 @@ def test_tensorflow_tells_two_figures_and_only_once_it_has_its_devices(monkeypat
 
 
 def test_the_adapters_are_found_by_the_modules_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert connect(jax(monkeypatch).module, Trouble()).framework_version == "0.10.2"
-    assert connect(tensorflow(monkeypatch).module, Trouble()).framework_version == "2.21.0"
+    assert connect(jax(monkeypatch).module, ErrorCounter()).framework_version == "0.10.2"
+    assert connect(tensorflow(monkeypatch).module, ErrorCounter()).framework_version == "2.21.0"
 
 
 def test_jax_arrives_with_the_first_thing_that_it_compiles_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,10 +17,10 @@ from gpufrag.agent import lifecycle
 from gpufrag.agent.agent import Agent
 from gpufrag.agent.settings import AgentSettings
 from gpufrag.agent.sources import connect
-from gpufrag.agent.trouble import Trouble
 from gpufrag.metrics import families
-from gpufrag.sample import DeviceSample, ProcessSample, decode, encode
-from gpufrag.view import Fleet, RankView
+from gpufrag.metrics.view import Fleet, RankView
+from gpufrag.wire.error_counter import ErrorCounter
+from gpufrag.wire.sample import DeviceSample, ProcessSample, decode, encode
 
 Eventually = Callable[[Callable[[], object]], None]
 
@@ -42,7 +42,7 @@ def agent_of(settings: AgentSettings) -> Iterator[Callable[[ModuleType], Agent]]
     begun: list[Agent] = []
 
     def begin(framework: ModuleType) -> Agent:
-        begun.append(Agent(connect(framework, Trouble()), settings))
+        begun.append(Agent(connect(framework, ErrorCounter()), settings))
         begun[-1].start()
         return begun[-1]
 
@@ -137,7 +137,7 @@ def test_what_it_costs_to_read_them_is_counted(
 def test_what_launches_second_joins_the_agent_that_there_is(
     with_jax: FakeJax, settings: AgentSettings, eventually: Eventually
 ) -> None:
-    lifecycle.begin(connect(torch_of(Machine()), Trouble()), settings)
+    lifecycle.begin(connect(torch_of(Machine()), ErrorCounter()), settings)
     try:
         lifecycle.launch(with_jax.module)
         eventually(lambda: (sample := lifecycle.latest()) and len(sample.devices) == 2)

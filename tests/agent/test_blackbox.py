@@ -15,12 +15,12 @@ from fake_source import HandClock, ScriptedSource
 from gpufrag.agent import blackbox
 from gpufrag.agent.blackbox import BlackBox
 from gpufrag.agent.sources import Capture, Fault
-from gpufrag.agent.trouble import Trouble
 from gpufrag.model.fragmentation import measure
 from gpufrag.model.reach import Driver
 from gpufrag.model.verdict import Cause
-from gpufrag.oom_report import MAX_BYTES, OomReport, encode
-from gpufrag.sample import DeviceSample, Identity, ProcessSample
+from gpufrag.wire.error_counter import ErrorCounter
+from gpufrag.wire.oom_report import MAX_BYTES, OomReport, encode
+from gpufrag.wire.sample import DeviceSample, Identity, ProcessSample
 
 IDENTITY = Identity("host", 7, 1.0, rank=3)
 GIB = 1 << 30
@@ -33,7 +33,7 @@ class Bench:
 
     source: ScriptedSource = field(default_factory=ScriptedSource)
     clock: HandClock = field(default_factory=HandClock)
-    trouble: Trouble = field(default_factory=Trouble)
+    trouble: ErrorCounter = field(default_factory=ErrorCounter)
     kept: list[OomReport] = field(default_factory=list)
     told: int = 0
     keep: Callable[[OomReport], None] | None = None

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from gpufrag.agent import control as module
-from gpufrag.agent.control import Control
-from gpufrag.agent.trouble import Trouble
 from gpufrag.errors import Unavailable
-from gpufrag.folder import socket_address
+from gpufrag.wire import control_server as module
+from gpufrag.wire.control_server import Control
+from gpufrag.wire.error_counter import ErrorCounter
+from gpufrag.wire.folder import socket_address
 
 
 def _refuse(request: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -34,8 +34,8 @@ COMMANDS: dict[str, Callable[[Mapping[str, Any]], Mapping[str, Any]]] = {
 
 
 @pytest.fixture
-def trouble() -> Trouble:
-    return Trouble()
+def trouble() -> ErrorCounter:
+    return ErrorCounter()
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def control(path: Path, trouble: Trouble) -> Iterator[Control]:
+def control(path: Path, trouble: ErrorCounter) -> Iterator[Control]:
     control = Control(path, COMMANDS, trouble)
     yield control
     control.close()
@@ -93,7 +93,7 @@ def test_what_is_no_request_is_told_so_and_the_next_caller_is_heard(control: Con
 
 
 def test_a_fault_in_a_command_is_counted_and_the_next_caller_is_heard(
-    control: Control, path: Path, trouble: Trouble
+    control: Control, path: Path, trouble: ErrorCounter
 ) -> None:
     assert "ZeroDivisionError" in _ask(path, b'{"command": "break"}\n')["error"]
     assert _echo(path)
@@ -127,7 +127,7 @@ def test_one_who_speaks_is_not_among_those_dropped_for_others(control: Control, 
         assert _echo(path)
 
 
-def test_more_commands_than_may_run_at_once_are_told_to_come_again(path: Path, trouble: Trouble) -> None:
+def test_more_commands_than_may_run_at_once_are_told_to_come_again(path: Path, trouble: ErrorCounter) -> None:
     gate = threading.Barrier(module.ANSWERING + 1)
 
     def wait(request: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -157,14 +157,14 @@ def test_one_who_hangs_up_before_the_answer_does_no_harm(control: Control, path:
 @pytest.mark.parametrize(
     ("folder", "expected"), [(0o700, 0o600), (0o755, 0o600), (0o770, 0o660), (0o777, 0o666), (0o1777, 0o600)]
 )
-def test_who_may_write_to_the_folder_may_ask(path: Path, trouble: Trouble, folder: int, expected: int) -> None:
+def test_who_may_write_to_the_folder_may_ask(path: Path, trouble: ErrorCounter, folder: int, expected: int) -> None:
     path.parent.chmod(folder)
     control = Control(path, COMMANDS, trouble)
     assert stat.S_IMODE(path.stat().st_mode) == expected
     control.close()
 
 
-def test_the_name_appears_only_once_somebody_listens(path: Path, trouble: Trouble) -> None:
+def test_the_name_appears_only_once_somebody_listens(path: Path, trouble: ErrorCounter) -> None:
     stale = socket.socket(socket.AF_UNIX)
     stale.bind(str(path))  # left by a process that was killed
     stale.close()
@@ -175,7 +175,7 @@ def test_the_name_appears_only_once_somebody_listens(path: Path, trouble: Troubl
     assert list(path.parent.iterdir()) == []
 
 
-def test_once_closed_nobody_listens_and_the_thread_ends(path: Path, trouble: Trouble) -> None:
+def test_once_closed_nobody_listens_and_the_thread_ends(path: Path, trouble: ErrorCounter) -> None:
     control = Control(path, COMMANDS, trouble)
     (thread,) = (thread for thread in threading.enumerate() if thread.name == "gpufrag-control")
     control.close()
@@ -191,7 +191,7 @@ def test_a_name_that_was_tidied_away_is_noticed(control: Control, path: Path) ->
     assert not control.reachable
 
 
-def test_a_name_that_somebody_else_has_taken_is_left_to_them(path: Path, trouble: Trouble) -> None:
+def test_a_name_that_somebody_else_has_taken_is_left_to_them(path: Path, trouble: ErrorCounter) -> None:
     first = Control(path, COMMANDS, trouble)
     second = Control(path, COMMANDS, trouble)
     first.close()
@@ -199,7 +199,7 @@ def test_a_name_that_somebody_else_has_taken_is_left_to_them(path: Path, trouble
     second.close()
 
 
-def test_a_path_that_is_too_long_for_a_socket_serves_too(tmp_path: Path, trouble: Trouble) -> None:
+def test_a_path_that_is_too_long_for_a_socket_serves_too(tmp_path: Path, trouble: ErrorCounter) -> None:
     deep = tmp_path.joinpath(*["long-name"] * 20)
     deep.mkdir(parents=True)
     path = deep / f"{'h' * 60}-4194304-1764430000000.sock"
@@ -208,7 +208,7 @@ def test_a_path_that_is_too_long_for_a_socket_serves_too(tmp_path: Path, trouble
     control.close()
 
 
-def test_a_folder_that_is_not_there_is_an_error_and_leaves_nothing(tmp_path: Path, trouble: Trouble) -> None:
+def test_a_folder_that_is_not_there_is_an_error_and_leaves_nothing(tmp_path: Path, trouble: ErrorCounter) -> None:
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(OSError, match="No such file"):
         Control(tmp_path / "none" / "a-1-2.sock", COMMANDS, trouble)

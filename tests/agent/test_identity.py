@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from gpufrag.agent.identity import LAUNCHERS, Launcher, identify, with_rank
-from gpufrag.agent.trouble import Trouble
-from gpufrag.sample import Identity, ProcessSample, decode, encode
+from gpufrag.wire.error_counter import ErrorCounter
+from gpufrag.wire.sample import Identity, ProcessSample, decode, encode
 from helpers import TESTS
 
 
@@ -82,7 +82,7 @@ def test_it_fits_what_is_published() -> None:
 
 @pytest.mark.parametrize("value", ["1" + "0" * 19, "9" * 5000, "٣" * 5000])
 def test_a_number_that_no_sample_can_hold_is_absent_and_counted(value: str) -> None:
-    trouble = Trouble()
+    trouble = ErrorCounter()
     found = identify({"RANK": "3", "WORLD_SIZE": value}, trouble=trouble)
     assert (found.rank, found.world_size) == (3, None)
     assert trouble.counts == {"identity": 1}

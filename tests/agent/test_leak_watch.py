@@ -11,9 +11,9 @@ from fake_source import HandClock, ScriptedSource
 from gpufrag.agent.leak_watch import CREDIT, SHARE
 from gpufrag.agent.sampler import Sampler
 from gpufrag.agent.settings import AgentSettings
-from gpufrag.agent.trouble import Trouble
 from gpufrag.model.leaks import FEWEST, LASTING
-from gpufrag.sample import Leak
+from gpufrag.wire.error_counter import ErrorCounter
+from gpufrag.wire.sample import Leak
 
 
 def test_two_megabytes_a_step_are_found_within_sixty_steps(clock: HandClock) -> None:
@@ -76,7 +76,7 @@ def test_a_reading_that_had_to_wait_is_paid_for(clock: HandClock) -> None:
 
 
 def test_a_source_without_these_figures_has_no_reading(source: ScriptedSource, clock: HandClock) -> None:
-    sampler = Sampler(source, AgentSettings(), Trouble(), clock.clocks)
+    sampler = Sampler(source, AgentSettings(), ErrorCounter(), clock.clocks)
     training = Job(source, sampler, clock)  # type: ignore[arg-type]
     sampler.watch_steps(lambda: None)
     sampler.read()

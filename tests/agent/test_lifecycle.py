@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpufrag.sample import ProcessSample, decode
+from gpufrag.wire.sample import ProcessSample, decode
 
 Eventually = Callable[[Callable[[], object]], None]
 

@@ -10,7 +10,7 @@ from gpufrag.mixin.config import Timing
 from gpufrag.model.fragmentation import measure
 from gpufrag.model.heap import Heap
 from gpufrag.model.reach import Driver
-from gpufrag.sample import Snapshot
+from gpufrag.wire.sample import Snapshot
 
 EMPTY = measure(Heap(()), Driver())
 NOW = 1e9

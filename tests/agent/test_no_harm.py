@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpufrag.agent_copy.modules import agent_files
+from gpufrag.attach.agent_copy.modules import agent_files
 from gpufrag.commands.run import PACKAGE
 from helpers import TESTS
 

@@ -14,16 +14,17 @@ import pytest
 
 import gpufrag
 from fake_source import ScriptedSource
-from gpufrag import agent, serve_self
+from gpufrag import agent
 from gpufrag.agent import agent as agent_module
-from gpufrag.agent import control as control_module
 from gpufrag.agent import lifecycle
-from gpufrag.agent.control import Control
-from gpufrag.agent.ending import SAVED, end_process
 from gpufrag.agent.settings import AgentSettings
-from gpufrag.agent.signals import OnSignal
-from gpufrag.agent.trouble import Trouble
+from gpufrag.checkpoint.ending import SAVED, end_process
+from gpufrag.checkpoint.signals import OnSignal
 from gpufrag.errors import Unavailable
+from gpufrag.metrics import in_process_server as serve_self
+from gpufrag.wire import control_server as control_module
+from gpufrag.wire.control_server import Control
+from gpufrag.wire.error_counter import ErrorCounter
 
 
 @pytest.fixture(autouse=True)
@@ -75,7 +76,7 @@ def _ask(path: Path) -> dict[str, object]:
 
 
 def test_a_caller_is_told_and_the_next_one_is_answered(tmp_path: Path) -> None:
-    control = Control(tmp_path / "host-1-2.sock", {"ping": lambda request: {}}, Trouble())
+    control = Control(tmp_path / "host-1-2.sock", {"ping": lambda request: {}}, ErrorCounter())
     try:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(threading.Thread, "start", _refuse)
@@ -88,7 +89,7 @@ def test_a_caller_is_told_and_the_next_one_is_answered(tmp_path: Path) -> None:
 
 def test_a_socket_that_nobody_would_hear_is_not_there(no_threads, tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="new thread"):
-        Control(tmp_path / "host-1-2.sock", {}, Trouble())
+        Control(tmp_path / "host-1-2.sock", {}, ErrorCounter())
     assert list(tmp_path.glob("*host-1-2*")) == []
 
 

@@ -93,9 +93,9 @@ if __name__ == "__main__":
 
 ASK = """
 from gpufrag.agent.steps import Steps
-from gpufrag.agent.torch_source import TorchSource
-from gpufrag.agent.trouble import Trouble
-trouble = Trouble()
+from gpufrag.agent.torch.source import TorchSource
+from gpufrag.wire.error_counter import ErrorCounter
+trouble = ErrorCounter()
 source = TorchSource(torch, trouble, {})
 """
 

@@ -13,11 +13,11 @@ from gpufrag.agent.driver_then import driver_at
 from gpufrag.agent.sampler import Sampler
 from gpufrag.agent.settings import AgentSettings
 from gpufrag.agent.sources import DeviceReading
-from gpufrag.agent.trouble import Trouble
 from gpufrag.model.fragmentation import measure
 from gpufrag.model.heap import INACTIVE, Heap
 from gpufrag.model.reach import Driver
-from gpufrag.sample import DeviceSample, DriverReading, Identity, PoolTotals, ProcessSample, Totals
+from gpufrag.wire.error_counter import ErrorCounter
+from gpufrag.wire.sample import DeviceSample, DriverReading, Identity, PoolTotals, ProcessSample, Totals
 
 IDENTITY = Identity("host", 1, 1.0)
 WOKEN: list[str] = []
@@ -25,7 +25,7 @@ WOKEN: list[str] = []
 
 @pytest.fixture
 def sampler(source, clock) -> Sampler:
-    return Sampler(source, AgentSettings(), Trouble(), clock.clocks)
+    return Sampler(source, AgentSettings(), ErrorCounter(), clock.clocks)
 
 
 def _watched(sampler: Sampler) -> Callable[[], int]:
@@ -67,7 +67,7 @@ def test_steps_in_between_cost_nothing_but_their_count(sampler, source, clock) -
 
 def test_without_a_step_hook_there_are_no_steps(source, clock) -> None:
     source.steps = False
-    sampler = Sampler(source, AgentSettings(), Trouble(), clock.clocks)
+    sampler = Sampler(source, AgentSettings(), ErrorCounter(), clock.clocks)
     _watched(sampler)
     assert _sample(sampler).steps is None
 
@@ -83,7 +83,7 @@ def test_a_graph_capture_is_left_alone_and_the_next_boundary_is_taken(sampler, s
 
 
 def test_an_error_at_a_boundary_is_counted_and_does_not_reach_the_trainer(source, clock) -> None:
-    trouble = Trouble()
+    trouble = ErrorCounter()
     sampler = Sampler(source, AgentSettings(), trouble, clock.clocks)
     _watched(sampler)
     source.during_capture = lambda: 1 // 0

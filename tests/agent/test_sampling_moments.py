@@ -9,8 +9,8 @@ from gpufrag.agent.peak import FALL, TIMER
 from gpufrag.agent.peaks import STUDIES
 from gpufrag.agent.sampler import Sampler
 from gpufrag.agent.settings import AgentSettings
-from gpufrag.agent.trouble import Trouble
-from gpufrag.sample import Identity, ProcessSample
+from gpufrag.wire.error_counter import ErrorCounter
+from gpufrag.wire.sample import Identity, ProcessSample
 
 IDENTITY = Identity("host", 1, 1.0)
 FLAT = (1000,)
@@ -21,7 +21,7 @@ class Loop:
 
     def __init__(self, source: FollowedSource, clock: HandClock) -> None:
         self.source, self.clock = source, clock
-        self.sampler = Sampler(source, AgentSettings(), Trouble(), clock.clocks)
+        self.sampler = Sampler(source, AgentSettings(), ErrorCounter(), clock.clocks)
         self.sampler.watch_steps(lambda: None)
         self.sampler.read()
         self.taken: list[str] = []
@@ -118,7 +118,7 @@ def test_a_flush_of_the_allocator_brings_the_next_snapshot_forward(loop: Loop, s
 
 
 def test_a_flush_without_a_step_is_looked_at_by_the_timer(source: FollowedSource, clock: HandClock) -> None:
-    sampler = Sampler(source, AgentSettings(), Trouble(), clock.clocks)
+    sampler = Sampler(source, AgentSettings(), ErrorCounter(), clock.clocks)
     sampler.read()
     sampler.take("timer")
     sampler.digest()
@@ -129,7 +129,7 @@ def test_a_flush_without_a_step_is_looked_at_by_the_timer(source: FollowedSource
 
 def test_retries_from_before_the_agent_are_no_news(source: FollowedSource, clock: HandClock) -> None:
     source.retries = 5
-    sampler = Sampler(source, AgentSettings(), Trouble(), clock.clocks)
+    sampler = Sampler(source, AgentSettings(), ErrorCounter(), clock.clocks)
     sampler.take("timer")
     sampler.digest()
     sampler.read()
@@ -157,7 +157,7 @@ def test_where_steps_are_long_moments_stay_as_long_as_it_takes_to_renew_them(loo
 
 
 def test_a_source_that_cannot_be_followed_says_nothing_of_peaks(clock: HandClock) -> None:
-    sampler = Sampler(ScriptedSource(), AgentSettings(), Trouble(), clock.clocks)
+    sampler = Sampler(ScriptedSource(), AgentSettings(), ErrorCounter(), clock.clocks)
     assert sampler.sample(IDENTITY).peak_method is None
 
 

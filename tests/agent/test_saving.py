@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agent.training_thread import PATIENCE, WHO, Trainer
-from gpufrag.agent.saving import CheckpointRequest, Saving
+from gpufrag.checkpoint.saving import CheckpointRequest, Saving
 from gpufrag.errors import Unavailable, UsageError
 
 

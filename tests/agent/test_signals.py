@@ -92,7 +92,7 @@ def test_two_ranks_agree(scripts, folder: Path, eventually: Callable[[Callable[[
 
 UNDER_WAY = """
 import threading
-from gpufrag.agent import checkpoint
+from gpufrag.checkpoint import participant as checkpoint
 from gpufrag.agent.identity import identify
 
 def ask(command, **fields):

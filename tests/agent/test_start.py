@@ -15,8 +15,9 @@ import pytest
 
 import gpufrag
 from fake_source import ScriptedSource
-from gpufrag import agent, serve_self
+from gpufrag import agent
 from gpufrag.errors import Unavailable, UsageError
+from gpufrag.metrics import in_process_server as serve_self
 
 
 @pytest.fixture(autouse=True)

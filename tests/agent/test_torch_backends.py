@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 from fake_torch import SIZE, VERSIONS, Machine, torch_of
-from gpufrag.agent.torch_source import TorchSource
-from gpufrag.agent.trouble import Trouble
-from gpufrag.sample import Sums
+from gpufrag.agent.torch.source import TorchSource
+from gpufrag.wire.error_counter import ErrorCounter
+from gpufrag.wire.sample import Sums
 from helpers import golden_case_named
 
 STATS = golden_case_named("streams-default").raw["stats"]
@@ -20,16 +20,16 @@ def machine(request: pytest.FixtureRequest) -> Machine:
     return Machine(version=request.param, backend="cudaMallocAsync")
 
 
-def stepping(machine: Machine, trouble: Trouble | None = None) -> TorchSource:
+def stepping(machine: Machine, trouble: ErrorCounter | None = None) -> TorchSource:
     """After one step of the program, if its torch tells of steps."""
-    source = TorchSource(torch_of(machine), trouble or Trouble(), {})
+    source = TorchSource(torch_of(machine), trouble or ErrorCounter(), {})
     if source.watch_steps(lambda optimizer: None):
         machine.step("optimizer")
     return source
 
 
 def test_cuda_malloc_async_tells_sums_and_nothing_that_torch_does_not_count(machine: Machine) -> None:
-    trouble = Trouble()
+    trouble = ErrorCounter()
     source = stepping(machine, trouble)
     sums = source.read()[0].sums
     assert sums is not None
@@ -46,7 +46,7 @@ def test_cuda_malloc_async_tells_sums_and_nothing_that_torch_does_not_count(mach
 
 def test_cuda_malloc_async_is_asked_between_steps_only(machine: Machine) -> None:
     """Anywhere else another thread may be capturing a graph, which the question would break."""
-    source = TorchSource(torch_of(machine), Trouble(), {})
+    source = TorchSource(torch_of(machine), ErrorCounter(), {})
     assert source.watch_steps(lambda optimizer: None)
     assert source.read()[0].sums is None
     assert "cuda.memory_stats_as_nested_dict" not in machine.calls
@@ -64,7 +64,7 @@ def test_the_drivers_allocator_is_not_asked_about_a_device_that_is_not_in_use(ma
 
 def test_a_pluggable_allocator_tells_what_the_driver_tells(machine: Machine) -> None:
     machine.backend = "pluggable"
-    trouble = Trouble()
+    trouble = ErrorCounter()
     source = TorchSource(torch_of(machine), trouble, {})
     (reading,) = source.read()
     assert (reading.sums, reading.totals, source.live(0), source.level(0)) == (None, None, None, None)
@@ -83,7 +83,7 @@ def test_a_pluggable_allocator_tells_what_the_driver_tells(machine: Machine) -> 
 def test_a_rocm_build_is_read_by_the_same_calls_and_says_so(version: str, told: str) -> None:
     torch = torch_of(Machine(version=version))
     torch.version = SimpleNamespace(hip="6.1.40091", cuda=None)  # type: ignore[attr-defined]
-    source = TorchSource(torch, Trouble(), {"HIP_VISIBLE_DEVICES": "1"})
+    source = TorchSource(torch, ErrorCounter(), {"HIP_VISIBLE_DEVICES": "1"})
     (reading,) = source.read()
     assert (source.framework_version, source.facts(0).backend) == (told, "native")
     assert reading.driver is not None

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fake_torch import VERSIONS, Machine, names_of, remove, torch_of
-from gpufrag.agent.torch_source import TorchSource
-from gpufrag.agent.trouble import Trouble
+from gpufrag.agent.torch.source import TorchSource
+from gpufrag.wire.error_counter import ErrorCounter
 
 
 @pytest.fixture(params=VERSIONS)
@@ -15,7 +15,7 @@ def machine(request: pytest.FixtureRequest) -> Machine:
 
 
 def test_a_call_that_fails_is_counted_and_the_rest_is_told(machine: Machine) -> None:
-    torch, trouble = torch_of(machine), Trouble()
+    torch, trouble = torch_of(machine), ErrorCounter()
 
     def lost(device: int) -> None:
         raise RuntimeError("CUDA error: device lost")
@@ -30,14 +30,14 @@ def test_a_call_that_fails_is_counted_and_the_rest_is_told(machine: Machine) -> 
 def test_a_device_that_answers_nothing_any_more_is_left_out() -> None:
     machine = Machine()
     torch = torch_of(machine)
-    source = TorchSource(torch, Trouble(), {})
+    source = TorchSource(torch, ErrorCounter(), {})
     source.read()
     torch.cuda.memory_stats_as_nested_dict = torch.cuda.mem_get_info = lambda device: int("lost")
     assert source.read() == []
 
 
 def test_statistics_in_an_unknown_form_turn_only_themselves_off(machine: Machine) -> None:
-    torch, trouble = torch_of(machine), Trouble()
+    torch, trouble = torch_of(machine), ErrorCounter()
     stats = torch.cuda.memory_stats_as_nested_dict
     torch.cuda.memory_stats_as_nested_dict = lambda device: {
         k: v for k, v in stats(device).items() if k != "active_bytes"
@@ -88,11 +88,11 @@ def _told(source: TorchSource) -> set[str]:
 @pytest.mark.parametrize("name", LACKING)
 def test_a_name_that_is_missing_turns_off_only_what_depends_on_it(machine: Machine, name: str) -> None:
     machine.history, machine.fraction = True, 0.5
-    everything = _told(TorchSource(torch_of(machine), Trouble(), {}))
+    everything = _told(TorchSource(torch_of(machine), ErrorCounter(), {}))
     if name in names_of(machine):
         torch = torch_of(machine)
         remove(torch, name)
-        assert _told(TorchSource(torch, Trouble(), {})) == everything - LACKING[name]
+        assert _told(TorchSource(torch, ErrorCounter(), {})) == everything - LACKING[name]
 
 
 def test_every_name_that_is_touched_is_in_the_table() -> None:

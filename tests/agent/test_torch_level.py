@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 
 from fake_torch import VERSIONS, Machine, remove, torch_of
-from gpufrag.agent import torch_stats
 from gpufrag.agent.sources import TellsLevel
-from gpufrag.agent.torch_source import TorchSource
-from gpufrag.agent.trouble import Trouble
+from gpufrag.agent.torch import stats as torch_stats
+from gpufrag.agent.torch.source import TorchSource
+from gpufrag.wire.error_counter import ErrorCounter
 from helpers import golden_case_named
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_level_is_what_the_statistics_say(version: str) -> None:
-    machine, trouble = Machine(version), Trouble()
+    machine, trouble = Machine(version), ErrorCounter()
     source, stats = TorchSource(torch_of(machine), trouble), golden_case_named(machine.heaps[0]).raw["stats"]
     level = source.level(0)
     assert isinstance(source, TellsLevel)
@@ -33,10 +33,10 @@ def test_without_one_of_its_figures_there_is_no_level(family: str) -> None:
 
 
 def test_other_allocators_tell_none() -> None:
-    assert TorchSource(torch_of(Machine(backend="cudaMallocAsync")), Trouble()).level(0) is None
+    assert TorchSource(torch_of(Machine(backend="cudaMallocAsync")), ErrorCounter()).level(0) is None
 
 
 def test_a_torch_without_statistics_tells_none() -> None:
     torch = torch_of(Machine())
     remove(torch, "cuda.memory_stats_as_nested_dict")
-    assert TorchSource(torch, Trouble()).level(0) is None
+    assert TorchSource(torch, ErrorCounter()).level(0) is None

@@ -6,15 +6,15 @@ import pytest
 
 from fake_torch import Machine, OutOfMemoryError, remove, torch_of
 from gpufrag.agent.sources import Fault, TellsFaults
-from gpufrag.agent.torch_oom import ATTACH
-from gpufrag.agent.torch_source import TorchSource
-from gpufrag.agent.trouble import Trouble
+from gpufrag.agent.torch.oom import ATTACH
+from gpufrag.agent.torch.source import TorchSource
+from gpufrag.wire.error_counter import ErrorCounter
 
 MIB = 1 << 20
 
 
-def _source(machine: Machine, trouble: Trouble | None = None) -> TorchSource:
-    return TorchSource(torch_of(machine), trouble or Trouble(), {})
+def _source(machine: Machine, trouble: ErrorCounter | None = None) -> TorchSource:
+    return TorchSource(torch_of(machine), trouble or ErrorCounter(), {})
 
 
 def _attached(machine: Machine) -> bool:
@@ -48,7 +48,7 @@ def test_another_allocator_has_none(backend: str) -> None:
 
 
 def test_a_torch_without_it_or_that_refuses_it_goes_on() -> None:
-    machine, trouble = Machine(), Trouble()
+    machine, trouble = Machine(), ErrorCounter()
     torch = torch_of(machine)
 
     def refuse(observer: object) -> None:
@@ -58,7 +58,7 @@ def test_a_torch_without_it_or_that_refuses_it_goes_on() -> None:
     assert not TorchSource(torch, trouble, {}).watch_ooms(lambda fault: None)
     assert trouble.counts == {f"torch.{ATTACH}": 1}
     remove(torch, ATTACH)
-    assert not TorchSource(torch, Trouble(), {}).watch_ooms(lambda fault: None)
+    assert not TorchSource(torch, ErrorCounter(), {}).watch_ooms(lambda fault: None)
 
 
 def test_it_never_initialises_cuda_but_is_there_when_that_ends() -> None:
@@ -71,7 +71,7 @@ def test_it_never_initialises_cuda_but_is_there_when_that_ends() -> None:
 
 
 def test_an_error_of_ours_does_not_replace_torchs() -> None:
-    machine, trouble = Machine(), Trouble()
+    machine, trouble = Machine(), ErrorCounter()
 
     def fail(fault: Fault) -> None:
         raise ZeroDivisionError

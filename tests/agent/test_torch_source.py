@@ -8,11 +8,11 @@ import pytest
 
 from fake_torch import SIZE, VERSIONS, Machine, names_of, remove, torch_of
 from gpufrag.agent.sources import Capture, connect
-from gpufrag.agent.torch_source import TorchSource
-from gpufrag.agent.trouble import Trouble
+from gpufrag.agent.torch.source import TorchSource
 from gpufrag.model.fragmentation import measure
 from gpufrag.model.reach import Driver
-from gpufrag.sample import Counters
+from gpufrag.wire.error_counter import ErrorCounter
+from gpufrag.wire.sample import Counters
 from helpers import golden_case_named
 
 CASE = "streams-default"
@@ -24,7 +24,7 @@ def machine(request: pytest.FixtureRequest) -> Machine:
 
 
 def _source(machine: Machine, **environment: str) -> TorchSource:
-    return TorchSource(torch_of(machine), Trouble(), environment)
+    return TorchSource(torch_of(machine), ErrorCounter(), environment)
 
 
 def _captured(source: TorchSource) -> Capture:
@@ -68,7 +68,7 @@ def test_the_trace_is_left_out_where_torch_can(machine: Machine) -> None:
     asked = []
     snapshot = torch._C._cuda_memorySnapshot
     torch._C._cuda_memorySnapshot = lambda *arguments: asked.append(arguments) or snapshot(*arguments)
-    _captured(TorchSource(torch, Trouble(), {}))
+    _captured(TorchSource(torch, ErrorCounter(), {}))
     assert asked == [((0, 0, False),)]
 
 
@@ -76,7 +76,7 @@ def test_the_trace_is_left_out_where_torch_can(machine: Machine) -> None:
 def test_a_build_between_releases_is_asked_in_the_older_form(said: str, real: str) -> None:
     torch = torch_of(Machine(real))
     torch.__version__ = said  # type: ignore[attr-defined]
-    assert _captured(TorchSource(torch, Trouble(), {})).heap().segments
+    assert _captured(TorchSource(torch, ErrorCounter(), {})).heap().segments
 
 
 def test_nothing_is_asked_of_a_process_that_has_not_initialised_cuda(machine: Machine) -> None:
@@ -134,7 +134,7 @@ def test_a_fraction_that_only_the_settings_tell_is_cut_as_that_torch_cuts_it() -
         torch = torch_of(Machine(version))
         remove(torch, "cuda.get_per_process_memory_fraction")
         conf = {"PYTORCH_CUDA_ALLOC_CONF": f"per_process_memory_fraction:{49_999_999_999.75 / SIZE:.20f}"}
-        assert _captured(TorchSource(torch, Trouble(), conf)).limits == {0: expected}
+        assert _captured(TorchSource(torch, ErrorCounter(), conf)).limits == {0: expected}
 
 
 def test_settings_come_from_the_environment_where_the_snapshot_has_none() -> None:
@@ -170,7 +170,7 @@ def test_cuda_malloc_async_has_no_heap_and_no_pools(machine: Machine) -> None:
 
 def test_a_pluggable_allocator_is_not_asked_what_it_cannot_tell(machine: Machine) -> None:
     machine.backend = "pluggable"
-    trouble = Trouble()
+    trouble = ErrorCounter()
     source = TorchSource(torch_of(machine), trouble, {})
     (reading,) = source.read()
     assert (reading.totals, source.capture(), trouble.counts) == (None, None, {})
@@ -193,7 +193,7 @@ def test_the_private_pools_are_told_where_torch_has_them() -> None:
     stats = torch.cuda.memory_stats_as_nested_dict
     pools = {(0, 1): {"all": {"current": 5}}, (0, 2): {"all": {"current": 7}}}
     torch.cuda.memory_stats_as_nested_dict = lambda device: stats(device) | {"reserved_bytes_by_private_pools": pools}
-    (reading,) = TorchSource(torch, Trouble(), {}).read()
+    (reading,) = TorchSource(torch, ErrorCounter(), {}).read()
     assert reading.totals is not None
     assert reading.totals.private_pool_reserved == 12
 
@@ -211,7 +211,7 @@ def test_steps_are_watched_through_torchs_global_hook_until_closed(machine: Mach
 
 def test_a_capture_is_seen_and_an_unknown_state_is_not_safe(machine: Machine) -> None:
     torch = torch_of(machine)
-    source = TorchSource(torch, Trouble(), {})
+    source = TorchSource(torch, ErrorCounter(), {})
     assert not source.graph_underway()
     machine.capturing = True
     assert source.graph_underway()
@@ -224,7 +224,7 @@ def test_a_thread_that_allocates_from_a_mempool_is_not_asked_for_the_whole_heap(
     torch = torch_of(Machine(version))
     torch._C._MemPoolContext = ModuleType("context")
     torch._C._MemPoolContext.active_pool = lambda: "a pool"
-    source = TorchSource(torch, Trouble(), {})
+    source = TorchSource(torch, ErrorCounter(), {})
     source.read()
     assert source.capture() is None
 
@@ -233,7 +233,7 @@ def test_with_history_on_no_copy_makes_torch_import_a_part_of_itself(machine: Ma
     """It would look there for the frames of generated code, while the program may be importing that too."""
     torch = torch_of(machine)
     torch._lazy_modules = {"_inductor"}  # type: ignore[attr-defined]
-    source = TorchSource(torch, Trouble(), {})
+    source = TorchSource(torch, ErrorCounter(), {})
     source.read()
     assert source.capture() is not None
     machine.history = True
@@ -248,5 +248,5 @@ def test_history_is_noticed_where_torch_tells(machine: Machine) -> None:
 
 
 def test_it_is_found_by_the_modules_name(machine: Machine) -> None:
-    source = connect(torch_of(machine), Trouble())
+    source = connect(torch_of(machine), ErrorCounter())
     assert (source.framework, source.framework_version) == ("torch", machine.version)

@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from gpufrag.agent.saving import CheckpointRequest, Saving
-from gpufrag.sample import Identity
+from gpufrag.checkpoint.saving import CheckpointRequest, Saving
+from gpufrag.wire.sample import Identity
 
 WHO = Identity("host", 7, 1.0, rank=3, world_size=8)
 PATIENCE = 20.0

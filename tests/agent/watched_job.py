@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from fake_source import HandClock, LiveSource
 from gpufrag.agent.sampler import Sampler
 from gpufrag.agent.settings import AgentSettings
-from gpufrag.agent.trouble import Trouble
-from gpufrag.sample import Identity, Leak
+from gpufrag.wire.error_counter import ErrorCounter
+from gpufrag.wire.sample import Identity, Leak
 
 IDENTITY = Identity("host", 1, 1.0)
 MB = 1_000_000
@@ -36,7 +36,7 @@ class Job:
 
 def job(clock: HandClock, threshold: int = MB, **scripted: object) -> Job:
     source = LiveSource(clock=clock, **scripted)  # type: ignore[arg-type]
-    sampler = Sampler(source, AgentSettings(leak_threshold=threshold), Trouble(), clock.clocks)
+    sampler = Sampler(source, AgentSettings(leak_threshold=threshold), ErrorCounter(), clock.clocks)
     made = Job(source, sampler, clock)
     sampler.watch_steps(lambda: made.woken.append(source.lives))
     sampler.read()

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from gpufrag.agent_copy.install import install
-from gpufrag.agent_copy.modules import agent_files
+from gpufrag.attach.agent_copy.install import install
+from gpufrag.attach.agent_copy.modules import agent_files
 from gpufrag.commands.run import PACKAGE
 from gpufrag.errors import Unavailable, UsageError
 

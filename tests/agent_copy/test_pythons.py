@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from gpufrag.agent_copy.install import install
+from gpufrag.attach.agent_copy.install import install
 from gpufrag.commands.run import PACKAGE
-from gpufrag.sample import decode
+from gpufrag.wire.sample import decode
 from importable_torch import USES_A_GPU, torch_path
 
 VERSIONS = ("3.10", "3.11", "3.12", "3.13", "3.14")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from gpufrag.agreement.agree import agree
-from gpufrag.agreement.promise import Promise
-from gpufrag.agreement.records import CONFIRMED, PROMISED, SAVED, Ask, Heard, RankState, Saved, Terms
+from gpufrag.checkpoint.agree import agree
+from gpufrag.checkpoint.promise import Promise
+from gpufrag.checkpoint.records import CONFIRMED, PROMISED, SAVED, Ask, Heard, RankState, Saved, Terms
 from gpufrag.errors import GpufragError
 
 TERMS = Terms("one", timeout=60.0, patience=10.0, hold=20.0)

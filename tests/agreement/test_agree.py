@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from agreement.simulated_ranks import TERMS, Job, job
-from gpufrag.agreement.agree import TRIES
-from gpufrag.agreement.records import Heard, NotSaved, Saved, release
+from gpufrag.checkpoint.agree import TRIES
+from gpufrag.checkpoint.records import Heard, NotSaved, Saved, release
 
 
 def _saved(ranks: Job) -> list[list[int]]:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agreement.simulated_ranks import TERMS, Job, SimulatedRank
-from gpufrag.agreement.records import NotSaved, Saved
+from gpufrag.checkpoint.records import NotSaved, Saved
 
 FOREVER = 100_000.0
 sizes = st.integers(1, 4)

@@ -39,7 +39,7 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     agent.start(source=ScriptedSource(steps=False), interval=5.0)
 
-    def save(request: gpufrag.agent.checkpoint.CheckpointRequest) -> str:  # type: ignore[name-defined]
+    def save(request: gpufrag.checkpoint.participant.CheckpointRequest) -> str:  # type: ignore[name-defined]
         if SCENE == "raises" and rank == 1:
             raise OSError("disk full")
         steps: list[object] = [None] * size

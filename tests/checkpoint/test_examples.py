@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 import gpufrag
-from gpufrag import rank_sockets
-from gpufrag.agent.ending import SAVED as ENDED_SAVED
-from gpufrag.agreement.agree import agree
-from gpufrag.agreement.records import Heard, Saved, Terms, release
+from gpufrag.checkpoint import rank_sockets
+from gpufrag.checkpoint.agree import agree
+from gpufrag.checkpoint.ending import SAVED as ENDED_SAVED
+from gpufrag.checkpoint.records import Heard, Saved, Terms, release
 from helpers import TESTS
 
 HERE = Path(__file__).parent

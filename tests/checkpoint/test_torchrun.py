@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 import gpufrag
-from gpufrag import rank_sockets
-from gpufrag.agreement.agree import agree
-from gpufrag.agreement.records import PREPARED, Ask, Heard, NotSaved, Saved, Terms, release
+from gpufrag.checkpoint import rank_sockets
+from gpufrag.checkpoint.agree import agree
+from gpufrag.checkpoint.records import PREPARED, Ask, Heard, NotSaved, Saved, Terms, release
 from helpers import TESTS
 
 pytestmark = [

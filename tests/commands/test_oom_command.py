@@ -12,8 +12,8 @@ import pytest
 from gpufrag.agent import oom_files
 from gpufrag.cli import main
 from gpufrag.model.fragmentation import measure
-from gpufrag.oom_report import Frame, OomReport, Point
-from gpufrag.sample import DriverReading, Identity
+from gpufrag.wire.oom_report import Frame, OomReport, Point
+from gpufrag.wire.sample import DriverReading, Identity
 from helpers import golden_case_named
 
 GIB = 1 << 30

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gpufrag import config as sidecar_config
+from gpufrag.config import sidecar as sidecar_config
 from gpufrag.restarter import permissions, settings
 from gpufrag.restarter.targets import TARGETS
 from helpers import kept

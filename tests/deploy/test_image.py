@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from gpufrag import __version__
-from gpufrag.config import DEFAULT_PORT
+from gpufrag.config.sidecar import DEFAULT_PORT
 from manifests import ROOT, output, tool
 from monitoring import eventually, free_port, process
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpufrag.config import DEFAULT_PORT
+from gpufrag.config.sidecar import DEFAULT_PORT
 from gpufrag.restarter import settings
 from manifests import KUBERNETES, Manifest, documents, read, template
 

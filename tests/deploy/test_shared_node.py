@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpufrag.agent_copy import install
+from gpufrag.attach.agent_copy import install
 from gpufrag.commands.run import PACKAGE
 from manifests import KUBERNETES, NEWEST, OLDEST, Manifest, check, documents, pods, read, restricted
 

@@ -13,7 +13,7 @@ import yaml
 
 from gpufrag import __version__
 from gpufrag.commands import serve
-from gpufrag.config import DEFAULT_PORT
+from gpufrag.config.sidecar import DEFAULT_PORT
 from helpers import kept
 from manifests import (
     KUBERNETES,

@@ -20,7 +20,7 @@ import torch.distributed
 
 import gpufrag
 from gpufrag import agent
-from gpufrag.agent.saving import CheckpointRequest
+from gpufrag.checkpoint.saving import CheckpointRequest
 from gpufrag.demo.source import SimulatedSource
 from gpufrag.demo.traces import load
 from gpufrag.model.allocator import Allocator

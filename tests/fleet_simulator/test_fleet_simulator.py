@@ -9,8 +9,8 @@ import yaml
 import running_server
 from gpufrag import metrics
 from gpufrag.cli import main
-from gpufrag.fleet_simulator import fleet, server
-from gpufrag.fleet_simulator.film import film
+from gpufrag.demo.fleet_simulator import fleet, server
+from gpufrag.demo.fleet_simulator.film import film
 from gpufrag.web.runner import Service
 from helpers import TESTS
 

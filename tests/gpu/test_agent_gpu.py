@@ -10,9 +10,9 @@ import pytest
 
 from gpufrag import agent
 from gpufrag.agent.sources import Capture
-from gpufrag.agent.torch_source import TorchSource
-from gpufrag.agent.trouble import Trouble
-from gpufrag.sample import ProcessSample
+from gpufrag.agent.torch.source import TorchSource
+from gpufrag.wire.error_counter import ErrorCounter
+from gpufrag.wire.sample import ProcessSample
 
 torch = pytest.importorskip("torch")
 
@@ -28,7 +28,7 @@ class Witness(TorchSource):
     """The agent's own source; it remembers when it was made to copy the heap, and what it said of graphs."""
 
     def __init__(self) -> None:
-        super().__init__(torch, Trouble())
+        super().__init__(torch, ErrorCounter())
         self.copied: list[float] = []
         self.graphs: list[bool] = []
 

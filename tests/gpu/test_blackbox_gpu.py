@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from gpufrag import agent
-from gpufrag.agent.torch_source import TorchSource
-from gpufrag.agent.trouble import Trouble
-from gpufrag.oom_report import OomReport
+from gpufrag.agent.torch.source import TorchSource
 from gpufrag.sidecar.oom_files import read_all
+from gpufrag.wire.error_counter import ErrorCounter
+from gpufrag.wire.oom_report import OomReport
 
 torch = pytest.importorskip("torch")
 
@@ -41,7 +41,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     torch.zeros(1, device="cuda")
     torch.cuda.empty_cache()
     torch.cuda.set_per_process_memory_fraction(CAP / torch.cuda.get_device_properties(0).total_memory)
-    agent.start(TorchSource(torch, Trouble()), folder=tmp_path)
+    agent.start(TorchSource(torch, ErrorCounter()), folder=tmp_path)
     yield tmp_path
     agent.stop()
     torch.cuda.set_per_process_memory_fraction(1.0)

@@ -49,9 +49,9 @@ import json, subprocess, sys, time
 import jax
 from jax._src import xla_bridge
 from gpufrag import agent
-import gpufrag.agent.jax_source as jax_source
-from gpufrag.agent.trouble import Trouble
-source = jax_source.JaxSource(jax, Trouble())
+import gpufrag.agent.jax as jax_source
+from gpufrag.wire.error_counter import ErrorCounter
+source = jax_source.JaxSource(jax, ErrorCounter())
 seen = [len(source.read()) for _ in range(100)]
 print(json.dumps({"seen": sum(seen), "initialised": bool(xla_bridge._backends), "agent": agent.latest() is not None}))
 """

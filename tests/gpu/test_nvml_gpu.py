@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from gpufrag.sample import DeviceSample, DriverReading, Identity, PoolTotals, ProcessSample, Totals
+from gpufrag.metrics.view import RankView
 from gpufrag.sidecar import procfs
 from gpufrag.sidecar.join import join
 from gpufrag.sidecar.readings import Device, Instance, NvmlReading
-from gpufrag.view import RankView
+from gpufrag.wire.sample import DeviceSample, DriverReading, Identity, PoolTotals, ProcessSample, Totals
 
 pytestmark = pytest.mark.gpu
 

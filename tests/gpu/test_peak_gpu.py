@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from gpufrag import agent
-from gpufrag.agent import torch_stats
-from gpufrag.agent.torch_source import TorchSource
-from gpufrag.agent.trouble import Trouble
-from gpufrag.sample import ProcessSample
+from gpufrag.agent.torch import stats as torch_stats
+from gpufrag.agent.torch.source import TorchSource
+from gpufrag.wire.error_counter import ErrorCounter
+from gpufrag.wire.sample import ProcessSample
 
 torch = pytest.importorskip("torch")
 
@@ -70,7 +70,7 @@ def at_peak(sample: ProcessSample) -> int:
 
 def test_a_level_is_torchs_own() -> None:
     held = torch.empty(30 * MIB, dtype=torch.uint8, device="cuda")
-    level = TorchSource(torch, Trouble()).level(torch.cuda.current_device())
+    level = TorchSource(torch, ErrorCounter()).level(torch.cuda.current_device())
     stats = torch.cuda.memory_stats()
     assert level is not None
     assert level.active == stats["active_bytes.all.current"] >= held.numel()

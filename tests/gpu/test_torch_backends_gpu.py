@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from gpufrag.agent.torch_source import TorchSource
-from gpufrag.agent.trouble import Trouble
+from gpufrag.agent.torch.source import TorchSource
 from gpufrag.model.fragmentation import measure
 from gpufrag.model.reach import Driver
+from gpufrag.wire.error_counter import ErrorCounter
 
 torch = pytest.importorskip("torch")
 
@@ -29,9 +29,9 @@ ASYNC = """
 import json, threading
 import torch
 from dataclasses import asdict
-from gpufrag.agent.torch_source import TorchSource
-from gpufrag.agent.trouble import Trouble
-trouble = Trouble()
+from gpufrag.agent.torch.source import TorchSource
+from gpufrag.wire.error_counter import ErrorCounter
+trouble = ErrorCounter()
 source = TorchSource(torch, trouble)
 kept = [torch.empty(n << 20, dtype=torch.uint8, device="cuda") for n in (1, 20, 300)]
 torch.cuda.synchronize()
@@ -85,7 +85,7 @@ def test_cuda_malloc_async_tells_its_sums_while_a_graph_is_captured(tmp_path: Pa
 def test_what_is_free_in_a_private_pool_is_captive() -> None:
     """A MemPool's blocks are in its own segments; nobody else can have them."""
     torch.cuda.empty_cache()
-    source = TorchSource(torch, Trouble())
+    source = TorchSource(torch, ErrorCounter())
     pool = torch.cuda.MemPool()
     with torch.cuda.use_mem_pool(pool):
         kept = torch.empty(64 * MIB, dtype=torch.uint8, device="cuda")

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from gpufrag.agent_copy.install import install
+from gpufrag.attach.agent_copy.install import install
 from gpufrag.commands.run import PACKAGE
 
 TORCH = """

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from gpufrag.sample import decode
+from gpufrag.wire.sample import decode
 
 FOREIGN = 1_000_680_000
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpufrag.commands.run import SHIM
-from gpufrag.sample import decode
+from gpufrag.wire.sample import decode
 
 pytestmark = [
     pytest.mark.real,

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from gpufrag.metrics.view import CollectorResult, DeviceView, Fleet, ProcessView, RankView
 from gpufrag.model.fragmentation import measure
-from gpufrag.sample import (
+from gpufrag.wire.sample import (
     AgentHealth,
     Counters,
     DeviceSample,
@@ -20,7 +21,6 @@ from gpufrag.sample import (
     Snapshot,
     Totals,
 )
-from gpufrag.view import CollectorResult, DeviceView, Fleet, ProcessView, RankView
 from helpers import golden_case_named
 
 NOW = 1764000000.25

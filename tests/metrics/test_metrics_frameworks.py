@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from gpufrag.metrics import families
-from gpufrag.sample import DeviceSample, DriverReading, Leak, Sums
-from gpufrag.view import Fleet, ProcessView, RankView
+from gpufrag.metrics.view import Fleet, ProcessView, RankView
+from gpufrag.wire.sample import DeviceSample, DriverReading, Leak, Sums
 
 ASYNC = Sums(time=1.0, allocated=10, active=12, reserved=20, peak_active=15, peak_reserved=25)
 BFC = Sums(

@@ -10,8 +10,8 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from gpufrag.errors import BadInput
 from gpufrag.metrics import families, render
-from gpufrag.sample import AgentHealth, Sums, decode, encode
-from gpufrag.view import CollectorResult, Fleet, RankView
+from gpufrag.metrics.view import CollectorResult, Fleet, RankView
+from gpufrag.wire.sample import AgentHealth, Sums, decode, encode
 
 NASTY = st.one_of(st.none(), st.sampled_from([-1, 10**400, "\ud800", True]), st.floats(), st.integers(), st.text())
 

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpufrag.metrics.identity import name_ranks
-from gpufrag.sample import Identity, ProcessSample
-from gpufrag.view import RankView
+from gpufrag.metrics.view import RankView
+from gpufrag.wire.sample import Identity, ProcessSample
 
 
 def _process(pid, start, rank=None, alive=True, host="h"):

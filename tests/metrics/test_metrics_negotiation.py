@@ -3,7 +3,7 @@
 import pytest
 
 from gpufrag.metrics import render
-from gpufrag.view import Fleet
+from gpufrag.metrics.view import Fleet
 
 PROMETHEUS_2 = (
     "application/openmetrics-text;version=1.0.0;q=0.8,application/openmetrics-text;version=0.0.1;q=0.75,"

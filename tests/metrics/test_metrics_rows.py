@@ -8,10 +8,10 @@ from prometheus_client import CollectorRegistry
 
 from gpufrag.metrics import TABLE, FleetCollector, families, render
 from gpufrag.metrics.row import COUNTER, HISTOGRAM, INFO
+from gpufrag.metrics.view import DeviceView, Fleet, ProcessView, RankView
 from gpufrag.mixin.config import Config
 from gpufrag.mixin.rules import rule_file
-from gpufrag.sample import Leak, Ooms
-from gpufrag.view import DeviceView, Fleet, ProcessView, RankView
+from gpufrag.wire.sample import Leak, Ooms
 
 GIB = 1 << 30
 

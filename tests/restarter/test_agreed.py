@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agreement.simulated_ranks import Job, job
-from gpufrag.agreement.records import SAVED, Ask, Heard
+from gpufrag.checkpoint.records import SAVED, Ask, Heard
 from gpufrag.errors import Unavailable
 from gpufrag.restarter.agreed import NO_CALLBACK, AgreedCheckpointer
 from gpufrag.restarter.checkpoint import Checkpoint, CheckpointFailed

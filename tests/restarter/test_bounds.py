@@ -10,12 +10,12 @@ from typing import Any, get_type_hints
 import pytest
 import yaml
 
-from gpufrag.config import Range
+from gpufrag.config.sidecar import Range
+from gpufrag.config.yaml_record import Count, Seconds
 from gpufrag.errors import UsageError
 from gpufrag.restarter import settings
 from gpufrag.restarter.bounds import BOUNDS
 from gpufrag.restarter.settings import MOST_PER_DAY, RestarterConfig
-from gpufrag.yaml_record import Count, Seconds
 
 SUBJECTS = ("policy", "restart", "checkpoint", "prometheus", "circuit", "process", "slurm")
 

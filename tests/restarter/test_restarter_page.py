@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from gpufrag import yaml_record
+from gpufrag.config.sidecar import yaml_record
 from gpufrag.restarter.metrics import ROWS
 from gpufrag.restarter.reasons import REASONS
 from gpufrag.restarter.settings import RestarterConfig

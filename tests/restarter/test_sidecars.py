@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gpufrag.config import ControlSettings, NvmlSettings, ServeConfig
+from gpufrag.config.sidecar import ControlSettings, NvmlSettings, ServeConfig
 from gpufrag.errors import Unavailable
 from gpufrag.restarter import server
 from gpufrag.restarter.agreed import AgreedCheckpointer

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from fake_agents import Clock, FakeAgent
-from gpufrag.config import FolderSettings
+from gpufrag.config.sidecar import FolderSettings
 from gpufrag.sidecar.processes import ProcessReader
 
 FAKE = Path(__file__).parent / "fake_nvml"

@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from gpufrag.agreement.records import COMMANDS, decode
-from gpufrag.config import ControlSettings, NvmlSettings, ServeConfig
+from gpufrag.checkpoint.records import COMMANDS, decode
+from gpufrag.config.sidecar import ControlSettings, NvmlSettings, ServeConfig
 from gpufrag.errors import BadInput, Unavailable
 from gpufrag.sidecar.control import MAX_BODY
 from gpufrag.sidecar.server import Sidecar

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fake_agents import FakeAgent, process_sample
-from gpufrag.config import NvmlSettings, ServeConfig
+from gpufrag.config.sidecar import NvmlSettings, ServeConfig
 from gpufrag.sidecar import sample_files
 from gpufrag.sidecar.server import Sidecar
 from running_server import PATIENCE, Running, running

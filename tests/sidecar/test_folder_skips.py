@@ -16,10 +16,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fake_agents import Clock, FakeAgent, process_sample, skipped, written
-from gpufrag.config import FolderSettings
-from gpufrag.sample import MAX_BYTES, encode
+from gpufrag.config.sidecar import FolderSettings
 from gpufrag.sidecar import sample_files
 from gpufrag.sidecar.processes import ProcessReader, Reading
+from gpufrag.wire.sample import MAX_BYTES, encode
 
 NOTHING = {"alien": 0, "denied": 0, "huge": 0, "newer": 0, "too_many": 0, "too_much": 0, "torn": 0}
 

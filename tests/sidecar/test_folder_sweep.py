@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fake_agents import Clock, FakeAgent, process_sample, skipped, written
-from gpufrag.config import FolderSettings
+from gpufrag.config.sidecar import FolderSettings
 from gpufrag.sidecar.processes import ProcessReader, Reading
 
 NOTHING = {"alien": 0, "denied": 0, "huge": 0, "newer": 0, "too_many": 0, "too_much": 0, "torn": 0}

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpufrag.sample import DeviceSample, DriverReading, Identity, PoolTotals, ProcessSample, Sums, Totals
+from gpufrag.metrics.view import DeviceView, ProcessView, RankView
 from gpufrag.sidecar.join import join
 from gpufrag.sidecar.readings import Device, HostProcess, Instance, Memory, NvmlReading, Sight
-from gpufrag.view import DeviceView, ProcessView, RankView
+from gpufrag.wire.sample import DeviceSample, DriverReading, Identity, PoolTotals, ProcessSample, Sums, Totals
 
 NOW = 5000.0
 START = 1000.0

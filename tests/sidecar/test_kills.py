@@ -17,7 +17,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from gpufrag.config import FolderSettings, NvmlSettings, ServeConfig
+from gpufrag.config.sidecar import FolderSettings, NvmlSettings, ServeConfig
 from gpufrag.sidecar.server import Sidecar
 from running_server import Running, running
 

@@ -11,12 +11,12 @@ import pytest
 
 from fake_agents import Clock, FakeAgent
 from gpufrag.agent.publisher import publish
-from gpufrag.folder import FileName, ReportName
-from gpufrag.oom_report import OomReport, encode
-from gpufrag.sample import Identity
 from gpufrag.sidecar.oom_files import read_all
 from gpufrag.sidecar.processes import ProcessReader
 from gpufrag.sidecar.sample_files import Skip
+from gpufrag.wire.folder import FileName, ReportName
+from gpufrag.wire.oom_report import OomReport, encode
+from gpufrag.wire.sample import Identity
 
 WHO = Identity("host", 7, 1000.0, rank=1)
 REPORT = OomReport(WHO, 1, 2000.0, 0, 3 << 30, "fragmentation")

@@ -11,10 +11,10 @@ from html.parser import HTMLParser
 import pytest
 
 from fake_agents import process_sample
-from gpufrag.oom_report import Frame, OomReport
-from gpufrag.sample import Identity
+from gpufrag.metrics.view import CollectorResult, Fleet, RankView
 from gpufrag.sidecar import page
-from gpufrag.view import CollectorResult, Fleet, RankView
+from gpufrag.wire.oom_report import Frame, OomReport
+from gpufrag.wire.sample import Identity
 
 NOW = 1042.0
 

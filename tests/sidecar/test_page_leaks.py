@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from fake_agents import process_sample
-from gpufrag.sample import GrowingStack, Leak, Sums
+from gpufrag.metrics.view import Fleet, RankView
 from gpufrag.sidecar import page
 from gpufrag.sidecar.page.leaks import leak_rows
-from gpufrag.view import Fleet, RankView
+from gpufrag.wire.sample import GrowingStack, Leak, Sums
 
 LEAK = Leak("step", 2e6, 1.9e6, 2.1e6, 10, 90)
 

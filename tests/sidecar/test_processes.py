@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from fake_agents import Clock, FakeAgent, process_sample, skipped
-from gpufrag.config import FolderSettings
+from gpufrag.config.sidecar import FolderSettings
 from gpufrag.errors import Unavailable
-from gpufrag.sample import encode
 from gpufrag.sidecar import sample_files
 from gpufrag.sidecar.processes import ProcessReader, Reading
+from gpufrag.wire.sample import encode
 
 NOTHING = {"alien": 0, "denied": 0, "huge": 0, "newer": 0, "too_many": 0, "too_much": 0, "torn": 0}
 

@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from fake_agents import FakeAgent, process_sample
 from gpufrag import metrics
-from gpufrag.config import FolderSettings, MetricsSettings, NvmlSettings, ServeConfig
+from gpufrag.config.sidecar import FolderSettings, MetricsSettings, NvmlSettings, ServeConfig
 from gpufrag.sidecar import server
 from gpufrag.sidecar.server import Sidecar
 from running_server import PATIENCE, Running, received, running

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fake_agents import FakeAgent
-from gpufrag.config import FolderSettings, NvmlSettings
+from gpufrag.config.sidecar import FolderSettings, NvmlSettings
 from gpufrag.errors import Unavailable
 from gpufrag.sidecar import source
 from gpufrag.sidecar.nvml import Collector

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fake_agents import FakeAgent, process_sample
-from gpufrag.config import FolderSettings
+from gpufrag.config.sidecar import FolderSettings
 from gpufrag.sidecar.processes import ProcessReader
 
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from fake_agents import FakeAgent, process_sample, skipped
-from gpufrag.config import FolderSettings
-from gpufrag.sample import DEVICES, SNAPSHOTS, ProcessSample
+from gpufrag.config.sidecar import FolderSettings
 from gpufrag.sidecar import processes, sample_files
 from gpufrag.sidecar.processes import MAX_MOMENTS, ProcessReader
 from gpufrag.sidecar.sample_files import Skip
+from gpufrag.wire.sample import DEVICES, SNAPSHOTS, ProcessSample
 
 Start = Callable[[ProcessSample], FakeAgent]
 WORST = DEVICES * SNAPSHOTS

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import gpufrag
-from gpufrag.folder import socket_address
-from gpufrag.supervised import SOCKET, SupervisedJob, decode
+from gpufrag.wire.folder import socket_address
+from gpufrag.wire.supervised_job import SOCKET, SupervisedJob, decode
 
 EXPORTER = Path(gpufrag.__file__).parents[1]
 PATIENCE_S = 30.0

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gpufrag.folder import FileName, socket_address
-from gpufrag.supervised import PAUSE, RECORD, SOCKET, JobFile
 from gpufrag.supervisor.stale import sweep
+from gpufrag.wire.folder import FileName, socket_address
+from gpufrag.wire.supervised_job import PAUSE, RECORD, SOCKET, JobFile
 
 SUFFIXES = (SOCKET, RECORD, PAUSE)
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from gpufrag.config import FolderSettings
+from gpufrag.config.sidecar import FolderSettings
 from gpufrag.errors import BadInput
-from gpufrag.folder import FileName
 from gpufrag.sidecar.processes import ProcessReader
-from gpufrag.supervised import PAUSE, RECORD, SOCKET, JobFile, SupervisedJob, decode, encode
+from gpufrag.wire.folder import FileName
+from gpufrag.wire.supervised_job import PAUSE, RECORD, SOCKET, JobFile, SupervisedJob, decode, encode
 
 
 @pytest.mark.parametrize("suffix", [SOCKET, RECORD, PAUSE])

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gpufrag.supervised import Elastic
+from gpufrag.wire.supervised_job import Elastic
 from restarter.off_cluster_rig import Receiver, alert, receiving
 from supervisor.supervised_process import Supervised, alive, eventually
 

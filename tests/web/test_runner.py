@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from gpufrag.config import WebSettings
+from gpufrag.config.sidecar import WebSettings
 from gpufrag.errors import UsageError
 from gpufrag.web.runner import Reload, Service
 from running_server import PATIENCE, Running, hello

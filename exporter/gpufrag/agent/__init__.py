@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import ModuleType
 
-    from ..sample import ProcessSample
+    from ..wire.sample import ProcessSample
     from .sources import Source
 
 __all__ = ["disabled", "latest", "start", "stop", "wait"]

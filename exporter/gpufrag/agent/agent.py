@@ -9,21 +9,22 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ..checkpoint import participant as checkpoint
 from ..errors import Unavailable
-from ..folder import VARIABLE, FileName, to_write
-from ..oom_report import OomReport
-from ..sample import Identity, ProcessSample, encode
-from . import checkpoint, oom_files
+from ..wire.control_server import Control
+from ..wire.error_counter import ErrorCounter
+from ..wire.folder import VARIABLE, FileName, to_write
+from ..wire.oom_report import OomReport
+from ..wire.sample import Identity, ProcessSample, encode
+from . import oom_files
 from .beside import Beside, leads
 from .blackbox import BlackBox
 from .clocks import Clocks
-from .control import Control
 from .identity import identify, with_rank
 from .publisher import publish
 from .sampler import Sampler
 from .settings import AgentSettings
 from .sources import Capture, Source, TellsFaults
-from .trouble import Trouble
 
 ANSWER_WITHIN = 5.0
 """Seconds in which a caller of the control socket has its sample, or is told that there is none."""
@@ -38,10 +39,10 @@ class Agent:
     """Samples `source` and publishes until it is stopped. `start` is to be called in the user's own thread."""
 
     def __init__(
-        self, source: Source, settings: AgentSettings, trouble: Trouble | None = None, clocks: Clocks | None = None
+        self, source: Source, settings: AgentSettings, trouble: ErrorCounter | None = None, clocks: Clocks | None = None
     ) -> None:
         self._source, self._settings = source, settings
-        self.trouble = self._trouble = trouble or Trouble()
+        self.trouble = self._trouble = trouble or ErrorCounter()
         self._clocks = clocks or Clocks()
         self._sampler, self._beside = Sampler(source, settings, self._trouble, self._clocks), Beside()
         self._identity = identify(trouble=self._trouble)

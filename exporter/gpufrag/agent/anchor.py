@@ -15,9 +15,10 @@ from types import ModuleType
 from typing import Any
 
 from ..model.settings import MIB, Settings
-from . import torch_devices, torch_snapshot
-from .torch_surface import REFUSALS, TorchSurface
-from .trouble import Trouble
+from ..wire.error_counter import ErrorCounter
+from .torch import devices as torch_devices
+from .torch import snapshot as torch_snapshot
+from .torch.api import REFUSALS, TorchSurface
 
 GRID = 2 * MIB  # of torch's segments
 LEAST = 20 * MIB  # torch keeps smaller segments for smaller requests
@@ -27,7 +28,7 @@ class Anchor:
     """Drops one anchor, in the thread that uses the device, and never raises."""
 
     def __init__(
-        self, torch: ModuleType, share: float, trouble: Trouble, environment: Mapping[str, str] = os.environ
+        self, torch: ModuleType, share: float, trouble: ErrorCounter, environment: Mapping[str, str] = os.environ
     ) -> None:
         self._surface, self._share = TorchSurface(torch, trouble), share
         self._trouble, self._environment = trouble, environment

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from ..sample import DeviceSample, Identity, ProcessSample
+from ..wire.sample import DeviceSample, Identity, ProcessSample
 from .sampler import Sampler
 from .sources import ADAPTERS, Source
 

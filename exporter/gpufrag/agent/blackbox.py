@@ -15,15 +15,15 @@ from dataclasses import replace
 
 from ..errors import BadInput, Unavailable
 from ..model.verdict import Cause, judge
-from ..oom_report import OomReport, Point, headline
-from ..sample import DeviceSample, Identity, ProcessSample
+from ..wire.error_counter import ErrorCounter
+from ..wire.oom_report import OomReport, Point, headline
+from ..wire.sample import DeviceSample, Identity, ProcessSample
 from . import stack
 from .clocks import Clocks
 from .oom_counts import Allowance, OomCounts
 from .oom_look import Look, facts, look
 from .sources import Capture, Fault
-from .torch_surface import REFUSALS
-from .trouble import Trouble
+from .torch.api import REFUSALS
 
 SAMPLES = 60
 """Of each device, so many of the last samples are in a report."""
@@ -48,7 +48,7 @@ class BlackBox:
         identity: Callable[[], Identity],
         keep: Callable[[OomReport], None],
         tell: Callable[[], None],
-        trouble: Trouble,
+        trouble: ErrorCounter,
         clocks: Clocks,
     ) -> None:
         self._capture, self._identity, self._keep, self._tell = capture, identity, keep, tell

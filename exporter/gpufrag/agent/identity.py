@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from ..sample import Identity
-from .trouble import Trouble
+from ..wire.error_counter import ErrorCounter
+from ..wire.sample import Identity
 
 DIGITS = 19
 """More have no place in a sample, whose whole numbers have 64 bits."""
@@ -37,7 +37,7 @@ LAUNCHERS = (
 
 
 def identify(
-    environment: Mapping[str, str] = os.environ, proc: Path = Path("/proc"), trouble: Trouble | None = None
+    environment: Mapping[str, str] = os.environ, proc: Path = Path("/proc"), trouble: ErrorCounter | None = None
 ) -> Identity:
     """This process, as far as it is known now. A place that can be none is absent, and noted in `trouble`."""
     if trouble is not None:

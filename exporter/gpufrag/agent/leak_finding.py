@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ..errors import one_line
 from ..model.leaks import Growth
-from ..sample import Leak
 from ..units import format_bytes
+from ..wire.sample import Leak
 
 UNKNOWN = "no Python stack (a backward pass, or from before the history)"
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from ..model.leaks import FEWEST, LASTING, Growth, Point, Series
 from ..model.sites import Held, Sites, Stack, grown
-from ..sample import GrowingStack, Leak
+from ..wire.sample import GrowingStack, Leak
 from .clocks import Clocks
 from .leak_finding import finding, no_longer, places
 from .settings import AgentSettings

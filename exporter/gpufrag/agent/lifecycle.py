@@ -7,11 +7,11 @@ import os
 import threading
 from types import ModuleType
 
-from ..sample import ProcessSample
+from ..wire.error_counter import ErrorCounter
+from ..wire.sample import ProcessSample
 from .agent import Agent
 from .settings import AgentSettings, from_environment
 from .sources import Source, connect
-from .trouble import Trouble
 
 FAILURES = "GPUFRAG_SHIM_FAILED"
 """Where the shim counts; it is read here because nothing can be published where the shim has failed."""
@@ -38,7 +38,7 @@ def launch(framework: ModuleType) -> None:
         trouble = agent.trouble
         agent.add(connect(framework, trouble))
     else:
-        trouble = Trouble()
+        trouble = ErrorCounter()
         _note_failures_above(trouble)
         begin(connect(framework, trouble), settings, trouble)
     if settings.anchor is not None and framework.__name__ == "torch":
@@ -47,12 +47,12 @@ def launch(framework: ModuleType) -> None:
         Anchor(framework, settings.anchor, trouble).drop_when_chosen()
 
 
-def _note_failures_above(trouble: Trouble) -> None:
+def _note_failures_above(trouble: ErrorCounter) -> None:
     if os.environ.get(FAILURES):
         trouble.note("injection", "the shim has failed in this process or above it", "see stderr, where it said why")
 
 
-def begin(source: Source, settings: AgentSettings, trouble: Trouble | None = None) -> None:
+def begin(source: Source, settings: AgentSettings, trouble: ErrorCounter | None = None) -> None:
     """In the user's own thread. A process has one agent: where it has one, nothing happens.
 
     Raises RuntimeError where the system has no thread for it; then there is no agent, and the next call tries again.

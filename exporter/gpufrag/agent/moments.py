@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..sample import Snapshot
+from ..wire.sample import Snapshot
 
 BESIDE = 6
 """Windows. Boundary and peak take turns: two that should have come have not."""

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable
 
 from ..model.verdict import Cause
-from ..sample import Ooms
+from ..wire.sample import Ooms
 
 CAUSES = tuple(cause.value for cause in Cause)
 

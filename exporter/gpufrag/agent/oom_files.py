@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..folder import FileName, ReportName
-from ..oom_report import OomReport, encode
+from ..wire.folder import FileName, ReportName
+from ..wire.oom_report import OomReport, encode
 from .publisher import publish
 
 KEPT = 8

@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from ..model.fragmentation import measure
 from ..model.recurring import Recurrence, observe
-from ..sample import AgentHealth, DeviceSample, Identity, ProcessSample, Snapshot
+from ..wire.error_counter import ErrorCounter
+from ..wire.sample import AgentHealth, DeviceSample, Identity, ProcessSample, Snapshot
 from .clocks import Clocks
 from .driver_then import driver_at
 from .leak_watch import LeakWatch
@@ -19,7 +20,6 @@ from .schedule import Schedule
 from .settings import AgentSettings
 from .sources import Capture, DeviceFacts, DeviceReading, Source, TellsLevel, TellsLive
 from .steps import Steps
-from .trouble import Trouble
 
 LONG_READ = 0.001
 """Seconds. The cheap figures of a device take microseconds: above this they waited for the allocator's lock."""
@@ -47,7 +47,9 @@ class Device:
 class Sampler:
     """`on_step` runs in the trainer's threads and only copies; everything else runs in the agent's thread."""
 
-    def __init__(self, source: Source, settings: AgentSettings, trouble: Trouble, clocks: Clocks | None = None) -> None:
+    def __init__(
+        self, source: Source, settings: AgentSettings, trouble: ErrorCounter, clocks: Clocks | None = None
+    ) -> None:
         self._source, self._settings, self._trouble = source, settings, trouble
         self._clocks = clocks or Clocks()
         self.schedule = Schedule(settings, self._clocks.wall())

@@ -37,7 +37,7 @@ class AgentSettings:
     leak_threshold: int = 1_000_000
     """Bytes a step (a minute, without steps) from which on growing memory is called a leak, GPUFRAG_LEAK_THRESHOLD."""
     folder: Path | None = None
-    """None: as GPUFRAG_DIR and the defaults have it (gpufrag.folder)."""
+    """None: as GPUFRAG_DIR and the defaults have it (gpufrag.wire.folder)."""
 
     def __post_init__(self) -> None:
         if not SHORTEST <= self.interval <= LONGEST:

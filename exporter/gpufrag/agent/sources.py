@@ -15,11 +15,11 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 from ..model.heap import Heap
 from ..model.sites import Sites
-from ..sample import DriverReading, Sums, Totals
+from ..wire.error_counter import ErrorCounter
+from ..wire.sample import DriverReading, Sums, Totals
 from .peak import Level
-from .trouble import Trouble
 
-ADAPTERS = {"torch": "torch_source", "jax": "jax_source", "tensorflow": "tensorflow_source"}
+ADAPTERS = {"torch": "torch.source", "jax": "jax", "tensorflow": "tensorflow"}
 """By the framework's module: the module here whose `connect(framework, trouble)` gives its Source. In a process that
 uses several, the first of them tells most, and is the one that snapshots, steps and errors are of."""
 
@@ -163,7 +163,7 @@ class Source(Protocol):
         ...
 
 
-def connect(framework: ModuleType, trouble: Trouble) -> Source:
+def connect(framework: ModuleType, trouble: ErrorCounter) -> Source:
     """The source for a framework that this process uses; what it swallows is noted in `trouble`."""
     adapter = import_module(f".{ADAPTERS[framework.__name__]}", __package__)
     source: Source = adapter.connect(framework, trouble)

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
-from ..oom_report import Frame
+from ..wire.oom_report import Frame
 
 MOST_FRAMES = 40
 MOST_TEXT = 400

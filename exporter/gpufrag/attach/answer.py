@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from ..agent.identity import start_of
 from ..errors import Unavailable
-from ..folder import SHARED, VARIABLE, FileName, open_plain, socket_address
+from ..wire.folder import SHARED, VARIABLE, FileName, open_plain, socket_address
 from .target import Target, visible
 
 LARGEST = 4096

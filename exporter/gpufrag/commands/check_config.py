@@ -12,7 +12,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from .. import config
+    from ..config import sidecar as config
     from ..web import bearer, files, listen
 
     if options.web:

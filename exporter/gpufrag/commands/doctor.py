@@ -79,7 +79,7 @@ def _host(options: argparse.Namespace) -> Iterator[Outcome]:
 
     from ..doctor import host
     from ..doctor.results import examine
-    from ..folder import to_read
+    from ..wire.folder import to_read
 
     context = host.Host(lambda: options.folder or to_read(), time.time, read_nvml, options.sidecar.rstrip("/"))
     return examine("host", host.CHECKS, context)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from ..agent_copy.install import install
+from ..attach.agent_copy.install import install
 from ..units import argument
 from .arguments import folder_name
 from .run import PACKAGE

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..errors import Unavailable, one_line
-from ..folder import to_read
-from ..oom_report import OomReport
 from ..reports import oom, style
 from ..sidecar.oom_files import Look, read_all
 from ..sidecar.sample_files import Skip
 from ..units import argument
+from ..wire.folder import to_read
+from ..wire.oom_report import OomReport
 from .arguments import folder_name
 
 MOST = 1000

@@ -8,9 +8,9 @@ import sys
 from collections.abc import Sequence
 
 from ..errors import UsageError
-from ..folder import FileName, ReportName
-from ..oom_report import OomReport
 from ..reports import oom, style
+from ..wire.folder import FileName, ReportName
+from ..wire.oom_report import OomReport
 from . import oom_list
 
 

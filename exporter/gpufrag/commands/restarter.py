@@ -51,7 +51,7 @@ def own_namespace(path: Path = NAMESPACE_FILE) -> str:
 
 def _configured(options: argparse.Namespace) -> RestarterConfig:
     """The file, with the flags on top."""
-    from ..config import LogSettings
+    from ..config.sidecar import LogSettings
     from ..restarter import settings
 
     config = settings.load(options.config) if options.config else settings.RestarterConfig()

@@ -19,8 +19,8 @@ import gpufrag
 
 from ..agent.settings import AgentSettings, share, size
 from ..errors import Unavailable, UsageError
-from ..folder import VARIABLE, to_write
 from ..units import argument, parse_duration
+from ..wire.folder import VARIABLE, to_write
 from .arguments import folder_name
 
 if TYPE_CHECKING:

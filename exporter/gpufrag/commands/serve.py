@@ -16,7 +16,7 @@ from ..units import argument, whole
 from .arguments import folder_name
 
 if TYPE_CHECKING:
-    from ..config import ServeConfig
+    from ..config.sidecar import ServeConfig
     from ..web.listen import Address
     from ..web.runner import Service
 
@@ -100,7 +100,7 @@ def _announced(service: Service, folder: Path | None) -> Iterator[Service]:
 
 def configured(options: argparse.Namespace) -> ServeConfig:
     """The file, with the flags on top."""
-    from .. import config
+    from ..config import sidecar as config
 
     settings = config.load(options.config) if options.config else config.ServeConfig()
     folder, web, nvml, log = settings.folder, settings.web, settings.nvml, settings.log
@@ -139,8 +139,8 @@ def _folder(config: ServeConfig, environment: Mapping[str, str] = os.environ) ->
     One that was named and is missing is waited for: a sidecar starts before its job. The default one is made, so
     that there is something to wait in.
     """
-    from .. import folder
     from ..errors import Unavailable
+    from ..wire import folder
 
     named = config.folder.path
     path = named or folder.to_read(environment)

@@ -25,10 +25,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from ..config import WebSettings
+    from ..config.sidecar import WebSettings
+    from ..demo.fleet_simulator import fleet, server
+    from ..demo.fleet_simulator.film import film
     from ..errors import UsageError
-    from ..fleet_simulator import fleet, server
-    from ..fleet_simulator.film import film
     from ..web import runner
     from ..web.listen import Address
 

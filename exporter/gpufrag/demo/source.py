@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from ..agent.sources import Capture, DeviceFacts, DeviceReading
 from ..model.allocator import Allocator
-from ..sample import Counters, DriverReading, PoolTotals, Totals
+from ..wire.sample import Counters, DriverReading, PoolTotals, Totals
 
 DEVICE = 0
 

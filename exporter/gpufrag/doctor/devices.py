@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from ..errors import Unavailable
-from ..sample import ProcessSample
 from ..sidecar.readings import NvmlReading
+from ..wire.sample import ProcessSample
 from .ranks import Rank
 from .results import Fail, Ok, Result, Warn, some
 

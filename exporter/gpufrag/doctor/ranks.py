@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from ..checkpoint.rank_sockets import broadcast
 from ..errors import Unavailable
-from ..folder import FileName, socket_address
-from ..rank_sockets import broadcast
-from ..sample import MAX_BYTES, ProcessSample
 from ..sidecar import sample_files
 from ..sidecar.sample_files import REMEDIES, Skip
+from ..wire.folder import FileName, socket_address
+from ..wire.sample import MAX_BYTES, ProcessSample
 from .results import Fail, Ok, Result, Warn, some
 
 STALE_S = 120.0

@@ -10,7 +10,7 @@ from typing import Any
 
 import gpufrag
 
-from ..agent.saving import CheckpointRequest
+from ..checkpoint.saving import CheckpointRequest
 
 
 def checkpoint_callback(trainer: Any) -> Any:

@@ -17,11 +17,11 @@ from prometheus_client.samples import Sample
 from prometheus_client.utils import floatToGoString
 
 from ..model.fragmentation import SIZE_BOUNDS
-from ..view import Fleet
 from .identity import Labels, clean
 from .row import COUNTER, GAUGE, HISTOGRAM, INFO, Metric, Sizes
 from .sources import scene_of
 from .table import TABLE
+from .view import Fleet
 
 _CONSTRUCTORS: dict[str, Callable[..., Family]] = {
     GAUGE: GaugeMetricFamily,

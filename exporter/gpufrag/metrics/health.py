@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from .. import __version__
-from ..view import CollectorResult
 from .row import COUNTER, GAUGE, INFO, Metric
 from .sources import COLLECTOR, FLEET, RANK
+from .view import CollectorResult
 
 
 def _failure(result: CollectorResult) -> Mapping[str, object] | None:

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from itertools import count
 from typing import NamedTuple
 
-from ..sample import Identity
-from ..view import RankView
+from ..wire.sample import Identity
+from .view import RankView
 
 Labels = dict[str, str]
 Name = tuple[tuple[str, str], ...]

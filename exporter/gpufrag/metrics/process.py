@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..view import DeviceView
 from .identity import NamedRank
 from .row import COUNTER, GAUGE, INFO, Metric
 from .sources import DEVICE, GPU, RANK, OnDevice
+from .view import DeviceView
 
 _INFO = (
     "local_rank", "world_size", "uuid", "mig_uuid", "pid", "framework", "framework_version", "backend", "alloc_conf",

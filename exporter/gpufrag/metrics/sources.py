@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from ..model.fragmentation import Fragmentation, Pool
-from ..sample import DeviceSample, PoolTotals, Snapshot, Sums, Totals
-from ..view import CollectorResult, DeviceView, Fleet, ProcessView
+from ..wire.sample import DeviceSample, PoolTotals, Snapshot, Sums, Totals
 from .identity import Labels, NamedRank, clean, name_ranks
+from .view import CollectorResult, DeviceView, Fleet, ProcessView
 
 T = TypeVar("T")
 Places = Iterable[tuple[Labels, T]]

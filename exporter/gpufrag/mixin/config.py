@@ -13,9 +13,9 @@ from typing import Any
 
 import yaml
 
-from .. import yaml_record
+from ..config import yaml_record
+from ..config.yaml_record import Bytes, Seconds
 from ..errors import UsageError
-from ..yaml_record import Bytes, Seconds
 from . import limits
 
 SEVERITIES = ("info", "warning", "critical")

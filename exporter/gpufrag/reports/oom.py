@@ -8,8 +8,8 @@ from dataclasses import asdict
 from typing import Any
 
 from ..errors import one_line
-from ..oom_report import OomReport, Point
 from ..units import format_bytes, format_duration
+from ..wire.oom_report import OomReport, Point
 from .style import Emphasis
 
 UNKNOWN = "–"

@@ -8,8 +8,8 @@ from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 
-from ..agreement.agree import agree
-from ..agreement.records import Ask, Heard, NotSaved, Saved, Terms, release
+from ..checkpoint.agree import agree
+from ..checkpoint.records import Ask, Heard, NotSaved, Saved, Terms, release
 from ..errors import GpufragError, one_line
 from .checkpoint import Checkpoint, CheckpointFailed, Waiting
 from .owners import Resolved

@@ -10,7 +10,7 @@ from datetime import datetime, timezone
 from typing import Any, NamedTuple
 
 from ..errors import BadInput, NewerVersion
-from ..json_record import loads
+from ..wire.codec import loads
 
 VERSION = "4"
 MAX_BODY = 1 << 20

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 from urllib.parse import urlsplit
 
-from ..config import DAY, HOUR, MINUTE, Range, require_ranges
+from ..config.sidecar import DAY, HOUR, MINUTE, Range, require_ranges
 from ..errors import UsageError
 from ..units import format_duration
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from .. import folder
 from ..errors import UsageError
+from ..wire import folder
 from . import process, slurm
 from .agreed import AgreedCheckpointer
 from .alerts import Alert

@@ -12,12 +12,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..agreement.records import Ask, Heard
+from ..checkpoint.rank_sockets import broadcast
+from ..checkpoint.records import Ask, Heard
 from ..errors import BadInput, Unavailable
-from ..folder import open_plain, socket_address
-from ..json_record import loads
-from ..rank_sockets import broadcast
-from ..supervised import CONFLICT, RECORD, SOCKET, JobFile, SupervisedJob, decode
+from ..wire.codec import loads
+from ..wire.folder import open_plain, socket_address
+from ..wire.supervised_job import CONFLICT, RECORD, SOCKET, JobFile, SupervisedJob, decode
 from .agreed import Asker
 from .alerts import Alert, Place
 from .cluster import PHASE, Body, GroupKind, Owner, Pod, Ref

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .. import yaml_record
-from ..config import DEFAULT_PORT, LogSettings, WebSettings
+from ..config import yaml_record
+from ..config.sidecar import DEFAULT_PORT, LogSettings, WebSettings
+from ..config.yaml_record import Count, Seconds
 from ..errors import UsageError
-from ..yaml_record import Count, Seconds
 from . import bounds
 
 PORT, METRICS_PORT = 9837, 9838

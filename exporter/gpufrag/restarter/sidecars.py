@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 
-from ..agreement.records import Ask, Heard, decode
+from ..checkpoint.records import Ask, Heard, decode
 from ..errors import Unavailable
-from ..json_record import Misfit, loads
+from ..wire.codec import Misfit, loads
 from .agreed import Asker
 from .cluster import Cluster, GroupKind, Pod
 from .owners import Resolved

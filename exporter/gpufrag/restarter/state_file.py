@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import Unavailable
-from ..json_record import loads
+from ..wire.codec import loads
 from .cluster import PHASE
 from .errors import Away, Conflict
 

@@ -25,16 +25,17 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from .. import json_record, rank_sockets
-from ..agreement.agree import agree
-from ..agreement.records import COMMANDS, NotSaved, Saved, Terms, release
-from ..config import ControlSettings
+from ..checkpoint import rank_sockets
+from ..checkpoint.agree import agree
+from ..checkpoint.records import COMMANDS, NotSaved, Saved, Terms, release
+from ..config.sidecar import ControlSettings
 from ..errors import Unavailable
 from ..logs import event
 from ..web.bearer import TokenFile
 from ..web.routes import only
 from ..web.runner import Service
 from ..web.worker import Worker
+from ..wire import codec as json_record
 
 PATH = "/v1/checkpoint"
 PATHS = frozenset({PATH, *(f"{PATH}/{command}" for command in COMMANDS)})

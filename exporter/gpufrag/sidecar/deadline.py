@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from ..errors import GpufragError
+from ..metrics.view import CollectorResult
 from ..units import format_duration
-from ..view import CollectorResult
 
 T = TypeVar("T")
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
-from ..sample import DeviceSample, Identity
-from ..view import DeviceView, ProcessView, RankView
+from ..metrics.view import DeviceView, ProcessView, RankView
+from ..wire.sample import DeviceSample, Identity
 from .readings import HostProcess, Memory, NvmlReading, Sight
 
 START_TOLERANCE_SECONDS = 2.0

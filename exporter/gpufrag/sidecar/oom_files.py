@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ..config import FolderSettings
-from ..folder import FileName, ReportName
-from ..oom_report import MAX_BYTES, OomReport, decode
+from ..config.sidecar import FolderSettings
+from ..wire.folder import FileName, ReportName
+from ..wire.oom_report import MAX_BYTES, OomReport, decode
 from . import sample_files
 from .sample_files import Skip, Stamp
 from .sweep import Sweeper

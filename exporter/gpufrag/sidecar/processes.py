@@ -15,14 +15,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from ..config import FolderSettings
+from ..config.sidecar import FolderSettings
 from ..errors import Unavailable
-from ..folder import FileName
 from ..logs import event
-from ..oom_report import OomReport
-from ..sample import ProcessSample
-from ..supervised import JobFile
-from ..view import RankView
+from ..metrics.view import RankView
+from ..wire.folder import FileName
+from ..wire.oom_report import OomReport
+from ..wire.sample import ProcessSample
+from ..wire.supervised_job import JobFile
 from . import oom_files, sample_files
 from .sample_files import REMEDIES, Skip, Stamp
 from .sweep import Sweeper

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from ..errors import BadInput, NewerVersion
-from ..folder import open_plain, socket_address
-from ..sample import MAX_BYTES, ProcessSample, decode
+from ..wire.folder import open_plain, socket_address
+from ..wire.sample import MAX_BYTES, ProcessSample, decode
 
 Record = TypeVar("Record")
 

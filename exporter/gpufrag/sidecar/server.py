@@ -13,9 +13,9 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from .. import metrics
-from ..config import ServeConfig
+from ..config.sidecar import ServeConfig
 from ..logs import event
-from ..view import CollectorResult, Fleet
+from ..metrics.view import CollectorResult, Fleet
 from ..web.listen import Address
 from ..web.routes import only
 from ..web.runner import Reload, Service

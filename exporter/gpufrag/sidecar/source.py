@@ -12,9 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..config import FolderSettings, NvmlSettings
+from ..config.sidecar import FolderSettings, NvmlSettings
 from ..logs import event
-from ..view import CollectorResult, Fleet, RankView
+from ..metrics.view import CollectorResult, Fleet, RankView
 from . import procfs
 from .deadline import Answer, Worker
 from .join import Joined, join

@@ -11,8 +11,8 @@ import stat
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from ..folder import SOCKET_SUFFIX, FileName, ReportName
 from ..logs import event
+from ..wire.folder import SOCKET_SUFFIX, FileName, ReportName
 from . import sample_files
 from .sample_files import Stamp
 

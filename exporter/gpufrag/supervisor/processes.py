@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ..errors import Unavailable
-from ..supervised import Elastic
+from ..wire.supervised_job import Elastic
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 PROC = Path("/proc")

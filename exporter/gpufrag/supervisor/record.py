@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..errors import GpufragError
-from ..supervised import CONFLICT, Elastic, SupervisedJob, encode
+from ..wire.supervised_job import CONFLICT, Elastic, SupervisedJob, encode
 
 MAX_ANNOTATIONS = 64
 Answer = dict[str, Any]

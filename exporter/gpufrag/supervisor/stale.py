@@ -7,8 +7,8 @@ import socket
 from contextlib import suppress
 from pathlib import Path
 
-from ..folder import socket_address
-from ..supervised import PAUSE, RECORD, SOCKET, JobFile
+from ..wire.folder import socket_address
+from ..wire.supervised_job import PAUSE, RECORD, SOCKET, JobFile
 
 
 def sweep(folder: Path, host: str) -> None:

@@ -17,12 +17,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..agent.control import Control
 from ..agent.identity import identify
-from ..agent.trouble import Trouble
 from ..errors import Unavailable
-from ..folder import VARIABLE, FileName
-from ..supervised import PAUSE, RECORD, RESTART_COUNT, SOCKET, Elastic, JobFile, SupervisedJob
+from ..wire.control_server import Control
+from ..wire.error_counter import ErrorCounter
+from ..wire.folder import VARIABLE, FileName
+from ..wire.supervised_job import PAUSE, RECORD, RESTART_COUNT, SOCKET, Elastic, JobFile, SupervisedJob
 from . import processes
 from .command import KILLED_WITHIN_S, Run, refuse_immortal
 from .program import obstacle
@@ -99,7 +99,7 @@ class Supervisor:
 
     def _listen(self, path: Path) -> Control:
         try:
-            return Control(path, self._record.commands, Trouble(), PRIVATE)
+            return Control(path, self._record.commands, ErrorCounter(), PRIVATE)
         except (OSError, RuntimeError) as error:
             what = f"{path.parent}: no job can be restarted from there ({error})"
             raise Unavailable(f"{what}; set {VARIABLE} to another folder, or leave --restartable out") from None

@@ -20,7 +20,7 @@ from ..units import format_duration
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-    from ..config import WebSettings
+    from ..config.sidecar import WebSettings
 
 
 def _unavailable(why: bytes) -> bytes:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from uvicorn import Config, Server
 
-from ..config import WebSettings
+from ..config.sidecar import WebSettings
 from ..errors import GpufragError
 from ..logs import event
 from . import files, listen

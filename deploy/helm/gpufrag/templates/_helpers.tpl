@@ -16,7 +16,7 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- end }}
 
 {{/* As `gpufrag restarter --config` reads it: what this chart decides, with the values' config on top. */}}
-{{- define "gpufrag.config" -}}
+{{- define "gpufrag.config.sidecar" -}}
 {{- $web := dict "listen_address" ":9837" }}
 {{- if .Values.web.existingSecret }}{{ $_ := set $web "config_file" "/etc/gpufrag/web/web.yml" }}{{ end }}
 {{- $made := dict

@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 from ... import __version__
 from ...metrics.identity import NamedRank, name_ranks
-from ...oom_report import OomReport
-from ...sample import DeviceSample, Snapshot
+from ...metrics.view import CollectorResult, Fleet
 from ...units import format_bytes, format_duration
-from ...view import CollectorResult, Fleet
 from ...web.html import HEADERS, STYLE, filled, template
+from ...wire.oom_report import OomReport
+from ...wire.sample import DeviceSample, Snapshot
 from ..sample_files import REMEDIES, Skip
 from .leaks import leak_rows
 

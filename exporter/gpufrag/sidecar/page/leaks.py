@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ...metrics.identity import NamedRank, name_ranks
-from ...sample import DeviceSample, GrowingStack, Leak
+from ...metrics.view import Fleet
 from ...units import format_bytes
-from ...view import Fleet
+from ...wire.sample import DeviceSample, GrowingStack, Leak
 
 NO_HISTORY = "record the allocator's history to have the places named (docs/leaks.md)"
 NO_STACK = "no Python stack"

@@ -8,6 +8,7 @@ from functools import cache
 from gpufrag.agent.oom_counts import OomCounts
 from gpufrag.agent.oom_look import Look, facts
 from gpufrag.agent.sources import DeviceReading, Fault
+from gpufrag.metrics.view import ProcessView, RankView
 from gpufrag.model.allocator import Allocator
 from gpufrag.model.blocks import Block
 from gpufrag.model.events import parse_rows
@@ -20,7 +21,7 @@ from gpufrag.model.recurring import Recurrence, observe
 from gpufrag.model.replay import Replay
 from gpufrag.model.settings import Settings, parse_recorded
 from gpufrag.model.verdict import judge
-from gpufrag.sample import (
+from gpufrag.wire.sample import (
     AgentHealth,
     Counters,
     DeviceSample,
@@ -32,7 +33,6 @@ from gpufrag.sample import (
     Snapshot,
     Totals,
 )
-from gpufrag.view import ProcessView, RankView
 from helpers import golden_case_named
 
 START = 1_764_000_000

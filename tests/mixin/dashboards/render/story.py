@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 
 from gpufrag.metrics import families
-from gpufrag.view import CollectorResult, DeviceView, Fleet
+from gpufrag.metrics.view import CollectorResult, DeviceView, Fleet
 from mixin.dashboards.render.process import CONTEXT, GIB, LENGTH, SCRAPE, START, Life, Place, Process
 
 END = START + LENGTH

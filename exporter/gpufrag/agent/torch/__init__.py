@@ -1,0 +1,1 @@
+"""The PyTorch source: CUDA and ROCm builds."""

@@ -1,0 +1,1 @@
+"""Checkpoints that all ranks of a job take at one agreed step."""

@@ -1,0 +1,1 @@
+"""Configuration files: typed records read from YAML."""

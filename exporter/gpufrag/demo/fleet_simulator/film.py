@@ -1,0 +1,63 @@
+"""A recorded trace, replayed once: what an agent would have said of it, step by step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from threading import Lock
+
+from ...agent.sources import DeviceReading
+from ...model.allocator import Allocator
+from ...model.fragmentation import Fragmentation, measure
+from ...model.recurring import Recurrence, observe
+from ...model.replay import Replay
+from ..source import SimulatedSource
+from ..traces import Trace, load
+
+STEPS = 40
+"""Into how many optimizer steps a trace is cut; the trace itself does not tell."""
+_LOOKS = 8  # at the heap within a step: the fullest is its peak, the emptiest its boundary
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What a source says of the allocator at the end of one step, and its heap at two moments of it."""
+
+    reading: DeviceReading
+    boundary: Fragmentation
+    peak: Fragmentation
+    largest_recurring: int | None
+
+
+@dataclass(frozen=True)
+class Film:
+    trace: Trace
+    frames: tuple[Frame, ...]
+
+
+def film(name: str) -> Film:
+    """Of one of demo.traces.NAMES; takes some 0.3 s."""
+    trace = load(name)
+    allocator = Allocator(trace.settings, trace.driver)
+    replay = Replay(trace.program, allocator)
+    source = SimulatedSource(allocator, Lock(), "", trace.alloc_conf)
+    recurrence = Recurrence()
+    frames = []
+    for step in range(STEPS):
+        looks = []
+        for look in range(1, _LOOKS + 1):
+            replay.run(until=len(trace.program.operations) * (step * _LOOKS + look) // (STEPS * _LOOKS))
+            heap = allocator.heap()
+            recurrence = observe(recurrence, heap, float(step))
+            looks.append(measure(heap, allocator.driver))
+        frames.append(_frame(source, looks, recurrence.largest(float(step))))
+    return Film(trace, tuple(frames))
+
+
+def _frame(source: SimulatedSource, looks: list[Fragmentation], largest_recurring: int | None) -> Frame:
+    by_use = sorted(looks, key=_active)
+    (reading,) = source.read()
+    return Frame(reading, by_use[0], by_use[-1], largest_recurring)
+
+
+def _active(look: Fragmentation) -> int:
+    return look.large.active + look.small.active

@@ -1,0 +1,100 @@
+"""What one scrape shows: the ranks, the devices they run on, and how each source of this knowledge fared.
+
+The sidecar fills it in (processes from the agents' files, devices from NVML or from the agents), `metrics` and
+the page render it. All memory is in bytes, all times in seconds of the system clock. None is a figure that
+nobody could read; it is never shown as 0.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ..wire.oom_report import OomReport
+from ..wire.sample import ProcessSample
+
+STATES = ("alive", "dead")
+"""Of a rank: its agent listens, or it has left its last words and gone."""
+
+
+@dataclass(frozen=True)
+class ProcessView:
+    """One process on one device, as the driver sees it. Only what the driver tells is here."""
+
+    uuid: str | None = None
+    """The GPU, as `GPU-…`, whichever form the agent knew it by."""
+    mig_uuid: str | None = None
+    """The MIG device of the process, as `MIG-…`; None on a whole GPU."""
+    used: int | None = None
+    """All that the process holds on the device: allocator, CUDA context, libraries."""
+    context: int | None = None
+    """used - reserved: what the process holds outside its allocator."""
+
+
+@dataclass(frozen=True)
+class RankView:
+    """One process with an agent. `memory` is by device ordinal, for the devices of `sample`."""
+
+    sample: ProcessSample
+    alive: bool = True
+    memory: Mapping[int, ProcessView] = field(default_factory=dict)
+
+    @property
+    def state(self) -> str:
+        return "alive" if self.alive else "dead"
+
+
+@dataclass(frozen=True)
+class DeviceView:
+    """Memory that is handed out as one: a GPU, or one GPU instance of a GPU that is cut up by MIG.
+
+    A cut-up GPU is shown by its instances only, so that a sum over devices counts no byte twice.
+    """
+
+    uuid: str
+    """`GPU-…`, or the `MIG-…` of the first compute instance of a GPU instance."""
+    device: int
+    """NVML's index of the GPU; where there is no NVML, the ordinal by which the lowest rank knows it."""
+    size: int | None = None
+    free: int | None = None
+    used: int | None = None
+    reserved: int | None = None
+    """What the driver keeps for itself; in `used` only where the driver cannot tell it apart (then None here)."""
+    other_used: int | None = None
+    """Held by processes without an agent. None where the driver hides the processes or what they hold."""
+    name: str | None = None
+    driver_version: str | None = None
+    mig_profile: str | None = None
+    parent_uuid: str | None = None
+    """The GPU that a MIG instance is cut from."""
+
+
+@dataclass(frozen=True)
+class CollectorResult:
+    """How one source fared. A source that is not there (no NVML library) has no success, and a reason that says so."""
+
+    success: bool
+    duration_seconds: float | None = None
+    """Of the last finished attempt; None before the first."""
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """One consistent view of everything, put together at `time`."""
+
+    time: float
+    ranks: tuple[RankView, ...] = ()
+    devices: tuple[DeviceView, ...] = ()
+    collectors: Mapping[str, CollectorResult] = field(default_factory=dict)
+    skipped: Mapping[str, int] = field(default_factory=dict)
+    """Files in the folder that gave no rank, by reason."""
+    ooms: tuple[OomReport, ...] = ()
+    """Reports of out-of-memory errors that are still kept, the latest first; of processes that have ended too."""
+
+    @property
+    def states(self) -> dict[str, int]:
+        """How many ranks are in each of STATES; a state without ranks is counted as 0."""
+        found = Counter(rank.state for rank in self.ranks)
+        return {state: found[state] for state in STATES}

@@ -1,0 +1,168 @@
+"""The folder in which training processes and the sidecar meet: where it is, and what its files are called.
+
+A process leaves `<host>-<pid>-<start>.json`, its latest sample, and listens on `<host>-<pid>-<start>.sock` as long
+as it lives. Beside them lie its reports of out-of-memory errors. Whatever begins with a dot is half-written.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from io import FileIO
+from pathlib import Path
+from typing import NamedTuple
+
+from ..errors import Unavailable
+from .sample import Identity
+
+VARIABLE = "GPUFRAG_DIR"
+SHARED = Path("/run/gpufrag")
+SAMPLE_SUFFIX = ".json"
+SOCKET_SUFFIX = ".sock"
+
+_STEM = re.compile(r"(?P<host>[A-Za-z0-9._-]+)-(?P<pid>[0-9]{1,10})-(?P<start>[0-9]{1,16})")
+_REPORT = re.compile(r"(?P<stem>[A-Za-z0-9._-]+)\.oom-(?P<number>[1-9][0-9]{0,8})\.json")
+_HOST = 60  # characters: with them a socket's name still fits where its folder's path does not
+_ADDRESS = 107  # bytes of a socket's path, on Linux
+
+
+class FileName(NamedTuple):
+    """Whose files they are; `start` is the process's start in whole milliseconds."""
+
+    host: str
+    pid: int
+    start: int
+
+    @classmethod
+    def of(cls, identity: Identity) -> FileName:
+        """A host's name may be longer than is good for a file's: its end tells machines apart better."""
+        host = re.sub(r"[^A-Za-z0-9._-]", "_", identity.host)[-_HOST:].lstrip(".")
+        return cls(host or "localhost", identity.pid, round(identity.start * 1000))
+
+    @classmethod
+    def parse(cls, name: str) -> FileName | None:
+        """Of a sample's or a socket's file; None where no agent gives such names."""
+        stem, dot, suffix = name.rpartition(".")
+        match = _STEM.fullmatch(stem) if dot + suffix in (SAMPLE_SUFFIX, SOCKET_SUFFIX) else None
+        if match is None or stem.startswith("."):
+            return None
+        return cls(match["host"], int(match["pid"]), int(match["start"]))
+
+    @property
+    def stem(self) -> str:
+        return f"{self.host}-{self.pid}-{self.start}"
+
+    @property
+    def sample(self) -> str:
+        return self.stem + SAMPLE_SUFFIX
+
+    @property
+    def socket(self) -> str:
+        return self.stem + SOCKET_SUFFIX
+
+
+class ReportName(NamedTuple):
+    """The file of a process's report of one out-of-memory error: `<host>-<pid>-<start>.oom-<number>.json`."""
+
+    process: FileName
+    number: int
+
+    @classmethod
+    def parse(cls, name: str) -> ReportName | None:
+        """None where no agent gives such names."""
+        match = _REPORT.fullmatch(name)
+        process = FileName.parse(match["stem"] + SAMPLE_SUFFIX) if match else None
+        return cls(process, int(match["number"])) if match and process else None
+
+    @property
+    def file(self) -> str:
+        return f"{self.process.stem}.oom-{self.number}{SAMPLE_SUFFIX}"
+
+
+def to_write(environment: Mapping[str, str] = os.environ, shared: Path = SHARED, temp: Path | None = None) -> Path:
+    """The folder for a process that publishes, made if it is missing. Raises Unavailable where none can be had."""
+    if named := environment.get(VARIABLE):
+        return _usable(Path(named))
+    if os.access(shared, os.W_OK | os.X_OK):
+        return shared
+    return _private(_own(temp), make=True)
+
+
+def to_read(environment: Mapping[str, str] = os.environ, shared: Path = SHARED, temp: Path | None = None) -> Path:
+    """The folder for a process that only reads; it need not exist yet. Raises Unavailable for one not to be trusted.
+
+    Where both processes have one environment and one user, it is the folder of `to_write`.
+    """
+    if named := environment.get(VARIABLE):
+        return Path(named)
+    own = _own(temp)
+    if os.access(shared, os.R_OK | os.X_OK) and (os.access(shared, os.W_OK) or not own.exists()):
+        return shared
+    return _private(own, make=False)
+
+
+@contextmanager
+def socket_address(path: Path) -> Iterator[str]:
+    """The path by which a socket there is bound or asked. Raises Unavailable where the system has no way to it.
+
+    The system takes no long paths for sockets; through its folder's descriptor every path is short.
+    """
+    if len(os.fsencode(path)) <= _ADDRESS:
+        yield str(path)
+        return
+    if not os.path.isdir("/proc/self/fd"):
+        raise Unavailable(f"{path}: too long for a socket (at most {_ADDRESS} bytes); set {VARIABLE} to a shorter path")
+    descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{descriptor}/{path.name}"
+    finally:
+        os.close(descriptor)
+
+
+def _usable(path: Path) -> Path:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise Unavailable(f"{path}: cannot be made: {error.strerror}; set {VARIABLE} to a writable folder") from None
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise Unavailable(f"{path}: not writable for uid {os.geteuid()}; set {VARIABLE} to a folder that is")
+    return path
+
+
+def _own(temp: Path | None) -> Path:
+    return (temp or Path(tempfile.gettempdir())) / f"gpufrag-{os.geteuid()}"
+
+
+def _private(path: Path, make: bool) -> Path:
+    """Anybody may write to the temp dir: what is found there is used only if it is ours and nobody else's."""
+    try:
+        if make:
+            path.mkdir(mode=0o700, exist_ok=True)
+        status = path.lstat()
+    except FileNotFoundError:
+        if not make:
+            return path
+        raise Unavailable(f"{path.parent}: no such folder; set {VARIABLE} to a writable one") from None
+    except OSError as error:
+        raise Unavailable(f"{path}: cannot be made: {error.strerror}; set {VARIABLE} to a writable folder") from None
+    owned = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+    if not owned or status.st_mode & 0o077:
+        raise Unavailable(f"{path}: not a private folder of uid {os.geteuid()}; remove it, or set {VARIABLE}")
+    return path
+
+
+def open_plain(path: Path) -> FileIO:
+    """A regular file in a folder that others may write to: links are not followed, and a pipe is not waited for.
+
+    Raises OSError, for what is no regular file too.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)  # before Python's open(), which raises for a folder and leaves it open
+        raise OSError(errno.EINVAL, "is no regular file", str(path))
+    return open(descriptor, "rb", buffering=0)
