@@ -1,4 +1,4 @@
-"""The command line: exit codes, one line for what is wrong, and no module loaded that is not asked for."""
+"""The command line: exit codes, one-line errors, and imports only of the command that runs."""
 
 from __future__ import annotations
 
@@ -14,23 +14,24 @@ import pytest
 
 import gpufrag
 from gpufrag import cli
+from gpufrag.commands import Command
 from gpufrag.errors import BadInput, GpufragError, Unavailable, UsageError
 from helpers import TESTS
 
 NAMES = [row.name for row in cli.COMMANDS]
-Plug = Callable[[Callable[[Any], Any]], None]
+RegisterCommand = Callable[[Callable[[Any], Any]], None]
 
 
 @pytest.fixture
-def plug(monkeypatch: pytest.MonkeyPatch) -> Plug:
-    """Puts a command named `try` into the table, which runs the given function."""
+def register(monkeypatch: pytest.MonkeyPatch) -> RegisterCommand:
+    """Registers a command `try` that runs the given function."""
 
-    def put(run: Callable[[Any], Any]) -> None:
+    def register_command(run: Callable[[Any], Any]) -> None:
         module = SimpleNamespace(add_arguments=lambda parser: parser.add_argument("--size", type=int), run=run)
         monkeypatch.setitem(sys.modules, "gpufrag.commands.try", module)  # type: ignore[arg-type]
-        monkeypatch.setattr(cli, "COMMANDS", (cli.Command("try", "try it", "gpufrag try"),))
+        monkeypatch.setattr(cli, "COMMANDS", (Command("try", "try it", "gpufrag try"),))
 
-    return put
+    return register_command
 
 
 def raising(error: BaseException) -> Callable[[Any], Any]:
@@ -41,7 +42,7 @@ def raising(error: BaseException) -> Callable[[Any], Any]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_command_has_a_module_with_both_functions(name: str) -> None:
+def test_command_module_has_both_functions(name: str) -> None:
     row = next(row for row in cli.COMMANDS if row.name == name)
     module = importlib.import_module(f"gpufrag.commands.{row.module}")
     assert callable(module.add_arguments)
@@ -49,7 +50,7 @@ def test_every_command_has_a_module_with_both_functions(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [*NAMES, "oom list", "oom show", "oom explain", "mixin build"])
-def test_every_command_has_help_with_an_example(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_help_has_example(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         cli.main([*name.split(), "--help"])
     assert stop.value.code == 0
@@ -57,50 +58,54 @@ def test_every_command_has_help_with_an_example(name: str, capsys: pytest.Captur
 
 
 @pytest.mark.parametrize("name", ["measure", "serve", "demo"])
-def test_an_unknown_flag_is_told_with_the_help_that_lists_the_known_ones(
-    name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unknown_flag_names_help_of_its_command(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([name, *(["FILE"] if name == "measure" else []), "--nonsense"]) == 2
-    told = f"gpufrag: unrecognized arguments: --nonsense (see 'gpufrag {name} --help')\n"
-    assert capsys.readouterr().err == told
+    expected = f"gpufrag: unrecognized arguments: --nonsense (see 'gpufrag {name} --help')\n"
+    assert capsys.readouterr().err == expected
 
 
-def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("typed", "hint"), [("serv", "did you mean 'serve'?"), ("frobnicate", "see 'gpufrag --help'")])
+def test_unknown_command_suggests_closest_name(typed: str, hint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([typed]) == 2
+    assert capsys.readouterr().err == f"gpufrag: unknown command '{typed}' ({hint})\n"
+
+
+def test_help_lists_all_commands(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(["--help"])
     listed = capsys.readouterr().out
     assert [name for name in NAMES if name not in listed] == []
 
 
-def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(["--version"])
     assert capsys.readouterr().out == f"gpufrag {gpufrag.__version__}\n"
 
 
-def test_without_a_command_it_shows_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_command_prints_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([]) == 2
     assert capsys.readouterr().out.startswith("usage: gpufrag")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "quoted"),
     [(["frobnicate"], "frobnicate"), (["try", "--sise", "5"], "--sise"), (["try", "--size", "big"], "'big'")],
 )
-def test_a_wrong_call_is_one_line_and_2(
-    arguments: list[str], told: str, plug: Plug, capsys: pytest.CaptureFixture[str]
+def test_wrong_usage_is_one_line_and_code_2(
+    arguments: list[str], quoted: str, register: RegisterCommand, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plug(lambda options: 0)
+    register(lambda options: 0)
     assert cli.main(arguments) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("gpufrag: ")
-    assert said.count("\n") == 1
-    assert told in said
-    assert "--help" in said
+    printed = capsys.readouterr().err
+    assert printed.startswith("gpufrag: ")
+    assert printed.count("\n") == 1
+    assert quoted in printed
+    assert "--help" in printed
 
 
 @pytest.mark.parametrize(
-    ("error", "code", "said"),
+    ("error", "code", "printed"),
     [
         (UsageError("use it so"), 2, "gpufrag: use it so\n"),
         (GpufragError("failed"), 1, "gpufrag: failed\n"),
@@ -108,37 +113,37 @@ def test_a_wrong_call_is_one_line_and_2(
         (Unavailable("away"), 1, "gpufrag: away\n"),
         (FileNotFoundError(2, "No such file or directory", "x.pickle"), 1, "gpufrag: x.pickle: No such file"),
         (OSError("strange"), 1, "gpufrag: system: strange\n"),
-        (ZeroDivisionError("division by zero"), 1, "gpufrag: a fault in gpufrag itself (ZeroDivisionError: division"),
+        (ZeroDivisionError("division by zero"), 1, "gpufrag: internal error (ZeroDivisionError: division"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
 )
-def test_errors_become_exit_codes_and_one_line(
-    error: Exception, code: int, said: str, plug: Plug, capsys: pytest.CaptureFixture[str]
+def test_error_becomes_exit_code_and_one_line(
+    error: Exception, code: int, printed: str, register: RegisterCommand, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plug(raising(error))
+    register(raising(error))
     assert cli.main(["try"]) == code
     captured = capsys.readouterr()
-    assert captured.err.startswith(said)
+    assert captured.err.startswith(printed)
     assert captured.err.count("\n") == 1
     assert captured.out == ""
 
 
-def test_the_traceback_of_a_fault_is_there_on_request(plug: Plug, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_traceback_variable_shows_internal_error(register: RegisterCommand, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUFRAG_TRACEBACK", "1")
-    plug(raising(ZeroDivisionError()))
+    register(raising(ZeroDivisionError()))
     with pytest.raises(ZeroDivisionError):
         cli.main(["try"])
 
 
-def test_ctrl_c_is_130_and_silent(plug: Plug, capsys: pytest.CaptureFixture[str]) -> None:
-    plug(raising(KeyboardInterrupt()))
+def test_ctrl_c_exits_130_without_output(register: RegisterCommand, capsys: pytest.CaptureFixture[str]) -> None:
+    register(raising(KeyboardInterrupt()))
     assert cli.main(["try"]) == 130
     assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(("result", "code"), [(None, 0), (0, 0), (3, 3)])
-def test_a_command_may_choose_its_code(result: int | None, code: int, plug: Plug) -> None:
-    plug(lambda options: result)
+def test_command_result_is_exit_code(result: int | None, code: int, register: RegisterCommand) -> None:
+    register(lambda options: result)
     assert cli.main(["try"]) == code
 
 
@@ -146,8 +151,8 @@ def run_python(source: str, **options: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=60, **options)
 
 
-def test_a_reader_that_has_left_is_no_error() -> None:
-    """As in `gpufrag … | head -1`: the pipe's other end is closed before anything is written."""
+def test_closed_pipe_exits_without_message() -> None:
+    """As in `gpufrag … | head -1`."""
     read, write = os.pipe()
     os.close(read)
     command = [sys.executable, "-m", "gpufrag", "measure", str(TESTS / "golden" / "train-cap4.json.gz")]
@@ -157,7 +162,7 @@ def test_a_reader_that_has_left_is_no_error() -> None:
 
 
 def shell(redirections: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """The command line with its streams closed or full; `$@` keeps each argument whole."""
+    """Run gpufrag with redirected streams; `$@` keeps each argument whole."""
     command = ["sh", "-c", f'exec "$@" {redirections}', "sh", sys.executable, "-m", "gpufrag", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
@@ -166,7 +171,7 @@ CASE = str(TESTS / "golden" / "train-cap4.json.gz")
 
 
 @pytest.mark.parametrize(
-    ("redirections", "arguments", "told"),
+    ("redirections", "arguments", "reason"),
     [
         (">&-", ["measure", CASE], "standard output: is closed"),
         (">&-", ["measure", CASE, "--json"], "standard output: is closed"),
@@ -180,52 +185,52 @@ CASE = str(TESTS / "golden" / "train-cap4.json.gz")
     ],
 )
 @pytest.mark.parametrize("buffered", ["", "1"])
-def test_streams_that_are_closed_or_full_are_told_in_one_line(
-    redirections: str, arguments: list[str], told: str, buffered: str, monkeypatch: pytest.MonkeyPatch
+def test_unwritable_output_is_reported_in_one_line(
+    redirections: str, arguments: list[str], reason: str, buffered: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONUNBUFFERED", buffered)
     ended = shell(redirections, *arguments)
-    said = ended.stdout + ended.stderr
-    assert (ended.returncode, said.count("\n")) == (1, 1), said
-    assert said.startswith("gpufrag: ")
-    assert told in said
-    assert "fault in gpufrag" not in said
+    printed = ended.stdout + ended.stderr
+    assert (ended.returncode, printed.count("\n")) == (1, 1), printed
+    assert printed.startswith("gpufrag: ")
+    assert reason in printed
+    assert "internal error" not in printed
 
 
 @pytest.mark.parametrize("redirections", ["2>&-", "2>/dev/full"])
-def test_where_nobody_can_be_told_the_code_tells(redirections: str) -> None:
+def test_unwritable_stderr_leaves_exit_code(redirections: str) -> None:
     ended = shell(redirections, "measure", "none.pickle")
     assert (ended.returncode, ended.stdout, ended.stderr) == (1, "", "")
 
 
-def test_a_closed_stderr_keeps_no_command_from_its_work() -> None:
+def test_closed_stderr_does_not_stop_command() -> None:
     trace = str(TESTS / "fixtures" / "whatif" / "kv-growth.json.gz")
     ended = shell("2>&-", "whatif", trace, "--settings", "expandable_segments:True")
     assert (ended.returncode, "expandable_segments:True" in ended.stdout) == (0, True)
 
 
-def test_a_fault_with_a_line_break_is_one_line(plug: Plug, capsys: pytest.CaptureFixture[str]) -> None:
-    plug(raising(OSError(2, "gone", "a\nb")))
+def test_line_break_in_file_name_is_escaped(register: RegisterCommand, capsys: pytest.CaptureFixture[str]) -> None:
+    register(raising(OSError(2, "gone", "a\nb")))
     assert cli.main(["try"]) == 1
     assert capsys.readouterr().err == "gpufrag: a\\nb: gone\n"
 
 
-def test_the_module_and_the_script_are_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+def test_python_m_runs_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     command = [sys.executable, "-m", "gpufrag", "--version"]
     assert subprocess.check_output(command, text=True, timeout=60) == f"gpufrag {gpufrag.__version__}\n"
 
 
-def test_importing_gpufrag_loads_nothing_else_of_it() -> None:
-    """It is imported into training processes."""
+def test_importing_gpufrag_loads_no_submodule() -> None:
+    """Training processes import it."""
     loaded = run_python("import sys, gpufrag; print([m for m in sys.modules if m.startswith('gpufrag.')])")
     assert loaded.stdout == "[]\n"
 
 
-def test_help_loads_no_command() -> None:
-    source = "import sys\nfrom gpufrag import cli\ncli.main([])\nprint([m for m in sys.modules if 'gpufrag.c' in m])"
-    assert run_python(source).stdout.splitlines()[-1] == "['gpufrag.cli']"
+def test_help_imports_no_command() -> None:
+    source = "import sys\nfrom gpufrag import cli\ncli.main([])\nprint([m for m in sys.modules if 'commands.' in m])"
+    assert run_python(source).stdout.splitlines()[-1] == "[]"
 
 
-def test_public_names_are_sorted_and_there() -> None:
+def test_public_names_are_sorted_and_defined() -> None:
     assert gpufrag.__all__ == sorted(gpufrag.__all__)
     assert [name for name in gpufrag.__all__ if not hasattr(gpufrag, name)] == []

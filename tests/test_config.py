@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from gpufrag.config.sidecar import ServeConfig
 from gpufrag.config import sidecar as config
+from gpufrag.config.sidecar import ServeConfig
 from gpufrag.errors import BadInput, GpufragError, Unavailable, UsageError
 
 Load = Callable[[str | bytes], ServeConfig]

@@ -1,11 +1,12 @@
-"""The completion scripts, asked as the shells themselves ask them."""
+"""Completion scripts, tested in the shells themselves."""
 
 import shutil
 import subprocess
 
 import pytest
 
-from gpufrag.cli import COMMANDS, main
+from gpufrag.cli import main
+from gpufrag.commands import COMMANDS
 
 
 @pytest.fixture
@@ -36,7 +37,7 @@ def _bash(script, *words):
 
 
 @pytest.mark.parametrize("shell", ["bash", "fish", "zsh"])
-def test_every_command_and_a_flag_of_each_kind_is_in_it(script, shell):
+def test_completion_lists_commands_and_flags(script, shell):
     text = script(shell)
     assert [row.name for row in COMMANDS if row.name not in text] == []
     assert all(flag in text for flag in ("json", "driver-free", "web.config.file"))
@@ -57,21 +58,21 @@ def test_every_command_and_a_flag_of_each_kind_is_in_it(script, shell):
         (["nonsense", "--"], []),
     ],
 )
-def test_bash_completes(script, words, found):
+def test_bash_completes_commands_and_flags(script, words, found):
     assert _bash(script("bash"), *words) == found
 
 
 @pytest.mark.real
-def test_zsh_reads_it(script):
+def test_zsh_loads_completion(script):
     assert _run("zsh", f"autoload -U compinit\ncompinit -D -u\n{script('zsh')}\necho $_comps[gpufrag]") == ["_gpufrag"]
 
 
 @pytest.mark.real
-def test_fish_completes(script):
+def test_fish_completes_flags(script):
     found = _run("fish", f"{script('fish')}\ncomplete -C 'gpufrag measure --driver'")
     assert [word for word in found if word.startswith("--")] == ["--driver-free", "--driver-size"]
 
 
-def test_an_unknown_shell_is_a_usage_error(capsys):
+def test_unknown_shell_is_usage_error(capsys):
     assert main(["completion", "tcsh"]) == 2
     assert "argument shell: invalid choice: 'tcsh'" in capsys.readouterr().err

@@ -1,22 +1,13 @@
-"""`gpufrag completion bash|zsh|fish`: what the shell needs to complete commands and flags, made from their parsers."""
+"""`gpufrag completion bash|zsh|fish`: shell completions, generated from the parsers of all commands."""
 
 from __future__ import annotations
 
 import argparse
 import importlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-
-class Row(Protocol):
-    """What is used of a row of the table of commands, which is the caller's."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def module(self) -> str: ...
-    @property
-    def help(self) -> str: ...
+from . import COMMANDS, Command
 
 
 class Flag(NamedTuple):
@@ -26,25 +17,25 @@ class Flag(NamedTuple):
 
 
 class Spec(NamedTuple):
-    """One command as the shell needs to know it."""
+    """What the shell completes after one command."""
 
     name: str
     help: str
     flags: Sequence[Flag]
     words: Sequence[str]
-    """What its positional argument can be; empty where that is a file."""
+    """Values of the positional argument; empty if it is a file."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("shell", choices=sorted(_SHELLS), help="source its output, or save it where the shell looks")
+    parser.add_argument("shell", choices=sorted(_SHELLS), help="shell to print completions for; source the output")
 
 
 def run(options: argparse.Namespace) -> int:
-    print(_SHELLS[options.shell]([_spec(row) for row in options.commands]), end="")
+    print(_SHELLS[options.shell]([_spec(row) for row in COMMANDS]), end="")
     return 0
 
 
-def _spec(row: Row) -> Spec:
+def _spec(row: Command) -> Spec:
     parser = argparse.ArgumentParser()
     importlib.import_module(f".{row.module}", __package__).add_arguments(parser)
     flags = list({flag.name: flag for flag in _flags(parser)}.values())
@@ -53,8 +44,8 @@ def _spec(row: Row) -> Spec:
 
 
 def _flags(parser: argparse.ArgumentParser) -> Iterator[Flag]:
-    """Those of its actions too, as `gpufrag oom explain` is one."""
-    for action in parser._actions:  # argparse has no public list of what was added
+    """Yield the flags of a parser and of its subcommands."""
+    for action in parser._actions:  # argparse has no public list of actions
         text = (action.help or "").replace("%%", "%")
         yield from (Flag(name, text, action.nargs != 0) for name in action.option_strings if name.startswith("--"))
         if isinstance(action, argparse._SubParsersAction):
@@ -124,7 +115,6 @@ def _fish(specs: Sequence[Spec]) -> str:
 
 
 def _quoted(text: str) -> str:
-    """For bash and zsh."""
     return "'" + text.replace("'", "'\\''") + "'"
 
 
