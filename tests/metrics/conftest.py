@@ -1,4 +1,4 @@
-"""A fleet as the sidecar sees it, made of recorded cases by the real model."""
+"""A fleet as the sidecar sees it, built from golden cases by the real model."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def process_of(*devices, rank=None, pid=4242, **fields) -> ProcessSample:
 
 @pytest.fixture(scope="session")
 def fleet() -> Fleet:
-    """Two ranks of a job (one samples at two moments, one has a limit), an evaluation without a rank, a dead rank."""
+    """Two ranks of a job (one with two moments, one with a limit), a server without a rank, and an exited rank."""
     size = golden_case_named("train-default").raw["driver_total"]
     first = replace(device_of("train-default", moments=("boundary", "peak")), leak=Leak("step", 2.5e6, 2e6, 3e6, 0, 99))
     second = replace(device_of("churn-expandable", device=1), leak=Leak("step"))

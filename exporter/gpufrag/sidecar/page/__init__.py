@@ -10,7 +10,7 @@ from string import Template
 from typing import NamedTuple
 
 from ... import __version__
-from ...metrics.identity import NamedRank, name_ranks
+from ...metrics.places import NamedRank, name_ranks
 from ...metrics.view import CollectorResult, Fleet
 from ...units import format_bytes, format_duration
 from ...web.html import HEADERS, STYLE, filled, template

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...metrics.identity import NamedRank, name_ranks
+from ...metrics.places import NamedRank, name_ranks
 from ...metrics.view import Fleet
 from ...units import format_bytes
 from ...wire.sample import DeviceSample, GrowingStack, Leak

@@ -1,4 +1,4 @@
-"""Samples come from other people's processes: whatever one says, the scrape stays whole and the others are in it."""
+"""Samples are not trusted: a bad one must not break the scrape or hide other ranks."""
 
 import json
 from dataclasses import replace
@@ -24,17 +24,17 @@ def _leaves(raw, path=()):
     return [leaf for key, value in items for leaf in _leaves(value, (*path, key))]
 
 
-def _exchanged(raw, path, value):
+def _with_value(raw, path, value):
     """A copy of `raw` with another value at the end of `path`."""
     if not path:
         return value
     copy = raw.copy()
-    copy[path[0]] = _exchanged(raw[path[0]], path[1:], value)
+    copy[path[0]] = _with_value(raw[path[0]], path[1:], value)
     return copy
 
 
 def _read(raw):
-    """As the sidecar: what is no sample gives no rank."""
+    """Like the sidecar: a file that is not a sample is skipped."""
     try:
         return [RankView(decode(json.dumps(raw).encode()))]
     except BadInput:
@@ -53,25 +53,25 @@ def _assert_no_series_twice(fleet):
 
 @settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(changes=st.lists(st.tuples(st.floats(0, 1, exclude_max=True), NASTY), min_size=1, max_size=5))
-def test_a_broken_rank_spoils_no_other(fleet, changes):
+def test_broken_sample_hides_no_other_rank(fleet, changes):
     first, second, *_ = fleet.ranks
     raw = json.loads(encode(second.sample))
     leaves = _leaves(raw)
     for where, value in changes:
-        raw = _exchanged(raw, leaves[int(where * len(leaves))], value)
+        raw = _with_value(raw, leaves[int(where * len(leaves))], value)
     mixed = replace(fleet, ranks=(first, *_read(raw)))
     _assert_no_series_twice(mixed)
     assert ("gpufrag_steps_total", {"rank": "0"}, 120.0) in _parsed(mixed)
 
 
 @pytest.mark.parametrize("conf", ['a"b', "a\nb", "a\\b", "é🙂", "\x00\r", "}{,=", 'a="b",rank="7"'])
-def test_any_text_can_be_a_label(a_device, a_process, conf):
+def test_label_value_may_be_any_text(a_device, a_process, conf):
     device = replace(a_device("train-cap4"), alloc_conf=conf)
     parsed = _parsed(Fleet(0.0, (RankView(a_process(device, rank=0)),)))
     assert [labels["alloc_conf"] for name, labels, _ in parsed if name == "gpufrag_process_info"] == [conf]
 
 
-def test_a_label_is_cut_and_made_valid(a_device, a_process):
+def test_label_value_is_cut_and_valid_utf8(a_device, a_process):
     device = replace(a_device("train-cap4"), alloc_conf="x" * 100_000, backend="\ud800")
     parsed = _parsed(Fleet(0.0, (RankView(a_process(device, rank=0)),)))
     (info,) = [labels for name, labels, _ in parsed if name == "gpufrag_process_info"]
@@ -79,20 +79,20 @@ def test_a_label_is_cut_and_made_valid(a_device, a_process):
     assert info["backend"] == "?"
 
 
-def test_causes_that_become_equal_when_cut_are_one_series(a_process):
+def test_label_values_equal_after_cut_are_one_series(a_process):
     health = AgentHealth(errors={"x" * 300: 1, "x" * 301: 2})
     _assert_no_series_twice(Fleet(0.0, (RankView(replace(a_process(rank=0), health=health)),)))
 
 
 @pytest.mark.parametrize("value", [-1, float("nan"), float("inf"), 10**400])
-def test_a_figure_that_cannot_be_is_absent(a_process, value):
+def test_impossible_value_is_absent(a_process, value):
     fleet = Fleet(0.0, (RankView(a_process(rank=0, steps=value)),), collectors={"nvml": CollectorResult(True, value)})
     names = {name for name, *_ in _parsed(fleet)}
     assert "gpufrag_up" in names
     assert not names & {"gpufrag_steps_total", "gpufrag_collector_duration_seconds"}
 
 
-def test_a_histogram_with_an_impossible_count_is_absent(a_device, a_process):
+def test_histogram_with_impossible_count_is_absent(a_device, a_process):
     device = a_device("train-cap4")
     (snapshot,) = device.snapshots
     large = replace(snapshot.measured.large, free_block_sizes=[10**400] * len(snapshot.measured.large.free_block_sizes))
@@ -101,7 +101,7 @@ def test_a_histogram_with_an_impossible_count_is_absent(a_device, a_process):
     assert {labels["pool"] for name, labels, _ in parsed if "_gsum" in name} == {"small"}
 
 
-def test_a_device_or_moment_said_twice_is_shown_once(a_device, a_process):
+def test_duplicate_device_or_moment_appears_once(a_device, a_process):
     device = a_device("train-cap4", moments=("timer", "timer"))
     fleet = Fleet(0.0, (RankView(a_process(device, device, rank=0)),))
     _assert_no_series_twice(fleet)
@@ -110,26 +110,26 @@ def test_a_device_or_moment_said_twice_is_shown_once(a_device, a_process):
 
 
 @pytest.mark.parametrize("frameworks", [("",), ("x" * 300, "x" * 301)], ids=["none", "alike when cut"])
-def test_frameworks_that_cannot_be_told_apart_are_shown_once(a_device, a_process, frameworks):
+def test_frameworks_with_equal_labels_appear_once(a_device, a_process, frameworks):
     device = a_device("train-cap4")
     others = [replace(device, framework=framework) for framework in frameworks]
     fleet = Fleet(0.0, (RankView(a_process(device, *others, rank=0)),))
-    said = [name for name, _, _ in _parsed(fleet) if name == "gpufrag_process_info"]
-    assert len(said) == (1 if frameworks == ("",) else 2)
+    shown = [name for name, _, _ in _parsed(fleet) if name == "gpufrag_process_info"]
+    assert len(shown) == (1 if frameworks == ("",) else 2)
 
 
-def test_moments_that_are_alike_when_cut_are_shown_once(a_device, a_process):
+def test_moments_equal_after_cut_appear_once(a_device, a_process):
     device = a_device("train-cap4", moments=("x" * 300, "x" * 301))
     fleet = Fleet(0.0, (RankView(a_process(device, rank=0)),))
     assert [name for name, _, _ in _parsed(fleet)].count("gpufrag_snapshot_timestamp_seconds") == 1
 
 
-def test_an_allocator_that_tells_its_free_memory_in_two_ways_is_shown_once(a_device, a_process):
+def test_free_memory_from_snapshot_and_sums_appears_once(a_device, a_process):
     device = replace(a_device("train-cap4", moments=("timer",)), sums=Sums(1.0, free_total=5, free_cached=5))
     fleet = Fleet(0.0, (RankView(a_process(device, rank=0)),))
-    (told,) = [value for name, _, value in _parsed(fleet) if name == "gpufrag_allocator_free_total_bytes"]
-    assert told == device.snapshots[0].measured.free_total
+    (value,) = [v for name, _, v in _parsed(fleet) if name == "gpufrag_allocator_free_total_bytes"]
+    assert value == device.snapshots[0].measured.free_total
 
 
-def test_nothing_tells_where_the_process_runs(fleet):
+def test_scrape_does_not_reveal_host_name(fleet):
     assert b"node-7" not in render(fleet)[1]
