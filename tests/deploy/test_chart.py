@@ -8,8 +8,9 @@ import pytest
 import yaml
 
 from gpufrag.config import sidecar as sidecar_config
-from gpufrag.restarter import permissions, settings
-from gpufrag.restarter.targets import TARGETS
+from gpufrag.restarter import settings
+from gpufrag.restarter.kubernetes import permissions
+from gpufrag.restarter.kubernetes.targets import TARGETS
 from helpers import kept
 from manifests import (
     CHART,

@@ -9,8 +9,9 @@ from typing import Any
 import yaml
 
 from gpufrag import __version__
-from gpufrag.restarter import permissions, settings
-from gpufrag.restarter.targets import TARGETS
+from gpufrag.restarter import settings
+from gpufrag.restarter.kubernetes import permissions
+from gpufrag.restarter.kubernetes.targets import TARGETS
 from helpers import kept
 from manifests import CHART, DEPLOY, ROOT, read
 
@@ -39,7 +40,7 @@ def test_rights_are_those_that_the_restarter_says_it_needs():
         }
         for one in permissions.PERMISSIONS
     ]
-    kept(FILES / "permissions.yaml", f"{MADE} from gpufrag.restarter.permissions.\n{flow(rows)}")
+    kept(FILES / "permissions.yaml", f"{MADE} from gpufrag.restarter.kubernetes.permissions.\n{flow(rows)}")
 
 
 def test_pods_are_relabelled_as_prometheus_without_the_operator_does():

@@ -156,7 +156,7 @@ def test_the_agent_is_copied_from_the_image(sidecar):
 def test_the_restarter_of_the_image_starts(receiver):
     assert receiver.start == ["gpufrag", "restarter"]
     assert ": good" in receiver.run(*receiver.start, "--check")
-    receiver.run("/opt/gpufrag/bin/python", "-c", "import gpufrag.restarter.kubernetes, lightkube")
+    receiver.run("/opt/gpufrag/bin/python", "-c", "import gpufrag.restarter.kubernetes.client, lightkube")
 
 
 def test_nobody_is_root_in_it(sidecar, receiver):

@@ -10,8 +10,8 @@ import yaml
 
 from gpufrag.doctor.cluster import CHECKS, Place
 from gpufrag.doctor.results import Fail, Ok, Result, Warn
-from gpufrag.restarter.kubernetes import KubernetesCluster
-from gpufrag.restarter.permissions import CIRCUIT
+from gpufrag.restarter.kubernetes.client import KubernetesCluster
+from gpufrag.restarter.kubernetes.permissions import CIRCUIT
 from helpers import TESTS
 from restarter.fake_api.rbac import User
 from restarter.fake_api.server import TOKEN, FakeApi, fake_api

@@ -11,9 +11,9 @@ import yaml
 
 from gpufrag.doctor.cluster import CHECKS, Place
 from gpufrag.doctor.results import Fail, Ok, Result, Warn
-from gpufrag.restarter.kinds import JOB, JOB_SET, LEADER_WORKER_SET
-from gpufrag.restarter.kubernetes import KubernetesCluster
-from gpufrag.restarter.permissions import role_rules
+from gpufrag.restarter.kubernetes.client import KubernetesCluster
+from gpufrag.restarter.kubernetes.kinds import JOB, JOB_SET, LEADER_WORKER_SET
+from gpufrag.restarter.kubernetes.permissions import role_rules
 from helpers import TESTS
 from restarter.fake_api import manifests
 from restarter.fake_api.rbac import User

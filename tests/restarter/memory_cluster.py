@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gpufrag.restarter.cluster import PHASE, Body, Event, GroupKind, Owner, Pod, Ref
 from gpufrag.restarter.errors import Away, ClusterError, Conflict, NotFound
-from gpufrag.restarter.kinds import JOB, group_version
-from gpufrag.restarter.memory import Memory
-from gpufrag.restarter.steps import merged
+from gpufrag.restarter.kubernetes.cluster import PHASE, Body, Event, GroupKind, Owner, Pod, Ref
+from gpufrag.restarter.kubernetes.kinds import JOB, group_version
+from gpufrag.restarter.kubernetes.steps import merged
+from gpufrag.restarter.record import Memory
 
 NAMESPACE, NAME = "ml", "train"
 STORE = Ref("v1", "ConfigMap", "gpufrag", "gpufrag-restarter", "")

@@ -12,7 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gpufrag.restarter import platforms, server, settings
+from gpufrag.restarter import backends as platforms
+from gpufrag.restarter import server, settings
 from gpufrag.restarter.alerts import Alert
 
 PATIENCE_S = 60.0

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from gpufrag.restarter.cluster import PHASE, Owner
 from gpufrag.restarter.errors import Conflict
-from gpufrag.restarter.kubernetes import KubernetesCluster
-from gpufrag.restarter.owners import Resolved, resolve
-from gpufrag.restarter.steps import AwaitStopped, Command, Evict, Patch, Step
-from gpufrag.restarter.targets import TARGETS, Target
+from gpufrag.restarter.kubernetes.client import KubernetesCluster
+from gpufrag.restarter.kubernetes.cluster import PHASE, Owner
+from gpufrag.restarter.kubernetes.owners import Resolved, resolve
+from gpufrag.restarter.kubernetes.steps import AwaitStopped, Command, Evict, Patch, Step
+from gpufrag.restarter.kubernetes.targets import TARGETS, Target
 from restarter.fake_api import manifests
 from restarter.fake_api.server import TOKEN, FakeApi, fake_api
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpufrag.restarter.answers import MAX_TEXT, decoded, error_of
 from gpufrag.restarter.errors import Away, ClusterError, Conflict, Denied, Invalid, NotFound, TooMany
+from gpufrag.restarter.kubernetes.answers import MAX_TEXT, decoded, error_of
 
 MEANT = {
     301: Invalid,

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpufrag.restarter import bodies
-from gpufrag.restarter.cluster import Event, Pod, Ref
-from gpufrag.restarter.kinds import JOB, VOLCANO_JOB, group_version
+from gpufrag.restarter.kubernetes.client import bodies
+from gpufrag.restarter.kubernetes.cluster import Event, Pod, Ref
+from gpufrag.restarter.kubernetes.kinds import JOB, VOLCANO_JOB, group_version
 from restarter.fake_api import crds, manifests
 
 UID = "11111111-0000-4000-8000-000000000000"

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gpufrag.restarter.checkpoint import Checkpoint, Waiting
 from gpufrag.restarter.errors import Away, ClusterError, Conflict, Denied, TooMany
-from gpufrag.restarter.owners import Resolved
+from gpufrag.restarter.kubernetes.owners import Resolved
 from gpufrag.restarter.settings import RestartSettings
 from restarter.memory_cluster import Killed, fail_at
 from restarter.worker_rig import Rig

@@ -17,7 +17,7 @@ import pytest
 from gpufrag.restarter import server
 from gpufrag.restarter.alerts import Alert
 from gpufrag.restarter.clock import Clock
-from gpufrag.restarter.cluster import PHASE
+from gpufrag.restarter.kubernetes.cluster import PHASE
 from gpufrag.restarter.metrics import IN_PROGRESS, QUEUE
 from gpufrag.restarter.settings import PolicySettings, RestarterConfig
 from restarter.fake_api import manifests

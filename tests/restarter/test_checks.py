@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from gpufrag.errors import Unavailable
 from gpufrag.restarter import reasons
-from gpufrag.restarter.checks import NoAnswer, Prometheus, check, checker, matchers
 from gpufrag.restarter.reasons import Reason
+from gpufrag.restarter.recheck import NoAnswer, Prometheus, check, checker, matchers
 from gpufrag.restarter.settings import PrometheusSettings
 from restarter.worker_rig import Rig, alert
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gpufrag.restarter.checks import check
+from gpufrag.restarter.recheck import check
 from gpufrag.restarter.settings import PrometheusSettings
 from restarter.worker_rig import alert
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpufrag.restarter import reasons
-from gpufrag.restarter.checks import Prometheus, check
+from gpufrag.restarter.recheck import Prometheus, check
 from gpufrag.restarter.settings import PrometheusSettings
 from monitoring import prometheus
 from restarter.worker_rig import alert

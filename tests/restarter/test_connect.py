@@ -14,9 +14,9 @@ import pytest
 from lightkube.config.kubeconfig import KubeConfig
 
 from gpufrag.errors import Unavailable, UsageError
-from gpufrag.restarter.cluster import Ref
 from gpufrag.restarter.errors import Away, Denied
-from gpufrag.restarter.kubernetes import KubernetesCluster, connect
+from gpufrag.restarter.kubernetes.client import KubernetesCluster, connect
+from gpufrag.restarter.kubernetes.cluster import Ref
 from restarter.fake_api import manifests
 from restarter.fake_api.server import TOKEN, FakeApi, fake_api
 
@@ -129,7 +129,7 @@ def test_no_cluster_at_all_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_without_the_client_it_is_said_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "lightkube.core.generic_client", None)
-    spec = importlib.util.find_spec("gpufrag.restarter.kubernetes")
+    spec = importlib.util.find_spec("gpufrag.restarter.kubernetes.client")
     assert spec is not None
     assert spec.loader is not None
     with pytest.raises(Unavailable, match=r"needs lightkube, .*pip install 'gpufrag\[restarter\]'"):

@@ -7,7 +7,7 @@ import threading
 from gpufrag.restarter.alerts import Alert
 from gpufrag.restarter.inbox import Inbox, Item
 from gpufrag.restarter.ledger import Ledger, Said
-from gpufrag.restarter.memory import DAY_S
+from gpufrag.restarter.record import DAY_S
 
 
 def item(due_s: float = 0.0, name: str = "") -> Item:

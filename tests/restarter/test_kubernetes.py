@@ -8,11 +8,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpufrag.restarter import kubernetes
-from gpufrag.restarter.cluster import PHASE, GroupKind
 from gpufrag.restarter.errors import Away, ClusterError, Denied, NotFound, TooMany
-from gpufrag.restarter.kinds import JOB, JOB_SET, Resource
-from gpufrag.restarter.kubernetes import KubernetesCluster
+from gpufrag.restarter.kubernetes import client as kubernetes
+from gpufrag.restarter.kubernetes.client import KubernetesCluster
+from gpufrag.restarter.kubernetes.cluster import PHASE, GroupKind
+from gpufrag.restarter.kubernetes.kinds import JOB, JOB_SET, Resource
 from restarter.fake_api import manifests
 from restarter.fake_api.faults import CUT, STORM, Fault
 from restarter.fake_api.server import FakeApi, fake_api

@@ -9,9 +9,9 @@ import pytest
 
 from gpufrag.restarter import reasons
 from gpufrag.restarter.checkpoint import Checkpoint, Waiting
-from gpufrag.restarter.cluster import Body, Owner, Ref
 from gpufrag.restarter.errors import Away
-from gpufrag.restarter.owners import Resolved
+from gpufrag.restarter.kubernetes.cluster import Body, Owner, Ref
+from gpufrag.restarter.kubernetes.owners import Resolved
 from gpufrag.restarter.reasons import Skip
 from gpufrag.restarter.settings import CheckpointSettings, RestarterConfig
 from restarter.memory_cluster import MemoryCluster

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpufrag.restarter import memory
-from gpufrag.restarter.cluster import PHASE
-from gpufrag.restarter.memory import DAY_S, Memory
+from gpufrag.restarter import record as memory
+from gpufrag.restarter.kubernetes.cluster import PHASE
+from gpufrag.restarter.record import DAY_S, Memory
 
 SECONDS = st.integers(0, 4_000_000_000).map(float)
 NAMES = st.none() | st.text("abc-0123", min_size=1, max_size=20)

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpufrag.restarter import kinds
-from gpufrag.restarter.cluster import GroupKind, Ref
 from gpufrag.restarter.errors import Away
-from gpufrag.restarter.kinds import group_version
-from gpufrag.restarter.objects import controller_of, owner_from, pod_from
+from gpufrag.restarter.kubernetes import kinds
+from gpufrag.restarter.kubernetes.cluster import GroupKind, Ref
+from gpufrag.restarter.kubernetes.kinds import group_version
+from gpufrag.restarter.kubernetes.objects import controller_of, owner_from, pod_from
 
 META = {"name": "train", "namespace": "ml", "uid": "u", "resourceVersion": "7"}
 JSON = st.recursive(

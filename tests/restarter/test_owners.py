@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from gpufrag.restarter.errors import Refused
-from gpufrag.restarter.kubernetes import KubernetesCluster
-from gpufrag.restarter.owners import MAX_HOPS, resolve
+from gpufrag.restarter.kubernetes.client import KubernetesCluster
+from gpufrag.restarter.kubernetes.owners import MAX_HOPS, resolve
 from restarter.fake_api import manifests
 from restarter.fake_api.served import of
 from restarter.fake_api.server import FakeApi, fake_api

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from gpufrag.restarter import kinds
-from gpufrag.restarter.cluster import PHASE, Event
 from gpufrag.restarter.errors import Denied
-from gpufrag.restarter.owners import resolve
-from gpufrag.restarter.permissions import PERMISSIONS, lacking, needed, role_rules
-from gpufrag.restarter.targets import TARGETS
+from gpufrag.restarter.kubernetes import kinds
+from gpufrag.restarter.kubernetes.cluster import PHASE, Event
+from gpufrag.restarter.kubernetes.owners import resolve
+from gpufrag.restarter.kubernetes.permissions import PERMISSIONS, lacking, needed, role_rules
+from gpufrag.restarter.kubernetes.targets import TARGETS
 from restarter.fake_api import manifests
 from restarter.fake_api.rbac import ADMIN, User
 from restarter.fake_api.server import TOKEN

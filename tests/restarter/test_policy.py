@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from gpufrag.restarter import reasons
 from gpufrag.restarter.alerts import Alert
-from gpufrag.restarter.cluster import PHASE, Owner, Pod
-from gpufrag.restarter.memory import AT, DAY_S, HISTORY, STOPPED, USELESS, Memory
+from gpufrag.restarter.kubernetes.cluster import PHASE, Owner, Pod
 from gpufrag.restarter.policy import CHECKS, OPT_IN, PAUSE, Facts, Fleet, Restart, cool_down_s, decide
 from gpufrag.restarter.reasons import Reason, Skip
+from gpufrag.restarter.record import AT, DAY_S, HISTORY, STOPPED, USELESS, Memory
 from gpufrag.restarter.settings import PolicySettings
 
 NOW_S = 1_800_000_000.0

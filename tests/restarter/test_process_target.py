@@ -13,7 +13,7 @@ import pytest
 
 from gpufrag.restarter.commanded import PROCESS, reference
 from gpufrag.restarter.errors import Away, Conflict, NotFound
-from gpufrag.restarter.process import ProcessCluster
+from gpufrag.restarter.local.backend import ProcessCluster
 from gpufrag.restarter.state_file import StateFile
 from restarter.off_cluster_rig import Receiver, alert, eventually, receiving
 from supervisor.supervised_process import Supervised

@@ -15,10 +15,10 @@ from gpufrag.errors import Unavailable
 from gpufrag.restarter import server
 from gpufrag.restarter.agreed import AgreedCheckpointer
 from gpufrag.restarter.checkpoint import Checkpoint, CheckpointFailed
-from gpufrag.restarter.cluster import GroupKind, Owner, Pod
-from gpufrag.restarter.owners import Resolved
+from gpufrag.restarter.kubernetes.cluster import GroupKind, Owner, Pod
+from gpufrag.restarter.kubernetes.owners import Resolved
+from gpufrag.restarter.kubernetes.sidecars import Sidecars, reaching
 from gpufrag.restarter.settings import CheckpointSettings, RestarterConfig
-from gpufrag.restarter.sidecars import Sidecars, reaching
 from gpufrag.sidecar.server import Sidecar
 from live_ranks import PATIENCE, LiveRank, saves_at
 from running_server import running

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from gpufrag.restarter import metrics, server, slurm
+from gpufrag.restarter import metrics, server
 from gpufrag.restarter.clock import Clock
-from gpufrag.restarter.memory import Memory
 from gpufrag.restarter.off_cluster import key_of
+from gpufrag.restarter.record import Memory
 from gpufrag.restarter.settings import PolicySettings, RestarterConfig
-from gpufrag.restarter.slurm_commands import Answer
+from gpufrag.restarter.slurm import backend as slurm
+from gpufrag.restarter.slurm.commands import Answer
 from gpufrag.restarter.state_file import StateFile
 from restarter.memory_cluster import Killed
 from restarter.off_cluster_rig import alert

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from gpufrag.restarter import slurm_commands
 from gpufrag.restarter.errors import Away, ClusterError, Conflict, Denied, Invalid, NotFound
-from gpufrag.restarter.slurm_commands import COLUMNS, Answer, show
+from gpufrag.restarter.slurm import commands as slurm_commands
+from gpufrag.restarter.slurm.commands import COLUMNS, Answer, show
 
 
 def row(**fields: str) -> str:

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from gpufrag.restarter import slurm
 from gpufrag.restarter.alerts import Place
 from gpufrag.restarter.checkpoint import Checkpoint, CheckpointFailed
 from gpufrag.restarter.clock import Clock
 from gpufrag.restarter.commanded import SLURM_JOB
 from gpufrag.restarter.errors import Conflict, NotFound, Refused
-from gpufrag.restarter.owners import Resolved, resolve
+from gpufrag.restarter.kubernetes.owners import Resolved, resolve
+from gpufrag.restarter.kubernetes.steps import Command
+from gpufrag.restarter.slurm import backend as slurm
 from gpufrag.restarter.state_file import StateFile
-from gpufrag.restarter.steps import Command
 from restarter.off_cluster_rig import alert
 from restarter.test_slurm_commands import FakeSlurm, row
 

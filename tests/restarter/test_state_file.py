@@ -9,8 +9,8 @@ import pytest
 
 from gpufrag.errors import Unavailable
 from gpufrag.restarter import state_file
-from gpufrag.restarter.cluster import PHASE
 from gpufrag.restarter.errors import Away, Conflict
+from gpufrag.restarter.kubernetes.cluster import PHASE
 from gpufrag.restarter.state_file import Entry, StateFile
 
 

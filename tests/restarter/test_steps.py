@@ -14,12 +14,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpufrag.restarter.clock import Clock
-from gpufrag.restarter.cluster import PHASE, Pod
 from gpufrag.restarter.errors import ClusterError, Conflict
 from gpufrag.restarter.finish import NOT_HEARD, Finisher, Result
-from gpufrag.restarter.memory import WAITING
+from gpufrag.restarter.kubernetes.cluster import PHASE, Pod
+from gpufrag.restarter.kubernetes.steps import (
+    COMMANDED,
+    EVICTED,
+    AwaitStopped,
+    Command,
+    Evict,
+    Patch,
+    evicted_pod,
+    merged,
+)
+from gpufrag.restarter.record import WAITING
 from gpufrag.restarter.settings import RestartSettings
-from gpufrag.restarter.steps import COMMANDED, EVICTED, AwaitStopped, Command, Evict, Patch, evicted_pod, merged
 from restarter.fake_api import manifests
 from restarter.fake_api.faults import CUT, CUT_AFTER, STORM, Fault
 from restarter.fake_api.store import merge

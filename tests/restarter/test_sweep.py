@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from gpufrag.restarter.cluster import PHASE
 from gpufrag.restarter.errors import Away, ClusterError, Denied
-from gpufrag.restarter.kinds import DEPLOYMENT, JOB
-from gpufrag.restarter.memory import CLAIMED, SUSPENDED
+from gpufrag.restarter.kubernetes.cluster import PHASE
+from gpufrag.restarter.kubernetes.kinds import DEPLOYMENT, JOB
+from gpufrag.restarter.record import CLAIMED, SUSPENDED
 from gpufrag.restarter.sweep import Sweep
 from restarter.memory_cluster import MemoryCluster
 from restarter.worker_rig import Rig

@@ -6,10 +6,10 @@ import re
 
 import pytest
 
-from gpufrag.restarter import owners
-from gpufrag.restarter.cluster import GroupKind
-from gpufrag.restarter.permissions import needed
-from gpufrag.restarter.targets import TARGETS
+from gpufrag.restarter.kubernetes import owners
+from gpufrag.restarter.kubernetes.cluster import GroupKind
+from gpufrag.restarter.kubernetes.permissions import needed
+from gpufrag.restarter.kubernetes.targets import TARGETS
 from helpers import TESTS
 
 PAGES = TESTS.parent / "docs" / "targets"
@@ -57,7 +57,7 @@ def test_its_permissions_are_those_that_are_needed(kind: GroupKind) -> None:
 
 
 def test_every_refusal_is_in_the_index() -> None:
-    source = "".join(path.read_text(encoding="utf-8") for path in CODE.glob("*.py"))
+    source = "".join(path.read_text(encoding="utf-8") for path in CODE.rglob("*.py"))
     reasons = set(re.findall(r'Refused\(\s*"([a-z-]+)"', source))
     assert len(reasons) > 12
     assert {reason for reason in reasons if f"`{reason}`" not in INDEX} == set()

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from gpufrag.restarter import kinds
-from gpufrag.restarter.cluster import GroupKind, Owner, Pod
 from gpufrag.restarter.errors import NotFound
-from gpufrag.restarter.objects import owner_from
-from gpufrag.restarter.rollout import rolled_out, selector_of
-from gpufrag.restarter.steps import EVICTED
-from gpufrag.restarter.suspend import Suspend
-from gpufrag.restarter.targets import TARGETS
+from gpufrag.restarter.kubernetes import kinds
+from gpufrag.restarter.kubernetes.cluster import GroupKind, Owner, Pod
+from gpufrag.restarter.kubernetes.objects import owner_from
+from gpufrag.restarter.kubernetes.rollout import rolled_out, selector_of
+from gpufrag.restarter.kubernetes.steps import EVICTED
+from gpufrag.restarter.kubernetes.suspend import Suspend
+from gpufrag.restarter.kubernetes.targets import TARGETS
 from restarter.fake_api import manifests
 
 READY = Pod("ml", "train-0", "u0", phase="Running", ready=True)

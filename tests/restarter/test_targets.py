@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from gpufrag.restarter import kinds
 from gpufrag.restarter.errors import Refused
-from gpufrag.restarter.targets import TARGETS
+from gpufrag.restarter.kubernetes import kinds
+from gpufrag.restarter.kubernetes.targets import TARGETS
 from restarter.fake_api import manifests
 from restarter.restarting import scene
 

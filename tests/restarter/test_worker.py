@@ -9,7 +9,7 @@ import pytest
 from gpufrag.restarter import metrics
 from gpufrag.restarter.checkpoint import Checkpoint, CheckpointFailed, Waiting
 from gpufrag.restarter.errors import Denied
-from gpufrag.restarter.owners import Resolved
+from gpufrag.restarter.kubernetes.owners import Resolved
 from gpufrag.restarter.settings import CheckpointSettings, RestarterConfig
 from restarter.memory_cluster import Job, MemoryCluster
 from restarter.worker_rig import LIVE, START_S, Rig, alert

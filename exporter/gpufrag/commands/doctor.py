@@ -56,7 +56,7 @@ def run(options: argparse.Namespace) -> int:
 def _require_good(options: argparse.Namespace) -> None:
     """Raises GpufragError for what is none: it would fail in each check, and be told as the server's fault."""
     from ..restarter.bounds import require_url
-    from ..restarter.checks import read_token
+    from ..restarter.recheck import read_token
 
     require_url(options.sidecar, "--sidecar")
     if options.prometheus is not None:
@@ -88,7 +88,7 @@ def _host(options: argparse.Namespace) -> Iterator[Outcome]:
 def _cluster(options: argparse.Namespace) -> Iterator[Outcome]:
     from ..doctor import cluster
     from ..doctor.results import examine
-    from ..restarter import kubernetes
+    from ..restarter.kubernetes import client as kubernetes
     from .restarter import own_namespace
 
     connected = kubernetes.connect(options.kubeconfig, options.context)

@@ -23,7 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from .. import logs
-    from ..restarter import platforms, server, settings
+    from ..restarter import backends as platforms
+    from ..restarter import server, settings
 
     config = _configured(options)
     if options.check:

@@ -9,14 +9,15 @@ from typing import Any, Protocol
 
 import yaml
 
-from ..restarter import circuit, kinds
-from ..restarter.cluster import Cluster, GroupKind, Owner, Ref
+from ..restarter import circuit
 from ..restarter.errors import Denied, NotFound, Refused
-from ..restarter.memory import STOPPED, Memory
-from ..restarter.owners import resolve
-from ..restarter.permissions import CIRCUIT, PERMISSIONS, Permission
+from ..restarter.kubernetes import kinds
+from ..restarter.kubernetes.cluster import Cluster, GroupKind, Owner, Ref
+from ..restarter.kubernetes.owners import resolve
+from ..restarter.kubernetes.permissions import CIRCUIT, PERMISSIONS, Permission
+from ..restarter.kubernetes.targets import TARGETS
 from ..restarter.policy import OPT_IN, PAUSE
-from ..restarter.targets import TARGETS
+from ..restarter.record import STOPPED, Memory
 from . import monitors
 from .containers import Sidecar, ports, sidecar_of, volume_trouble
 from .results import Check, Fail, Ok, Result, Warn, some

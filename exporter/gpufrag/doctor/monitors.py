@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..restarter.cluster import Owner
+from ..restarter.kubernetes.cluster import Owner
 
 Labels = Mapping[str, str]
 

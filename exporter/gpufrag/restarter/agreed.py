@@ -12,7 +12,7 @@ from ..checkpoint.agree import agree
 from ..checkpoint.records import Ask, Heard, NotSaved, Saved, Terms, release
 from ..errors import GpufragError, one_line
 from .checkpoint import Checkpoint, CheckpointFailed, Waiting
-from .owners import Resolved
+from .kubernetes.owners import Resolved
 
 MAX_PATH = 400
 """Characters of a path that an event names; it is the program's to choose."""

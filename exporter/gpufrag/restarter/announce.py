@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from . import decisions
 from .alerts import Alert
 from .clock import Clock
-from .cluster import Ref
 from .decisions import Decision, Recorder, about
 from .finish import Result
+from .kubernetes.cluster import Ref
+from .kubernetes.owners import Resolved
 from .ledger import Said
 from .metrics import ACTIONS, DEDUPLICATED, LAST_SUCCESS, REFUSED, Metrics
-from .owners import Resolved
 from .reasons import Skip
 
 

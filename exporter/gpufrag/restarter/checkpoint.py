@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from ..errors import GpufragError
-from .owners import Resolved
+from .kubernetes.owners import Resolved
 
 Waiting = Generator[float, None, "Checkpoint"]
 

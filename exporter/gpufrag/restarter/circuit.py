@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from ..errors import Unavailable
-from .cluster import ANNOTATIONS, Cluster, Ref
 from .errors import ClusterError, Conflict
-from .memory import read_times, write_times
+from .kubernetes.cluster import ANNOTATIONS, Cluster, Ref
+from .record import read_times, write_times
 from .settings import PolicySettings
 
 OPEN = f"{ANNOTATIONS}/circuit-open"

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .cluster import Cluster, GroupKind, Owner, Pod, Ref
 from .errors import Invalid, Refused
-from .steps import COMMANDED, Command, Step
+from .kubernetes.cluster import Cluster, GroupKind, Owner, Pod, Ref
+from .kubernetes.steps import COMMANDED, Command, Step
 
 PROCESS = GroupKind("gpufrag.dev", "Process")
 SLURM_JOB = GroupKind("slurm.schedmd.com", "Job")

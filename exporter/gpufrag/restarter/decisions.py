@@ -14,8 +14,8 @@ from typing import Any, TextIO
 
 from ..logs import event
 from .alerts import Alert
-from .cluster import Cluster, Event, Pod, Ref
 from .errors import ClusterError
+from .kubernetes.cluster import Cluster, Event, Pod, Ref
 from .metrics import EVENTS_LOST, Metrics
 
 KEPT = 1000

@@ -13,13 +13,13 @@ from typing import NamedTuple, TypeVar
 
 from ..logs import event
 from .clock import Clock, delays
-from .cluster import Cluster, GroupKind, Owner, Ref
 from .decisions import FAILED, OVER, RESTARTED
 from .errors import ClusterError, Conflict, Denied, Invalid, NotFound
-from .memory import SUSPENDED, WAITING, Memory
+from .kubernetes.cluster import Cluster, GroupKind, Owner, Ref
+from .kubernetes.steps import COMMANDED, EVICTED, AwaitStopped, Command, Evict, Patch, Step
+from .kubernetes.targets import Target
+from .record import SUSPENDED, WAITING, Memory
 from .settings import RestartSettings
-from .steps import COMMANDED, EVICTED, AwaitStopped, Command, Evict, Patch, Step
-from .targets import Target
 
 LOGGED_TRIES = 3
 """A call that failed so often in a row is told in the log."""

@@ -6,10 +6,10 @@ from collections.abc import Generator
 from dataclasses import dataclass, field
 
 from .alerts import FIRING, Alert
-from .cluster import Ref
 from .finish import Result
 from .inbox import Item
-from .owners import Resolved
+from .kubernetes.cluster import Ref
+from .kubernetes.owners import Resolved
 from .reasons import Skip
 
 NO_ALERT = Alert(FIRING)

@@ -9,11 +9,11 @@ from .circuit import STORE_ERRORS
 from .clock import Clock
 from .fuse import Fuse
 from .inbox import Item
+from .kubernetes.owners import Resolved
 from .ledger import Ledger
-from .memory import DAY_S, Memory
-from .owners import Resolved
 from .policy import Facts, Restart, decide
 from .reasons import Skip
+from .record import DAY_S, Memory
 from .settings import PolicySettings
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
-from .memory import DAY_S
+from .record import DAY_S
 
 _MOST = 10_000
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import getpass
 from typing import Any
 
-from .cluster import Body, Event, GroupKind, Owner, Pod, Ref
 from .commanded import owner
 from .errors import Invalid
+from .kubernetes.cluster import Body, Event, GroupKind, Owner, Pod, Ref
 from .state_file import Entry, StateFile
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from . import reasons
 from .alerts import FIRING, Alert
-from .cluster import ANNOTATIONS, Owner, Pod
-from .memory import DAY_S, Memory
+from .kubernetes.cluster import ANNOTATIONS, Owner, Pod
 from .reasons import Skip
+from .record import DAY_S, Memory
 from .settings import PolicySettings
 
 ACTION, RESTART = "gpufrag_action", "restart"

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from ..logs import event
 from .announce import Announcer
-from .cluster import Owner
 from .errors import ClusterError
 from .finish import Finisher
+from .kubernetes.cluster import Owner
 from .settings import RestartSettings
 from .sweep import Sweep, is_claim
 

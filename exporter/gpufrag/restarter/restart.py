@@ -19,17 +19,17 @@ from .alerts import Alert
 from .checkpoint import Checkpoint, Checkpointer, CheckpointFailed
 from .circuit import STORE_ERRORS
 from .clock import delays
-from .cluster import Owner
 from .decisions import about
 from .errors import ClusterError, Conflict, Denied, Invalid, NotFound, Refused
 from .finish import Finisher, Result, phase_after
-from .memory import CLAIMED, WAITING, Memory
+from .kubernetes.cluster import Owner
+from .kubernetes.owners import Resolved, resolve
+from .kubernetes.steps import AwaitStopped, Step
 from .metrics import CHECKPOINT, Metrics
-from .owners import Resolved, resolve
 from .policy import Restart
 from .reasons import Skip
+from .record import CLAIMED, WAITING, Memory
 from .settings import CheckpointSettings
-from .steps import AwaitStopped, Step
 
 CLAIM_TRIES = 6
 log = logging.getLogger(__name__)

@@ -27,19 +27,19 @@ from .agreed import AgreedCheckpointer
 from .alerts import Alert
 from .announce import Announcer
 from .checkpoint import Checkpointer, NoCheckpointer
-from .checks import checker
 from .circuit import ConfigMapStore
 from .clock import Clock
-from .cluster import Cluster, GroupKind
 from .decisions import Recorder
 from .finish import Finisher
 from .fuse import Fuse
+from .kubernetes.cluster import Cluster, GroupKind
+from .kubernetes.sidecars import Sidecars, reaching
+from .kubernetes.targets import TARGETS, Target
 from .ledger import Said
 from .metrics import DRY_RUN, Metrics
+from .recheck import checker
 from .restart import Restarter
 from .settings import RestarterConfig
-from .sidecars import Sidecars, reaching
-from .targets import TARGETS, Target
 from .webhook import Webhook
 from .worker import Worker
 

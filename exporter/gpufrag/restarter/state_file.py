@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 from ..errors import Unavailable
 from ..wire.codec import loads
-from .cluster import PHASE
 from .errors import Away, Conflict
+from .kubernetes.cluster import PHASE
 
 MOST = 10_000
 """Things remembered; of more, those are forgotten that were changed the longest time ago and are not under way."""

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import product
 
-from .cluster import Cluster, GroupKind, Owner
 from .errors import Away, ClusterError, Denied
-from .memory import CLAIMED, Memory
+from .kubernetes.cluster import Cluster, GroupKind, Owner
+from .record import CLAIMED, Memory
 
 
 @dataclass

@@ -16,22 +16,22 @@ from ..logs import event
 from . import decisions, reasons
 from .alerts import Alert
 from .announce import Announcer
-from .cluster import Owner
 from .errors import ClusterError, Refused
 from .finish import BY_ANOTHER, Result
 from .flights import Flight, Flights, advance
 from .fuse import Fuse
 from .inbox import Inbox, Item
 from .judge import Judge
-from .memory import Memory
+from .kubernetes.cluster import Owner
+from .kubernetes.owners import Resolved, resolve
+from .kubernetes.steps import Patch
 from .metrics import DEDUPLICATED, IN_PROGRESS, QUEUE, RECEIVED, SWEEP, Metrics
-from .owners import Resolved, resolve
 from .policy import Restart, screen
 from .reasons import Skip
+from .record import Memory
 from .rescue import Rescue
 from .restart import NotBegun, Order, Restarter
 from .settings import RestarterConfig
-from .steps import Patch
 from .sweep import Sweep
 
 IDLE_S, FAULT_S = 60.0, 5.0

@@ -12,7 +12,7 @@ from lightkube.config.kubeconfig import KubeConfig, SingleConfig
 from lightkube.config.models import User
 from lightkube.core.generic_client import BasicRequest, GenericSyncClient
 
-from gpufrag.restarter.kubernetes import KubernetesCluster
+from gpufrag.restarter.kubernetes.client import KubernetesCluster
 
 IMAGE = os.environ.get("GPUFRAG_TEST_IMAGE", "busybox")
 MERGE = "application/merge-patch+json"

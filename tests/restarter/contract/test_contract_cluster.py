@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from gpufrag.restarter.cluster import PHASE, Event, Owner
 from gpufrag.restarter.errors import Conflict, Denied, Invalid, NotFound, Refused, TooMany
-from gpufrag.restarter.kinds import EVENT, JOB, JOB_SET, POD
-from gpufrag.restarter.owners import resolve
-from gpufrag.restarter.permissions import lacking, needed, role_rules
+from gpufrag.restarter.kubernetes.cluster import PHASE, Event, Owner
+from gpufrag.restarter.kubernetes.kinds import EVENT, JOB, JOB_SET, POD
+from gpufrag.restarter.kubernetes.owners import resolve
+from gpufrag.restarter.kubernetes.permissions import lacking, needed, role_rules
 from restarter.contract.backend import JOB as SPEC
 from restarter.contract.backend import Backend
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpufrag.restarter.cluster import PHASE, Owner
-from gpufrag.restarter.owners import resolve
-from gpufrag.restarter.steps import AwaitStopped
-from gpufrag.restarter.targets import TARGETS
+from gpufrag.restarter.kubernetes.cluster import PHASE, Owner
+from gpufrag.restarter.kubernetes.owners import resolve
+from gpufrag.restarter.kubernetes.steps import AwaitStopped
+from gpufrag.restarter.kubernetes.targets import TARGETS
 from restarter.contract.backend import Backend
 
 IGNORE = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]}

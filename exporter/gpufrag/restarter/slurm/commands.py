@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from .errors import Away, ClusterError, Conflict, Denied, Invalid, NotFound
+from ..errors import Away, ClusterError, Conflict, Denied, Invalid, NotFound
 
 MAX_ANSWER = 1 << 20
 COLUMNS: Mapping[str, int] = {

@@ -12,8 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..errors import Conflict, NotFound
 from .cluster import ANNOTATIONS, Body, Cluster, Owner, Pod
-from .errors import Conflict, NotFound
 
 EVICTED = f"{ANNOTATIONS}/evicted-pod"
 COMMANDED = f"{ANNOTATIONS}/commanded-at-version"

@@ -10,16 +10,17 @@ from pathlib import Path
 
 from ..errors import UsageError
 from ..wire import folder
-from . import process, slurm
 from .agreed import AgreedCheckpointer
 from .alerts import Alert
 from .checkpoint import Checkpointer
 from .clock import Clock
-from .cluster import Cluster, GroupKind
+from .kubernetes.cluster import Cluster, GroupKind
+from .kubernetes.targets import TARGETS, Target
+from .local import backend as process
 from .settings import RestarterConfig
-from .slurm_commands import runner
+from .slurm import backend as slurm
+from .slurm.commands import runner
 from .state_file import StateFile
-from .targets import TARGETS, Target
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Platform:
 def connect(config: RestarterConfig, kubeconfig: Path | None = None, context: str | None = None) -> Platform:
     """Raises GpufragError where there is none, or a file cannot be used."""
     if config.target == "kubernetes":
-        from . import kubernetes
+        from .kubernetes import client as kubernetes
 
         return Platform(config, kubernetes.connect(kubeconfig, context), TARGETS)
     return PLATFORMS[config.target](config, _state(config))

@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 
-from ..checkpoint.records import Ask, Heard, decode
-from ..errors import Unavailable
-from ..wire.codec import Misfit, loads
-from .agreed import Asker
+from ...checkpoint.records import Ask, Heard, decode
+from ...errors import Unavailable
+from ...wire.codec import Misfit, loads
+from ..agreed import Asker
+from ..settings import CheckpointSettings
 from .cluster import Cluster, GroupKind, Pod
 from .owners import Resolved
-from .settings import CheckpointSettings
 from .targets import Target
 
 PATH = "/v1/checkpoint"

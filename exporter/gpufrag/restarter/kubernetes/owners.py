@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
+from ..errors import NotFound, Refused
 from .cluster import Cluster, GroupKind, Owner, Pod, Ref
-from .errors import NotFound, Refused
 from .kinds import JOB, RESOURCES
 from .objects import controller_of
 from .targets import TARGETS, Target

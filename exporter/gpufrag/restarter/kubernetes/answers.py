@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from .errors import Away, ClusterError, Conflict, Denied, Invalid, NotFound, TooMany
+from ..errors import Away, ClusterError, Conflict, Denied, Invalid, NotFound, TooMany
 
 MAX_TEXT = 256
 """Of a message that the server chose; it may hold what is none of our log's business."""

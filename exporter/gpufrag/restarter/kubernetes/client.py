@@ -16,11 +16,11 @@ from typing import Any
 
 import yaml
 
-from ..errors import Unavailable, UsageError
+from ...errors import Unavailable, UsageError
+from ..errors import Away, Denied, NotFound
 from . import bodies
 from .answers import decoded, error_of
 from .cluster import PHASE, Body, Event, GroupKind, Owner, Pod, Ref, group_of
-from .errors import Away, Denied, NotFound
 from .kinds import COMMAND, EVENT, POD, RESOURCES, group_version
 from .objects import owner_from, pod_from
 from .steps import merged

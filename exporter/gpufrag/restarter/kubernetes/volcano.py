@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ..errors import Refused
 from .cluster import Cluster, GroupKind, Owner, Pod
-from .errors import Refused
 from .kinds import VOLCANO_JOB
 from .steps import COMMANDED, Command, Step
 from .suspend import kueue_refusal

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ..errors import Away
 from .cluster import Body, GroupKind, Owner, Pod, Ref, group_of
-from .errors import Away
 from .kinds import RAY_JOB, VOLCANO_JOB, WORKFLOW
 
 FINAL_CONDITIONS = ("Complete", "Completed", "Succeeded", "Failed", "FailureTarget", "SuccessCriteriaMet")

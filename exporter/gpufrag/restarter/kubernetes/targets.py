@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from ..errors import Refused
 from . import kinds
 from .cluster import Cluster, GroupKind, Owner, Pod
-from .errors import Refused
 from .evict import LeaderWorkerSet, Workflow
 from .rollout import Rollout, deployment_refusal, stateful_set_refusal
 from .steps import Step

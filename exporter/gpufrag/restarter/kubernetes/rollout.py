@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from ..errors import Refused
 from .cluster import ANNOTATIONS, Body, Cluster, GroupKind, Owner, Pod
-from .errors import Refused
 from .steps import Patch, Step
 from .suspend import field_at, kueue_refusal
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from ..errors import Refused
 from .cluster import Body, Cluster, GroupKind, Owner, Pod
-from .errors import Refused
 from .objects import holds
 from .steps import AwaitStopped, Patch, Step
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from ..errors import NotFound, Refused
 from .cluster import Body, Cluster, GroupKind, Owner, Pod
-from .errors import NotFound, Refused
 from .kinds import LEADER_WORKER_SET, WORKFLOW
 from .rollout import rolled_out, template_patch
 from .steps import Evict, Patch, Step, evicted_pod

@@ -12,21 +12,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint.rank_sockets import broadcast
-from ..checkpoint.records import Ask, Heard
-from ..errors import BadInput, Unavailable
-from ..wire.codec import loads
-from ..wire.folder import open_plain, socket_address
-from ..wire.supervised_job import CONFLICT, RECORD, SOCKET, JobFile, SupervisedJob, decode
-from .agreed import Asker
-from .alerts import Alert, Place
-from .cluster import PHASE, Body, GroupKind, Owner, Pod, Ref
-from .commanded import PROCESS, Commanded, expected_restarts, owner, pod, reference
-from .errors import Away, ClusterError, Conflict, Invalid, NotFound, Refused
-from .off_cluster import OffCluster, annotations_in
-from .owners import Resolved
-from .policy import OPT_IN, PAUSE
-from .state_file import StateFile
+from ...checkpoint.rank_sockets import broadcast
+from ...checkpoint.records import Ask, Heard
+from ...errors import BadInput, Unavailable
+from ...wire.codec import loads
+from ...wire.folder import open_plain, socket_address
+from ...wire.supervised_job import CONFLICT, RECORD, SOCKET, JobFile, SupervisedJob, decode
+from ..agreed import Asker
+from ..alerts import Alert, Place
+from ..commanded import PROCESS, Commanded, expected_restarts, owner, pod, reference
+from ..errors import Away, ClusterError, Conflict, Invalid, NotFound, Refused
+from ..kubernetes.cluster import PHASE, Body, GroupKind, Owner, Pod, Ref
+from ..kubernetes.owners import Resolved
+from ..off_cluster import OffCluster, annotations_in
+from ..policy import OPT_IN, PAUSE
+from ..state_file import StateFile
 
 NAMESPACE = "host"
 LOOPBACK = "127.0.0.1"

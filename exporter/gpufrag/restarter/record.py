@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 
-from .cluster import ANNOTATIONS, PHASE
+from .kubernetes.cluster import ANNOTATIONS, PHASE
 
 AT = f"{ANNOTATIONS}/restart-at"
 BY = f"{ANNOTATIONS}/restart-by"

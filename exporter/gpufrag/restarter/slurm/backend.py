@@ -12,19 +12,19 @@ import re
 from collections.abc import Collection, Generator, Mapping
 from dataclasses import dataclass, replace
 
-from .alerts import Alert, Place
-from .checkpoint import Checkpoint, CheckpointFailed
-from .clock import Clock
-from .cluster import ANNOTATIONS, PHASE, Body, GroupKind, Owner, Pod, Ref
-from .commanded import RESTART, SLURM_JOB, Commanded, expected_restarts, owner, pod, reference
-from .errors import ClusterError, Conflict, Denied, Invalid, NotFound, Refused
-from .memory import CLAIMED, WAITING
-from .off_cluster import OffCluster, annotations_in, key_of
-from .owners import Resolved
-from .policy import OPT_IN, PAUSE
-from .slurm_commands import Runner, SlurmJob, name_of, nodes_of, requeue, show, signal, standing_for, start_in
-from .state_file import StateFile
-from .steps import COMMANDED
+from ..alerts import Alert, Place
+from ..checkpoint import Checkpoint, CheckpointFailed
+from ..clock import Clock
+from ..commanded import RESTART, SLURM_JOB, Commanded, expected_restarts, owner, pod, reference
+from ..errors import ClusterError, Conflict, Denied, Invalid, NotFound, Refused
+from ..kubernetes.cluster import ANNOTATIONS, PHASE, Body, GroupKind, Owner, Pod, Ref
+from ..kubernetes.owners import Resolved
+from ..kubernetes.steps import COMMANDED
+from ..off_cluster import OffCluster, annotations_in, key_of
+from ..policy import OPT_IN, PAUSE
+from ..record import CLAIMED, WAITING
+from ..state_file import StateFile
+from .commands import Runner, SlurmJob, name_of, nodes_of, requeue, show, signal, standing_for, start_in
 
 NAMESPACE = "slurm"
 SIGNAL = f"{ANNOTATIONS}/signal"

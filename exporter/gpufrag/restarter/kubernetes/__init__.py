@@ -1,0 +1,1 @@
+"""Jobs in Kubernetes, restarted through the API server."""

@@ -1,0 +1,1 @@
+"""Jobs on this host, restarted by their supervisors."""

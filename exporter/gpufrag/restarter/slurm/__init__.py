@@ -1,0 +1,1 @@
+"""Slurm jobs, restarted by scontrol requeue."""
