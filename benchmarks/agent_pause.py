@@ -19,8 +19,8 @@ from typing import Any
 import torch
 
 from gpufrag.agent.torch.source import connect
+from gpufrag.model.allocatable import Driver
 from gpufrag.model.fragmentation import measure
-from gpufrag.model.reach import Driver
 from gpufrag.wire.error_counter import ErrorCounter
 
 REPEATS = 15

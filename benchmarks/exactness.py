@@ -21,9 +21,9 @@ from dataclasses import asdict, dataclass
 import torch
 from driver_reserve import Runtime
 
+from gpufrag.model.allocatable import Driver
 from gpufrag.model.fragmentation import measure
 from gpufrag.model.heap import parse
-from gpufrag.model.reach import Driver
 
 MIB = 1 << 20
 CONFS = {

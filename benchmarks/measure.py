@@ -17,9 +17,9 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
+from gpufrag.model.allocatable import Driver
 from gpufrag.model.fragmentation import measure
 from gpufrag.model.heap import parse
-from gpufrag.model.reach import Driver
 
 MIB = 1 << 20
 DRIVER = Driver(free=8 << 30, size=140 << 30, limit=None)

@@ -18,9 +18,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from gpufrag.model.allocatable import Driver
 from gpufrag.model.allocator import Allocator
 from gpufrag.model.events import parse_rows
-from gpufrag.model.reach import Driver
 from gpufrag.model.reading import read_program
 from gpufrag.model.replay import Replay
 from gpufrag.model.settings import Settings, parse_recorded

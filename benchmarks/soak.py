@@ -25,9 +25,9 @@ from gpufrag.agent.settings import AgentSettings
 from gpufrag.agent.sources import DeviceReading
 from gpufrag.demo.source import SimulatedSource
 from gpufrag.model.addresses import AddressSpace
+from gpufrag.model.allocatable import Driver
 from gpufrag.model.allocator import Allocator
 from gpufrag.model.blocks import Block
-from gpufrag.model.reach import Driver
 from gpufrag.model.settings import Settings
 
 GIB, MIB, KIB = 1 << 30, 1 << 20, 1 << 10

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from gpufrag.agent.clocks import Clocks
 from gpufrag.agent.peak import Level
 from gpufrag.agent.sources import Capture, DeviceFacts, DeviceReading, Fault, Live
+from gpufrag.model.call_sites import Sites
 from gpufrag.model.heap import Heap
-from gpufrag.model.sites import Sites
 from gpufrag.wire.sample import Counters, DriverReading, PoolTotals, Totals
 from helpers import golden_case_named
 

@@ -10,8 +10,8 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
+from gpufrag.model.allocatable import Driver
 from gpufrag.model.heap import Heap, parse
-from gpufrag.model.reach import Driver
 
 TESTS = Path(__file__).parent
 SNAPSHOTS = TESTS / "fixtures" / "snapshots"

@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from gpufrag.model.reach import Driver
+from gpufrag.model.allocatable import Driver
 
 MIB = 1 << 20
 GIB = 1 << 30

@@ -15,8 +15,8 @@ from fake_source import HandClock, ScriptedSource
 from gpufrag.agent import blackbox
 from gpufrag.agent.blackbox import BlackBox
 from gpufrag.agent.sources import Capture, Fault
+from gpufrag.model.allocatable import Driver
 from gpufrag.model.fragmentation import measure
-from gpufrag.model.reach import Driver
 from gpufrag.model.verdict import Cause
 from gpufrag.wire.error_counter import ErrorCounter
 from gpufrag.wire.oom_report import MAX_BYTES, OomReport, encode

@@ -9,7 +9,7 @@ import pytest
 
 from agent.watched_job import MB, job
 from fake_source import HandClock
-from gpufrag.model.sites import Held, Sites
+from gpufrag.model.call_sites import Held, Sites
 
 PLACE = ("train.py:7 step",)
 

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from gpufrag.agent.moments import ALONE, BESIDE, WINDOW, current
 from gpufrag.mixin.config import Timing
+from gpufrag.model.allocatable import Driver
 from gpufrag.model.fragmentation import measure
 from gpufrag.model.heap import Heap
-from gpufrag.model.reach import Driver
 from gpufrag.wire.sample import Snapshot
 
 EMPTY = measure(Heap(()), Driver())

@@ -13,9 +13,9 @@ from gpufrag.agent.driver_then import driver_at
 from gpufrag.agent.sampler import Sampler
 from gpufrag.agent.settings import AgentSettings
 from gpufrag.agent.sources import DeviceReading
+from gpufrag.model.allocatable import Driver
 from gpufrag.model.fragmentation import measure
 from gpufrag.model.heap import INACTIVE, Heap
-from gpufrag.model.reach import Driver
 from gpufrag.wire.error_counter import ErrorCounter
 from gpufrag.wire.sample import DeviceSample, DriverReading, Identity, PoolTotals, ProcessSample, Totals
 

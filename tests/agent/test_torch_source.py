@@ -9,8 +9,8 @@ import pytest
 from fake_torch import SIZE, VERSIONS, Machine, names_of, remove, torch_of
 from gpufrag.agent.sources import Capture, connect
 from gpufrag.agent.torch.source import TorchSource
+from gpufrag.model.allocatable import Driver
 from gpufrag.model.fragmentation import measure
-from gpufrag.model.reach import Driver
 from gpufrag.wire.error_counter import ErrorCounter
 from gpufrag.wire.sample import Counters
 from helpers import golden_case_named

@@ -11,7 +11,7 @@ import pytest
 from gpufrag.doctor import cluster, host, prometheus, report
 from gpufrag.doctor.results import Check, Fail, Ok, Outcome, Result, Warn, examine, some
 from gpufrag.errors import Unavailable
-from gpufrag.reports.style import bold
+from gpufrag.reports.terminal import bold
 from helpers import TESTS
 
 EVERY = {"host": host.CHECKS, "cluster": cluster.CHECKS, "prometheus": prometheus.CHECKS}

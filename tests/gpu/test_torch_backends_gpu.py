@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from gpufrag.agent.torch.source import TorchSource
+from gpufrag.model.allocatable import Driver
 from gpufrag.model.fragmentation import measure
-from gpufrag.model.reach import Driver
 from gpufrag.wire.error_counter import ErrorCounter
 
 torch = pytest.importorskip("torch")

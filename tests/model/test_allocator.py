@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from gpufrag.model.allocatable import Driver
 from gpufrag.model.allocator import Allocator
 from gpufrag.model.blocks import Block
 from gpufrag.model.events import Event
 from gpufrag.model.heap import ALLOCATED, AWAITING, INACTIVE
-from gpufrag.model.reach import Driver
 from gpufrag.model.settings import Settings
 
 KIB, MIB = 1 << 10, 1 << 20

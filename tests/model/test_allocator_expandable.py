@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from gpufrag.model.allocatable import Driver
 from gpufrag.model.allocator import Allocator
 from gpufrag.model.blocks import Block
 from gpufrag.model.heap import ALLOCATED, INACTIVE
-from gpufrag.model.reach import Driver
 from gpufrag.model.settings import Settings
 
 MIB = 1 << 20

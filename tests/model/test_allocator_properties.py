@@ -9,11 +9,11 @@ from typing import NamedTuple
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from gpufrag.model.allocatable import Driver
 from gpufrag.model.allocator import Allocator
 from gpufrag.model.blocks import Block
 from gpufrag.model.fragmentation import measure
 from gpufrag.model.heap import AWAITING, INACTIVE, Heap, Segment
-from gpufrag.model.reach import Driver
 from gpufrag.model.settings import INTERVALS, Settings
 
 MIB = 1 << 20

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpufrag.model.allocatable import Driver
 from gpufrag.model.fragmentation import SIZE_BOUNDS, Fragmentation, Pool, measure
 from gpufrag.model.heap import parse
-from gpufrag.model.reach import Driver
 from helpers import GoldenCase
 from strategies import AWAITING, INACTIVE, LIVE, MIB, drivers, reserved_by, segment, snapshots
 

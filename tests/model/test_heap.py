@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpufrag.errors import BadInput
+from gpufrag.model.allocatable import Driver
 from gpufrag.model.fragmentation import measure
 from gpufrag.model.heap import Block, Heap, parse
-from gpufrag.model.reach import Driver
 from gpufrag.model.settings import Settings
 from gpufrag.snapshot_file.reading import load
 from helpers import SNAPSHOTS, GoldenCase

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from gpufrag.errors import BadInput
+from gpufrag.model.allocatable import Driver
 from gpufrag.model.allocator import Allocator
 from gpufrag.model.events import Event, parse_rows
 from gpufrag.model.heap import INACTIVE, Heap
 from gpufrag.model.history import rewind
-from gpufrag.model.reach import Driver
 from gpufrag.model.whatif import play, read_run
 from helpers import GoldenCase
 from simulated_trace import Recorder

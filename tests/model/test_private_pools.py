@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from gpufrag.model.allocatable import Driver
 from gpufrag.model.fragmentation import measure
 from gpufrag.model.heap import INACTIVE, Heap, parse
-from gpufrag.model.reach import Driver
 from gpufrag.snapshot_file import load
 from helpers import SNAPSHOTS
 

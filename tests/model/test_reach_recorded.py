@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from gpufrag.model.allocatable import Driver
 from gpufrag.model.fragmentation import measure
 from gpufrag.model.heap import parse
-from gpufrag.model.reach import Driver
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 LAYOUTS = sorted((FIXTURES / "layouts").glob("*.json.gz"))

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from gpufrag.errors import BadInput
+from gpufrag.model.allocatable import Driver
 from gpufrag.model.allocator import Allocator
 from gpufrag.model.events import Event
 from gpufrag.model.program import AWAIT, COMPLETE, EMPTY, FAIL, FREE, MALLOC, RELEASE
-from gpufrag.model.reach import Driver
 from gpufrag.model.reading import read_program
 from gpufrag.model.replay import Replay
 from gpufrag.model.settings import Settings

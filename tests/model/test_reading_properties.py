@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpufrag.model.addresses import AddressSpace
+from gpufrag.model.allocatable import Driver
 from gpufrag.model.allocator import Allocator
 from gpufrag.model.blocks import Block
 from gpufrag.model.events import GROWS, SHRINKS, Event
 from gpufrag.model.heap import AWAITING
-from gpufrag.model.reach import Driver
 from gpufrag.model.reading import places, read_program
 from gpufrag.model.replay import Replay
 from gpufrag.model.settings import INTERVALS, Settings

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from gpufrag.model.addresses import AddressSpace
+from gpufrag.model.allocatable import Driver
 from gpufrag.model.allocator import Allocator
 from gpufrag.model.events import EMPTY_CACHE, GROWS, RETRY, SHRINKS, Event, parse_rows
 from gpufrag.model.heap import DEFAULT_POOL, Heap, parse
-from gpufrag.model.reach import Driver
 from gpufrag.model.reading import places, read_program
 from gpufrag.model.replay import Replay
 from gpufrag.model.whatif import play, read_run, shape

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from gpufrag.model.addresses import AddressSpace
+from gpufrag.model.allocatable import Driver
 from gpufrag.model.allocator import Allocator
 from gpufrag.model.events import GROWS, SHRINKS, Event, parse_rows
 from gpufrag.model.heap import INACTIVE, Heap
-from gpufrag.model.reach import Driver
 from gpufrag.model.reading import read_program
 from gpufrag.model.replay import Replay
 from helpers import GOLDEN_NAMES, GoldenCase, golden_case_named

@@ -7,9 +7,9 @@ from functools import cache
 
 import pytest
 
+from gpufrag.model.allocatable import Driver
 from gpufrag.model.events import parse_rows
 from gpufrag.model.heap import parse
-from gpufrag.model.reach import Driver
 from gpufrag.model.settings import parse_conf
 from gpufrag.model.whatif import Outcome, Run, play, read_run, smallest_limit
 from helpers import GOLDEN_NAMES, golden_case_named

@@ -5,10 +5,10 @@ import json
 
 import pytest
 
+from gpufrag.model.allocatable import Driver
 from gpufrag.model.heap import Heap
-from gpufrag.model.reach import Driver
 from gpufrag.reports.measure import as_record, as_text, measured, notes
-from gpufrag.reports.style import bold
+from gpufrag.reports.terminal import bold
 from gpufrag.snapshot_file import read
 from helpers import SNAPSHOTS, TESTS, kept
 

@@ -6,7 +6,7 @@ import pickle
 import pytest
 
 from gpufrag.errors import BadInput
-from gpufrag.model.reach import Driver
+from gpufrag.model.allocatable import Driver
 from gpufrag.model.settings import parse_conf
 from gpufrag.snapshot_file import load, read
 from helpers import SNAPSHOTS, TESTS

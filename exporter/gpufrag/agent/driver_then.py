@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ..model.allocatable import Driver
 from ..model.heap import Heap
-from ..model.reach import Driver
 from .sources import DeviceReading
 
 

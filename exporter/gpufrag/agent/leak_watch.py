@@ -13,8 +13,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
 
+from ..model.call_sites import Held, Sites, Stack, grown
 from ..model.leaks import FEWEST, LASTING, Growth, Point, Series
-from ..model.sites import Held, Sites, Stack, grown
 from ..wire.sample import GrowingStack, Leak
 from .clocks import Clocks
 from .leak_finding import finding, no_longer, places

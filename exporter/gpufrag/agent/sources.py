@@ -13,8 +13,8 @@ from importlib import import_module
 from types import ModuleType
 from typing import NamedTuple, Protocol, runtime_checkable
 
+from ..model.call_sites import Sites
 from ..model.heap import Heap
-from ..model.sites import Sites
 from ..wire.error_counter import ErrorCounter
 from ..wire.sample import DriverReading, Sums, Totals
 from .peak import Level

@@ -13,7 +13,7 @@ from types import FrameType
 from ..demo import fleet, table, traces
 from ..demo.process import ENDINGS
 from ..errors import Unavailable, UsageError
-from ..reports import style
+from ..reports import terminal
 from ..units import argument, parse_duration, whole
 
 SHORTEST = 1.0
@@ -59,9 +59,9 @@ def _show(demo: fleet.Fleet, duration: float | None, once: bool) -> None:
     for _ in _seconds(duration):
         demo.require_alive()
         drawn = len(lines)
-        lines = table.lines(table.rows(table.scrape(f"{demo.url}/metrics")), colour=style.colours(sys.stdout))
+        lines = table.lines(table.rows(table.scrape(f"{demo.url}/metrics")), colour=terminal.colours(sys.stdout))
         if not once:
-            _draw(lines, over=drawn if style.understands(sys.stdout) else 0)
+            _draw(lines, over=drawn if terminal.understands(sys.stdout) else 0)
     if once:
         _draw(lines)
     if len(lines) < 2:

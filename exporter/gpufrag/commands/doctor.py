@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """1 where a check fails; a warning is none."""
     from ..doctor import report
-    from ..reports.style import bold
+    from ..reports.terminal import bold
 
     _require_good(options)
     outcomes: list[Outcome] = []

@@ -8,11 +8,11 @@ import sys
 from dataclasses import replace
 
 from ..errors import BadInput, UsageError
+from ..model.allocatable import Driver
 from ..model.conf import read_conf
 from ..model.heap import Heap
-from ..model.reach import Driver
 from ..model.settings import Settings
-from ..reports import measure, style
+from ..reports import measure, terminal
 from ..snapshot_file import name_of, read
 from ..units import argument, parse_bytes, whole
 from .arguments import refuse_more_free_than_there_is
@@ -52,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
         }
         print(json.dumps(record, indent=2))
         return 0
-    print("\n\n".join(measure.as_text(device, name, style.bold(sys.stdout)) for device in devices))
+    print("\n\n".join(measure.as_text(device, name, terminal.bold(sys.stdout)) for device in devices))
     if not saved.knows_settings:
         print("note: the file records no allocator settings, torch's own defaults were taken: add --alloc-conf")
     return 0

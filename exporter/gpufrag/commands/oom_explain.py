@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from ..model.verdict import judge
 from ..oom_log import Oom, log_chunks, read_log
 from ..reports import oom_explain as report
-from ..reports import style
+from ..reports import terminal
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,7 +48,7 @@ def _print_list(explained: Iterator[report.Explained]) -> None:
 
 
 def _print_text(explained: Iterator[report.Explained]) -> None:
-    bold, number = style.bold(sys.stdout), 0
+    bold, number = terminal.bold(sys.stdout), 0
     for number, found in enumerate(explained, start=1):
         print(("\n" if number > 1 else "") + report.as_text(found, bold))
     if number == 0:

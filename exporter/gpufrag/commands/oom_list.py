@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..errors import Unavailable, one_line
-from ..reports import oom, style
+from ..reports import oom, terminal
 from ..sidecar.oom_files import Look, read_all
 from ..sidecar.sample_files import Skip
 from ..units import argument
@@ -42,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(list(map(oom.as_record, kept)), indent=2))
     elif kept:
-        print(oom.list_text(kept, style.bold(sys.stdout)))
+        print(oom.list_text(kept, terminal.bold(sys.stdout)))
     else:
         print("no report is kept: no request has failed in a process with an agent, or it was too long ago")
     return 0

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from ..errors import UsageError
-from ..reports import oom, style
+from ..reports import oom, terminal
 from ..wire.folder import FileName, ReportName
 from ..wire.oom_report import OomReport
 from . import oom_list
@@ -24,7 +24,7 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(oom.whole_record(report), indent=2))
     else:
-        print(oom.as_text(report, style.bold(sys.stdout)))
+        print(oom.as_text(report, terminal.bold(sys.stdout)))
     return 0
 
 

@@ -10,7 +10,7 @@ from ..errors import BadInput
 from ..model.conf import read_conf
 from ..model.whatif import begin, read_run, shape
 from ..reports import replay as report
-from ..reports import style
+from ..reports import terminal
 from ..snapshot_file import read_recording
 from ..units import argument, parse_bytes, whole
 
@@ -45,7 +45,7 @@ def run(options: argparse.Namespace) -> int:
         same_end=shape(replay.allocator.heap()) == shape(recording.end),
         older=recorded.older,
     )
-    print(json.dumps(report.as_record(result)) if options.json else report.as_text(result, style.bold(sys.stdout)))
+    print(json.dumps(report.as_record(result)) if options.json else report.as_text(result, terminal.bold(sys.stdout)))
     return 0
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import BadInput, UsageError
-from ..reports.progress import Progress
+from ..reports.terminal import Progress
 from ..units import argument, parse_bytes, whole
 from .arguments import refuse_more_free_than_there_is
 
@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from ..reports import style, whatif
+    from ..reports import terminal, whatif
     from ..snapshot_file import read_recordings
 
     recordings = read_recordings(options.file, options.device)
@@ -64,7 +64,7 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps({"devices": [whatif.as_record(compared) for compared in devices]}, indent=2))
     else:
-        bold = style.bold(sys.stdout)
+        bold = terminal.bold(sys.stdout)
         print("\n\n".join(whatif.as_text(compared, bold, alone=len(recordings) == 1) for compared in devices))
     for error in broken:  # the others are told all the same
         print(f"gpufrag: {error}", file=sys.stderr)

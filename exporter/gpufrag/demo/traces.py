@@ -7,9 +7,9 @@ import json
 from dataclasses import dataclass
 from importlib import resources
 
+from ..model.allocatable import Driver
 from ..model.events import parse_rows
 from ..model.program import Program
-from ..model.reach import Driver
 from ..model.reading import read_program
 from ..model.settings import Settings, parse_recorded
 

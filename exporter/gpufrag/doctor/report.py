@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from ..reports.style import Emphasis
+from ..reports.terminal import Emphasis
 from .results import Fail, Outcome
 
 

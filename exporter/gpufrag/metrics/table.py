@@ -9,7 +9,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from .. import __version__
 from ..model.fragmentation import Pool
-from ..model.reach import Driver
+from ..model.allocatable import Driver
 from . import names
 from .names import Label
 from .places import (

@@ -11,11 +11,11 @@ from collections.abc import Callable
 
 from .addresses import AddressSpace
 from .adopt import adopt
+from .allocatable import Driver, limited
 from .blocks import Block, PoolPair, Totals, add_up, segments_of
 from .device import Counters, Device
 from .events import Event
 from .heap import ALLOCATED, AWAITING, DEFAULT_POOL, INACTIVE, Heap, Segment
-from .reach import Driver, limited
 from .settings import SMALL_REQUEST, Settings
 from .supply import Foreseen, Supply
 

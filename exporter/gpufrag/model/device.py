@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from .addresses import AddressSpace
+from .allocatable import Driver
 from .blocks import Arena
 from .events import Event
-from .reach import Driver
 
 
 @dataclass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .reach import Driver
+from .allocatable import Driver
 
 CONTEXT = 1 << 30
 """A process's own context and libraries, outside its allocator, are taken to hold at most this."""

@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from .allocatable import Driver, largest_allocatable, main_stream, reclaimable_bytes
 from .heap import ALLOCATED, INACTIVE, Heap, Segment
-from .reach import Driver, largest_allocatable, main_stream, reclaimable_bytes
 from .settings import Settings
 
 SIZE_BOUNDS = tuple(512 * 4**n for n in range(13))

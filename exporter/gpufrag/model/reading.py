@@ -11,13 +11,13 @@ from collections.abc import Sequence
 
 from ..errors import BadInput
 from .addresses import AddressSpace
+from .allocatable import Driver
 from .allocator import Allocator
 from .blocks import Block
 from .events import ALLOC, EMPTY_CACHE, FREE_COMPLETED, FREE_REQUESTED, OOM, RETRY, SHRINKS, Event
 from .heap import DEFAULT_POOL
 from .inference import Between, Writer
 from .program import AWAIT, FAIL, FREE, MALLOC, Operation, Program
-from .reach import Driver
 from .settings import MIN_BLOCK, SMALL_REQUEST, SMALL_SEGMENT, Settings
 
 

@@ -12,9 +12,9 @@ from enum import Enum
 from typing import NamedTuple
 
 from ..units import format_bytes
+from .allocatable import Driver
 from .evidence import figures, told
 from .facts import Facts
-from .reach import Driver
 from .remedies import next_step
 
 __all__ = ["RULES", "Cause", "Facts", "Verdict", "judge"]

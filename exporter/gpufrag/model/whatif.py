@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from .addresses import AddressSpace
+from .allocatable import Driver, limited
 from .allocator import Allocator
 from .blocks import Block
 from .events import Event
@@ -13,7 +14,6 @@ from .fragmentation import measure
 from .heap import INACTIVE, Heap
 from .history import rewind
 from .program import COMPLETE, FREE, MALLOC, Program
-from .reach import Driver, limited
 from .reading import places, read_program
 from .replay import Replay
 from .settings import SEGMENT_GRID, Settings

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
+from ..model.allocatable import Driver, limited
 from ..model.fragmentation import SIZE_BOUNDS, Fragmentation, Pool, measure
 from ..model.heap import ALLOCATED, Heap
-from ..model.reach import Driver, limited
 from ..units import format_bytes
-from .style import Emphasis
+from .terminal import Emphasis
 
 
 class Measured(NamedTuple):

@@ -10,7 +10,7 @@ from typing import Any
 from ..errors import one_line
 from ..units import format_bytes, format_duration
 from ..wire.oom_report import OomReport, Point
-from .style import Emphasis
+from .terminal import Emphasis
 
 UNKNOWN = "–"
 _STACKS = {"thread": "the thread that asked", "main": "the main thread, while one without Python asked"}

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from ..model.verdict import Verdict
 from ..oom_log import Oom
 from ..units import format_bytes
-from .style import Emphasis
+from .terminal import Emphasis
 
 _WIDTH = 110
 _LABEL = 12

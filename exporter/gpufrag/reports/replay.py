@@ -10,7 +10,7 @@ from ..model.blocks import Totals
 from ..model.heap import Segment
 from ..model.replay import Replay
 from ..units import format_bytes
-from .style import Emphasis
+from .terminal import Emphasis
 
 
 class Replayed(NamedTuple):

@@ -11,7 +11,7 @@ from typing import Any
 from ..model.conf import unknown_options
 from ..model.program import AWAIT, FAIL
 from ..units import format_bytes
-from .style import Emphasis
+from .terminal import Emphasis
 from .whatif_advice import Advice, Candidate, Compared, advise
 
 WIDTH = 118

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import BadInput
+from ..model.allocatable import Driver
 from ..model.heap import Heap, parse
-from ..model.reach import Driver
 from ..model.settings import Settings
 from .reading import load, name_of
 

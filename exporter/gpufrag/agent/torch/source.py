@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
-from ...model import sites
+from ...model import call_sites as sites
 from ...model.heap import parse
 from ...wire.error_counter import ErrorCounter
 from ...wire.sample import Counters, DriverReading, Sums, Totals

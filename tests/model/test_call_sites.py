@@ -7,8 +7,8 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpufrag.model import sites
-from gpufrag.model.sites import GROWN, MOST_TEXT, Held, Stack, grown
+from gpufrag.model import call_sites as sites
+from gpufrag.model.call_sites import GROWN, MOST_TEXT, Held, Stack, grown
 from gpufrag.snapshot_file import load
 from helpers import SNAPSHOTS
 

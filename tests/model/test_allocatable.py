@@ -9,9 +9,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from gpufrag.model.allocatable import Driver, main_stream
 from gpufrag.model.fragmentation import measure
 from gpufrag.model.heap import parse
-from gpufrag.model.reach import Driver, main_stream
 from helpers import GOLDEN_NAMES, GoldenCase
 from strategies import GIB, INACTIVE, LIVE, MIB, drivers, merged, reserved_by, segment, snapshots
 

@@ -1,18 +1,35 @@
-"""One line on a terminal that says how far long work is; nothing where nobody looks."""
+"""Bold text, colour and progress on a terminal; nothing of it in files and pipes."""
 
 from __future__ import annotations
 
+import os
 import time
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import TextIO
 
+Emphasis = Callable[[str], str]
 FIRST_AFTER = 1.0
-"""Seconds: work that is done sooner shows no progress."""
+"""Seconds before the first progress line: shorter work shows none."""
 EVERY = 0.1
 
 
+def bold(stream: TextIO, environ: Mapping[str, str] = os.environ) -> Emphasis:
+    """Return a function that makes text bold if `stream` is a terminal and NO_COLOR is not set."""
+    return "\x1b[1m{}\x1b[0m".format if colours(stream, environ) else str
+
+
+def colours(stream: TextIO, environ: Mapping[str, str] = os.environ) -> bool:
+    return understands(stream, environ) and not environ.get("NO_COLOR")
+
+
+def understands(stream: TextIO, environ: Mapping[str, str] = os.environ) -> bool:
+    """Return whether `stream` is a terminal that supports escape sequences."""
+    return stream.isatty() and environ.get("TERM") != "dumb"
+
+
 class Progress:
-    """Used as a context: what it wrote is gone when that ends. `stream` is where people look, seldom the output."""
+    """A progress line on `stream` (usually stderr), as a context manager that clears the line at its end."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream if stream.isatty() else None
