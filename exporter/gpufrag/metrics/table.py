@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from .. import __version__
-from ..model.fragmentation import Pool
 from ..model.allocatable import Driver
+from ..model.fragmentation import Pool
 from . import names
 from .names import Label
 from .places import (
