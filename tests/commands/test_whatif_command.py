@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from gpufrag.cli import main
-from gpufrag.reports import progress
+from gpufrag.reports import terminal
 from helpers import SNAPSHOTS, TESTS, golden_case_named
 from whatif_calls import EXPANDABLE, LATE, printed, record
 
@@ -230,8 +230,8 @@ def test_what_cannot_be_answered_is_told_in_one_line(
 
 
 def test_progress_is_shown_on_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "FIRST_AFTER", 0.0)
-    monkeypatch.setattr(progress, "EVERY", 0.0)
+    monkeypatch.setattr(terminal, "FIRST_AFTER", 0.0)
+    monkeypatch.setattr(terminal, "EVERY", 0.0)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     assert main(["whatif", STREAMS, "--settings", EXPANDABLE, "--smallest-limit"]) == 0
     shown = capsys.readouterr().err
