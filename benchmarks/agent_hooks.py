@@ -25,9 +25,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "exporter"), str(ROOT / "tests")]
 
+from gpufrag.agent.publisher import publish  # noqa: E402
+
 from fake_torch import Machine, torch_of  # noqa: E402 (the path comes first)
 from gpufrag.agent.identity import identify  # noqa: E402
-from gpufrag.agent.publisher import publish  # noqa: E402
 from gpufrag.agent.sampler import Sampler  # noqa: E402
 from gpufrag.agent.settings import AgentSettings  # noqa: E402
 from gpufrag.agent.torch.source import TorchSource  # noqa: E402

@@ -29,11 +29,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "exporter"), str(ROOT / "tests")]
 
+from gpufrag.agent.publisher import publish  # noqa: E402
 from prometheus_client.openmetrics.exposition import generate_latest  # noqa: E402
 from prometheus_client.registry import Collector  # noqa: E402
 
 from fake_agents import process_sample  # noqa: E402 (the path comes first)
-from gpufrag.agent.publisher import publish  # noqa: E402
 from gpufrag.metrics import families  # noqa: E402
 from gpufrag.metrics.view import Fleet, RankView  # noqa: E402
 from gpufrag.wire.control_server import Control  # noqa: E402

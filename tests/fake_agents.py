@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gpufrag.model.fragmentation import Fragmentation, Pool, measure
 from gpufrag.sidecar.processes import Reading
-from gpufrag.wire.folder import FileName, socket_address
+from gpufrag.wire.folder import FileName
 from gpufrag.wire.sample import (
     Counters,
     DeviceSample,
@@ -23,6 +23,7 @@ from gpufrag.wire.sample import (
     encode,
 )
 from helpers import golden_case_named
+from unix_sockets import bind
 
 CASES = ("train-default", "train-expandable", "kv-default", "churn-default", "cache-default", "train-cap4")
 
@@ -90,10 +91,7 @@ class FakeAgent:
         os.replace(half_written, self.file)
 
     def listen(self, backlog: int = 8) -> None:
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        with socket_address(self.socket) as address:
-            self._listener.bind(address)
-        self._listener.listen(backlog)
+        self._listener = bind(self.socket, backlog)
 
     def die(self) -> None:
         """As by kill -9: the files stay, nobody listens."""

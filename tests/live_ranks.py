@@ -10,7 +10,7 @@ from typing import Any
 
 from gpufrag.checkpoint.records import COMMANDS
 from gpufrag.checkpoint.saving import CheckpointRequest, Saving
-from gpufrag.wire.control_server import Control
+from gpufrag.wire.control_server import ControlServer
 from gpufrag.wire.error_counter import ErrorCounter
 from gpufrag.wire.folder import FileName
 from gpufrag.wire.sample import Identity
@@ -35,7 +35,9 @@ class LiveRank:
         self.thread.start()
         assert self._ready.wait(PATIENCE)
         path = folder / FileName.of(self.identity).socket
-        self.control = Control(path, {f"checkpoint-{name}": self._command(name) for name in COMMANDS}, ErrorCounter())
+        self.control = ControlServer(
+            path, {f"checkpoint-{name}": self._command(name) for name in COMMANDS}, ErrorCounter()
+        )
 
     def close(self) -> None:
         self._stop.set()

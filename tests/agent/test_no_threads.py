@@ -23,8 +23,9 @@ from gpufrag.checkpoint.signals import OnSignal
 from gpufrag.errors import Unavailable
 from gpufrag.metrics import in_process_server as serve_self
 from gpufrag.wire import control_server as control_module
-from gpufrag.wire.control_server import Control
+from gpufrag.wire.control_server import ControlServer
 from gpufrag.wire.error_counter import ErrorCounter
+from unix_sockets import connect
 
 
 @pytest.fixture(autouse=True)
@@ -67,21 +68,19 @@ def test_metrics_that_cannot_be_served_are_an_error_of_their_own_and_the_end_doe
 
 
 def _ask(path: Path) -> dict[str, object]:
-    with socket.socket(socket.AF_UNIX) as caller:
-        caller.settimeout(20)
-        caller.connect(str(path))
+    with connect(path) as caller, caller.makefile() as answers:
         caller.sendall(b'{"command": "ping"}\n')
-        answer: dict[str, object] = json.loads(caller.makefile().readline())
+        answer: dict[str, object] = json.loads(answers.readline())
     return answer
 
 
 def test_a_caller_is_told_and_the_next_one_is_answered(tmp_path: Path) -> None:
-    control = Control(tmp_path / "host-1-2.sock", {"ping": lambda request: {}}, ErrorCounter())
+    control = ControlServer(tmp_path / "host-1-2.sock", {"ping": lambda request: {}}, ErrorCounter())
     try:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(threading.Thread, "start", _refuse)
-            answers = [_ask(control.path) for _ in range(control_module.ANSWERING + 1)]
-        assert all("no more threads" in str(answer["error"]) for answer in answers)
+            answers = [_ask(control.path) for _ in range(control_module.MAX_COMMANDS + 1)]
+        assert all("cannot start another thread" in str(answer["error"]) for answer in answers)
         assert _ask(control.path) == {"ok": True}
     finally:
         control.close()
@@ -89,7 +88,7 @@ def test_a_caller_is_told_and_the_next_one_is_answered(tmp_path: Path) -> None:
 
 def test_a_socket_that_nobody_would_hear_is_not_there(no_threads, tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="new thread"):
-        Control(tmp_path / "host-1-2.sock", {}, ErrorCounter())
+        ControlServer(tmp_path / "host-1-2.sock", {}, ErrorCounter())
     assert list(tmp_path.glob("*host-1-2*")) == []
 
 

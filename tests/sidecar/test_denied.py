@@ -10,7 +10,7 @@ import pytest
 
 from fake_agents import FakeAgent, process_sample
 from gpufrag.config.sidecar import NvmlSettings, ServeConfig
-from gpufrag.sidecar import sample_files
+from gpufrag.sidecar import processes
 from gpufrag.sidecar.server import Sidecar
 from running_server import PATIENCE, Running, running
 
@@ -19,14 +19,14 @@ from running_server import PATIENCE, Running, running
 def denied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Two agents, of which rank 1 may not be asked; root may ask all, so the refusal is made up."""
     agents = [FakeAgent(tmp_path, process_sample(rank)).start() for rank in range(2)]
-    listens = sample_files.listens
+    listens = processes.listens
 
     def refuse_one(path: Path) -> bool:
         if path == agents[1].socket:
             raise PermissionError(13, "Permission denied", str(path))
         return listens(path)
 
-    monkeypatch.setattr(sample_files, "listens", refuse_one)
+    monkeypatch.setattr(processes, "listens", refuse_one)
     config = ServeConfig(nvml=NvmlSettings(enabled=False))
     with running(Sidecar(config, lambda _: tmp_path, lambda: config).service()) as one:
         yield one

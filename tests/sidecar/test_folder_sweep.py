@@ -11,6 +11,7 @@ import pytest
 from fake_agents import Clock, FakeAgent, process_sample, skipped, written
 from gpufrag.config.sidecar import FolderSettings
 from gpufrag.sidecar.processes import ProcessReader, Reading
+from gpufrag.wire.folder import draft_name
 
 NOTHING = {"alien": 0, "denied": 0, "huge": 0, "newer": 0, "too_many": 0, "too_much": 0, "torn": 0}
 
@@ -54,7 +55,7 @@ def test_one_that_cannot_listen_but_writes_is_not_swept(agent: FakeAgent, reader
 def test_a_time_ahead_of_the_clock_keeps_nothing_longer(tmp_path: Path, clock: Clock) -> None:
     agent = FakeAgent(tmp_path)
     agent.publish()
-    half, lone = tmp_path / f".{agent.name.sample}.tmp", FakeAgent(tmp_path, process_sample(1))
+    half, lone = tmp_path / draft_name(agent.name.sample), FakeAgent(tmp_path, process_sample(1))
     half.touch()
     lone.listen(), lone.die()
     for path in (agent.file, half, lone.socket):
@@ -122,9 +123,10 @@ def test_strangers_files_are_left_alone(tmp_path: Path, reader: ProcessReader, c
 
 
 def test_what_was_half_written_is_swept_when_it_is_old(agent: FakeAgent, reader: ProcessReader, clock: Clock) -> None:
-    old, young = (agent.folder / f".{name}.tmp" for name in (agent.name.sample, agent.name.stem))
-    for path, age in ((old, 601), (young, 599)):
-        path.write_text("{")
+    old, young = (agent.folder / draft_name(name) for name in (agent.name.sample, agent.name.socket))
+    folder = agent.folder / draft_name(agent.name.socket)  # in which a killed agent was about to bind
+    old.touch(), young.touch(), folder.mkdir()
+    for path, age in ((old, 601), (folder, 601), (young, 599)):
         os.utime(path, (clock.now - age, clock.now - age))
     reader.read()
     assert os.listdir(agent.folder) == [young.name]

@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 
 from fake_agents import Clock, FakeAgent
-from gpufrag.agent.publisher import publish
 from gpufrag.sidecar.oom_files import read_all
 from gpufrag.sidecar.processes import ProcessReader
 from gpufrag.sidecar.sample_files import Skip
-from gpufrag.wire.folder import FileName, ReportName
+from gpufrag.wire.folder import FileName, ReportName, draft_name, write_file
 from gpufrag.wire.oom_report import OomReport, encode
 from gpufrag.wire.sample import Identity
 
@@ -27,7 +26,7 @@ def left(folder: Path, number: int = 1, age: float = 0.0, content: bytes | None 
     """A report that its process has left so many seconds ago."""
     report = replace(REPORT, number=number, time=REPORT.time + number)
     file = folder / ReportName(FileName.of(WHO), number).file
-    publish(file, encode(report) if content is None else content)
+    write_file(file, encode(report) if content is None else content)
     os.utime(file, (time.time() - age,) * 2)
     return file
 
@@ -108,7 +107,7 @@ def test_an_unchanged_one_is_read_once(tmp_path: Path, reader: ProcessReader, mo
 
 
 def test_a_half_written_one_is_swept_once_it_is_old(tmp_path: Path, reader: ProcessReader, clock: Clock) -> None:
-    draft = tmp_path / f".{ReportName(FileName.of(WHO), 1).file}.tmp"
+    draft = tmp_path / draft_name(ReportName(FileName.of(WHO), 1).file)
     draft.write_bytes(b"{")
     reader.read()
     assert draft.exists()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -13,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import gpufrag
-from gpufrag.wire.folder import socket_address
 from gpufrag.wire.supervised_job import SOCKET, SupervisedJob, decode
+from unix_sockets import connect
 
 EXPORTER = Path(gpufrag.__file__).parents[1]
 PATIENCE_S = 30.0
@@ -66,12 +65,9 @@ class Supervised:
         return path
 
     def ask(self, command: str, **fields: Any) -> dict[str, Any]:
-        with socket.socket(socket.AF_UNIX) as caller:
-            caller.settimeout(PATIENCE_S)
-            with socket_address(self.socket) as address:
-                caller.connect(address)
+        with connect(self.socket) as caller, caller.makefile() as answers:
             caller.sendall(json.dumps({"command": command, **fields}).encode() + b"\n")
-            answer: dict[str, Any] = json.loads(caller.makefile().read())
+            answer: dict[str, Any] = json.loads(answers.read())
             return answer
 
     @property

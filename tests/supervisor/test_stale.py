@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from gpufrag.supervisor.stale import sweep
-from gpufrag.wire.folder import FileName, socket_address
+from gpufrag.wire.folder import FileName
 from gpufrag.wire.supervised_job import PAUSE, RECORD, SOCKET, JobFile
+from unix_sockets import bind
 
 SUFFIXES = (SOCKET, RECORD, PAUSE)
 
@@ -19,10 +20,7 @@ def leave(folder: Path, host: str) -> socket.socket:
     names = {suffix: folder / JobFile(FileName(host, 777, 1_700_000_000_000), suffix).name for suffix in SUFFIXES}
     for suffix in (RECORD, PAUSE):
         names[suffix].touch()
-    bound = socket.socket(socket.AF_UNIX)
-    with socket_address(names[SOCKET]) as address:
-        bound.bind(address)
-    return bound
+    return bind(names[SOCKET])
 
 
 @pytest.mark.parametrize(("host", "left"), [("here", 0), ("there", 3), ("not-here", 3)])

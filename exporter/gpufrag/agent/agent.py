@@ -11,9 +11,9 @@ from typing import Any
 
 from ..checkpoint import participant as checkpoint
 from ..errors import Unavailable
-from ..wire.control_server import Control
+from ..wire.control_server import ControlServer
 from ..wire.error_counter import ErrorCounter
-from ..wire.folder import VARIABLE, FileName, to_write
+from ..wire.folder import VARIABLE, FileName, to_write, write_file
 from ..wire.oom_report import OomReport
 from ..wire.sample import Identity, ProcessSample, encode
 from . import oom_files
@@ -21,7 +21,6 @@ from .beside import Beside, leads
 from .blackbox import BlackBox
 from .clocks import Clocks
 from .identity import identify, with_rank
-from .publisher import publish
 from .sampler import Sampler
 from .settings import AgentSettings
 from .sources import Capture, Source, TellsFaults
@@ -47,7 +46,7 @@ class Agent:
         self._sampler, self._beside = Sampler(source, settings, self._trouble, self._clocks), Beside()
         self._identity = identify(trouble=self._trouble)
         self._folder: Path | None = None
-        self._control: Control | None = None
+        self._control: ControlServer | None = None
         self._wake, self._ending = threading.Event(), threading.Event()
         self._answers = threading.Condition()
         self._asked = self._answered = 0
@@ -192,7 +191,7 @@ class Agent:
         try:
             folder = self._folder or self._find_folder()
             self._listen(folder / name.socket)
-            publish(folder / name.sample, encode(sample))
+            write_file(folder / name.sample, encode(sample))
             self._folder = folder  # for good: file and socket must not part when another folder becomes usable
         except (OSError, Unavailable) as error:
             self._folder = None
@@ -217,7 +216,7 @@ class Agent:
             self._control.close()
         commands = {"ping": self._ping, "sample-now": self.sample_now, **checkpoint.commands(self._identify)}
         try:
-            self._control = Control(path, commands, self._trouble)
+            self._control = ControlServer(path, commands, self._trouble)
         except RuntimeError as error:
             self._control = None
             remedy = "to the sidecar it has ended until it can have one; raise the limit of threads (pids.max)"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -14,7 +13,8 @@ from typing import Any, TypeVar
 
 from ..agent.identity import start_of
 from ..errors import Unavailable
-from ..wire.folder import SHARED, VARIABLE, FileName, open_plain, socket_address
+from ..wire.control_client import listens
+from ..wire.folder import SHARED, VARIABLE, FileName, open_plain
 from .target import Target, visible
 
 LARGEST = 4096
@@ -84,6 +84,7 @@ def _is_of(name: FileName, target: Target) -> bool:
 
 
 def _listens(path: Path) -> bool:
-    with socket_address(path) as address, socket.socket(socket.AF_UNIX) as caller:
-        caller.settimeout(1.0)
-        return caller.connect_ex(address) == 0
+    try:
+        return listens(path)
+    except PermissionError:
+        return False

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import os
-import socket
 import time
 from collections.abc import Callable, Container, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from ..errors import Unavailable
 from ..wire import codec as json_record
-from ..wire.folder import SOCKET_SUFFIX, FileName, socket_address
+from ..wire.control_client import Answer, ControlError, NotListening, Rejected, ask_all
+from ..wire.folder import SOCKET_SUFFIX, FileName
 from .agree import Agreement
 from .records import Ask, Heard, RankState, Saved, decode_rank
 
 PREFIX = "checkpoint-"
 PATIENCE_S = 3.0
 """For one answer. A rank answers at once, unless its interpreter is kept busy."""
-AT_ONCE = 16
 MAX_ANSWER = 16 << 10
 MAX_RANKS = 1000
 
@@ -32,12 +29,9 @@ def broadcast(folder: Path, command: str, fields: Mapping[str, Any], of: Contain
 
     Raises Unavailable where the folder cannot be read.
     """
-    line = json.dumps({"command": PREFIX + command, **fields}).encode() + b"\n"
     sockets = [path for path in _sockets(folder) if of is None or _pid(path) in of]
-    if not sockets:
-        return Heard()
-    with ThreadPoolExecutor(min(AT_ONCE, len(sockets))) as pool:
-        answers = [answer for answer in pool.map(lambda path: _ask(path, line), sockets) if answer is not None]
+    outcomes = ask_all(sockets, {"command": PREFIX + command, **fields}, PATIENCE_S, MAX_ANSWER)
+    answers = [_read(path, outcomes[path]) for path in sockets]
     return Heard(
         tuple(answer for answer in answers if isinstance(answer, RankState)),
         tuple(answer for answer in answers if isinstance(answer, str)),
@@ -89,33 +83,15 @@ def _is_ranks(entry: os.DirEntry[str]) -> bool:
     return named and not entry.is_symlink()
 
 
-def _ask(path: Path, line: bytes) -> RankState | str | None:
+def _read(path: Path, outcome: Answer | ControlError) -> RankState | str | None:
     """The rank's answer, or a sentence on why there is none; None where nobody listens."""
-    try:
-        answer = json_record.loads(_exchange(path, line))
-        if answer.get("ok") is not True:
-            return f"{path.stem}: {answer.get('error')!s:.300}"
-        return decode_rank(answer)
-    except (ConnectionRefusedError, FileNotFoundError):
+    if isinstance(outcome, NotListening):
         return None
-    except (OSError, Unavailable) as error:
-        return f"{path.stem}: no answer ({error})"
-    except (ValueError, RecursionError, AttributeError, json_record.Misfit) as error:
-        return f"{path.stem}: an answer that is none ({error})"
-
-
-def _exchange(path: Path, line: bytes) -> bytes:
-    """The line with which it is answered. Raises OSError, TimeoutError among them."""
-    deadline = time.monotonic() + PATIENCE_S
-    answer = b""
-    with socket.socket(socket.AF_UNIX) as caller:
-        caller.settimeout(PATIENCE_S)
-        with socket_address(path) as address:
-            caller.connect(address)
-        caller.sendall(line)
-        while b"\n" not in answer and len(answer) <= MAX_ANSWER and time.monotonic() < deadline:
-            chunk = caller.recv(MAX_ANSWER)
-            if not chunk:
-                break
-            answer += chunk
-    return answer
+    if isinstance(outcome, Rejected):
+        return f"{path.stem}: {outcome}"
+    if isinstance(outcome, ControlError):
+        return str(outcome)
+    try:
+        return decode_rank(outcome)
+    except json_record.Misfit as error:
+        return f"{path.name}: an answer that is none ({error})"

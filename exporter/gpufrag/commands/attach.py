@@ -14,6 +14,7 @@ from ..attach.permission import Caller
 from ..attach.target import PAYLOAD, REMOTE_EXEC, Target, examine, functions
 from ..errors import Unavailable, UsageError
 from ..units import argument, parse_duration
+from ..wire.folder import write_file
 
 BUSY = "its main thread sleeps, or is in a long call into C"
 Ask = Callable[[str, Path], None]
@@ -79,8 +80,7 @@ def way(target: Target) -> Ask:
 
 def _written(file: Path, code: str) -> Path:
     """For a process of another user too: the folder is that user's, and closed to all others."""
-    file.write_text(code, encoding="utf-8")
-    file.chmod(0o644)
+    write_file(file, code.encode())
     return file
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import socket
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +13,8 @@ from ..checkpoint.rank_sockets import broadcast
 from ..errors import Unavailable
 from ..sidecar import sample_files
 from ..sidecar.sample_files import REMEDIES, Skip
-from ..wire.folder import FileName, socket_address
+from ..wire.control_client import ControlError, ask, listens
+from ..wire.folder import FileName
 from ..wire.sample import MAX_BYTES, ProcessSample
 from .results import Fail, Ok, Result, Warn, some
 
@@ -62,7 +61,7 @@ def _read(folder: Path, names: list[FileName]) -> Iterator[Rank]:
 
 def _listens(path: Path) -> bool | None:
     try:
-        return sample_files.listens(path)
+        return listens(path)
     except PermissionError:
         return None
 
@@ -122,14 +121,10 @@ def sockets(folder: Path) -> Result:
 
 def _answers(path: Path) -> bool:
     try:
-        with socket.socket(socket.AF_UNIX) as caller, socket_address(path) as address:
-            caller.settimeout(PATIENCE_S)
-            caller.connect(address)
-            caller.sendall(b'{"command": "ping"}\n')
-            answer = json.loads(caller.recv(65536))
-    except (OSError, ValueError):
+        ask(path, {"command": "ping"}, PATIENCE_S)
+    except ControlError:
         return False
-    return isinstance(answer, dict) and answer.get("ok") is True
+    return True
 
 
 def steps(folder: Path) -> Result:

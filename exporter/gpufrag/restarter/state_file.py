@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 
 from ..errors import Unavailable
 from ..wire.codec import loads
+from ..wire.folder import write_file
 from .errors import Away, Conflict
 from .kubernetes.cluster import PHASE
 
 MOST = 10_000
 """Things remembered; of more, those are forgotten that were changed the longest time ago and are not under way."""
-_SUFFIX = ".draft"
 
 
 class Entry(NamedTuple):
@@ -85,12 +85,8 @@ class StateFile:
             raise Away(f"{self._path}: not what was written there; remove it, and all restarts are forgotten") from None
 
     def _write(self, entries: Mapping[str, Entry]) -> None:
-        draft = self._path.with_name(self._path.name + _SUFFIX)
-        with draft.open("w", encoding="utf-8") as file:
-            json.dump({key: entry._asdict() for key, entry in entries.items()}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(self._path)
+        data = json.dumps({key: entry._asdict() for key, entry in entries.items()}).encode()
+        write_file(self._path, data, sync=True)
 
 
 def _entry(raw: Any) -> Entry:

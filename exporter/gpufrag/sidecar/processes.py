@@ -19,6 +19,7 @@ from ..config.sidecar import FolderSettings
 from ..errors import Unavailable
 from ..logs import event
 from ..metrics.view import RankView
+from ..wire.control_client import listens
 from ..wire.folder import FileName
 from ..wire.oom_report import OomReport
 from ..wire.sample import ProcessSample
@@ -153,7 +154,7 @@ class ProcessReader:
     def _rank(self, file: _File, before: _Memory | None, skipped: Skipped) -> RankView | None:
         """The process, or None for one that is skipped, swept, or gone meanwhile."""
         try:
-            alive = file.has_socket and sample_files.listens(self._folder / file.name.socket)
+            alive = file.has_socket and listens(self._folder / file.name.socket)
         except PermissionError:
             skipped[Skip.DENIED].append(file.name.socket)
             return None

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import errno
 import os
-import socket
 from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from ..errors import BadInput, NewerVersion
-from ..wire.folder import open_plain, socket_address
+from ..wire.folder import open_plain
 from ..wire.sample import MAX_BYTES, ProcessSample, decode
 
 Record = TypeVar("Record")
@@ -94,17 +92,3 @@ def read_as(decode: Callable[[bytes], Record], path: Path, most: int) -> Record 
         return Skip.NEWER
     except BadInput:
         return Skip.TORN
-
-
-def listens(path: Path) -> bool:
-    """Whether a process listens on the control socket at `path`. Raises PermissionError where it may not be asked.
-
-    The kernel answers: a process that hangs, or whose interpreter is busy, listens all the same.
-    """
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
-        caller.setblocking(False)
-        with socket_address(path) as address:
-            code = caller.connect_ex(address)
-    if code in (errno.EACCES, errno.EPERM):
-        raise PermissionError(code, os.strerror(code), str(path))
-    return code in (0, errno.EAGAIN)  # EAGAIN: a listener whose queue is full

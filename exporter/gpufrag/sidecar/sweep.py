@@ -9,11 +9,13 @@ import logging
 import os
 import stat
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from pathlib import Path
 
 from ..logs import event
-from ..wire.folder import SOCKET_SUFFIX, FileName, ReportName
-from . import sample_files
+from ..wire.control_client import listens
+from ..wire.folder import FileName, ReportName, name_of_draft
+from ..wire.supervised_job import JobFile
 from .sample_files import Stamp
 
 log = logging.getLogger(__name__)
@@ -59,17 +61,18 @@ class Sweeper:
 
     def unfinished(self, entry: os.DirEntry[str]) -> None:
         """What a process that was killed while it wrote has left."""
-        name = entry.name.removeprefix(".").removesuffix(".tmp")
-        ours = FileName.parse(name) or FileName.parse(f"{name}{SOCKET_SUFFIX}") or ReportName.parse(name)
-        if ours and self._is_old(entry):
+        name = name_of_draft(entry.name) or ""
+        if (FileName.parse(name) or ReportName.parse(name) or JobFile.parse(name)) and self._is_old(entry):
             self.remove(entry.name)
+            with suppress(OSError):  # a socket is bound inside a folder of its own
+                (self._folder / entry.name).rmdir()
 
     def lone_socket(self, entry: os.DirEntry[str]) -> None:
         """One without a sample: its process is dead, or has not sampled yet, and then it listens."""
         if not self._is_old(entry) or not stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode):
             return
         try:
-            alive = sample_files.listens(self._folder / entry.name)
+            alive = listens(self._folder / entry.name)
         except PermissionError:  # somebody else's
             return
         if not alive:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from ..errors import Unavailable
 from ..web.listen import Address
+from ..wire.folder import write_file
 
 ANY_HOST = ("", "0.0.0.0", "::")
 
@@ -53,9 +54,7 @@ def labels(environment: Mapping[str, str]) -> dict[str, str]:
 
 def _replace(path: Path, text: str) -> None:
     """Whole or not at all; the half-written one has no name that `*.json` would match."""
-    draft = path.with_suffix(".draft")
     try:
-        draft.write_text(text, encoding="utf-8")
-        draft.replace(path)
+        write_file(path, text.encode())
     except OSError as error:
         raise Unavailable(f"{path}: {error.strerror}; give --write-target a folder that can be written to") from None

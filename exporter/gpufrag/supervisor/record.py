@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..errors import GpufragError
+from ..wire.folder import write_file
 from ..wire.supervised_job import CONFLICT, Elastic, SupervisedJob, encode
 
 MAX_ANNOTATIONS = 64
@@ -108,10 +109,8 @@ class Record:
 
     def write(self) -> None:
         """Best effort: the socket tells the same."""
-        draft = self._path.with_name(f".{self._path.name}.tmp")
         with suppress(OSError):
-            draft.write_text(json.dumps(encode(self._job)) + "\n", encoding="utf-8")
-            draft.replace(self._path)
+            write_file(self._path, json.dumps(encode(self._job)).encode() + b"\n")
 
     def _change(self, **changes: Any) -> None:
         with self._lock:

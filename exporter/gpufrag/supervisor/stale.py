@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import socket
 from contextlib import suppress
 from pathlib import Path
 
-from ..wire.folder import socket_address
+from ..wire.control_client import listens
 from ..wire.supervised_job import PAUSE, RECORD, SOCKET, JobFile
 
 
@@ -26,13 +25,7 @@ def sweep(folder: Path, host: str) -> None:
 
 def _listens(path: Path) -> bool:
     """Only a refusal says that nobody does."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
-        caller.settimeout(1.0)
-        try:
-            with socket_address(path) as address:
-                caller.connect(address)
-        except ConnectionRefusedError:
-            return False
-        except OSError:
-            return True
+    try:
+        return listens(path)
+    except PermissionError:
         return True

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from ..agent.identity import identify
 from ..errors import Unavailable
-from ..wire.control_server import Control
+from ..wire.control_server import ControlServer
 from ..wire.error_counter import ErrorCounter
 from ..wire.folder import VARIABLE, FileName
 from ..wire.supervised_job import PAUSE, RECORD, RESTART_COUNT, SOCKET, Elastic, JobFile, SupervisedJob
@@ -97,9 +97,9 @@ class Supervisor:
                 with suppress(OSError):  # the folder has become read-only; the job's end is told all the same
                     path.unlink(missing_ok=True)
 
-    def _listen(self, path: Path) -> Control:
+    def _listen(self, path: Path) -> ControlServer:
         try:
-            return Control(path, self._record.commands, ErrorCounter(), PRIVATE)
+            return ControlServer(path, self._record.commands, ErrorCounter(), PRIVATE)
         except (OSError, RuntimeError) as error:
             what = f"{path.parent}: no job can be restarted from there ({error})"
             raise Unavailable(f"{what}; set {VARIABLE} to another folder, or leave --restartable out") from None

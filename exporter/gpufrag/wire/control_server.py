@@ -1,73 +1,73 @@
-"""The control socket: proof of life, and a few commands. One request, one answer, each a line of JSON.
+"""The server of a control socket: proof of life, and a few commands. One request, one answer, each a line of JSON.
 
     {"command": "ping"}  ->  {"ok": true, …}
-    anything else        ->  {"ok": false, "error": "…"}
+    on an error          ->  {"ok": false, "error": "…"}
 
-That a connection is accepted proves that the process lives; the kernel does it, even while the interpreter is busy.
+The kernel accepts connections even while the interpreter is busy, so a process lives if its socket accepts one.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import selectors
 import socket
 import stat
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..errors import GpufragError
 from .error_counter import ErrorCounter
-from .folder import socket_address
+from .folder import draft_name
+from .threads import start_thread
 
 Command = Callable[[Mapping[str, Any]], Mapping[str, Any]]
-"""From the request to the answer's fields; raises GpufragError for what the caller is to be told."""
+"""From the request to the fields of the answer; raises GpufragError with the text of the error answer."""
 
-LARGEST_REQUEST = 4096
-PATIENCE = 2.0
-"""Seconds in which a caller must have sent its request, and must take its answer."""
-CALLERS = 64
-"""Heard at once; where one more comes, the one that has been silent longest is dropped."""
-ANSWERING = 8
-"""Commands carried out at once, each in a thread of its own; a caller above that is told to come again."""
-ERROR_PAUSE = 1.0
+MAX_REQUEST = 4096
+CALLER_TIMEOUT_S = 2.0
+"""A caller must send its request, and take its answer, within this time."""
+MAX_CALLERS = 64
+"""One more drops the caller that has been silent longest."""
+MAX_COMMANDS = 8
+"""Commands that run at the same time, each in its own thread."""
+RETRY_S = 1.0
 
 
 @dataclass
-class Caller:
-    """Somebody who has not said all of a request yet. `deadline` is of the monotonic clock."""
+class _Caller:
+    """A connection whose request is not complete. `deadline` is in seconds of the monotonic clock."""
 
     connection: socket.socket
     deadline: float
     received: bytes = b""
 
 
-class Control:
-    """Listens at `path` until closed. One thread hears all callers, so that a silent one keeps nobody waiting.
+class ControlServer:
+    """Listens at `path` until closed. One thread reads all requests, so a silent caller delays no other.
 
-    `mode` is the socket's; None: for those who may write to its folder. Raises OSError or Unavailable where it cannot
-    listen, and RuntimeError where the system has no thread for it.
+    `mode` is the socket's mode; None: everyone who may write to its folder may connect. Raises OSError if it cannot
+    listen, RuntimeError if the system has no thread for it.
     """
 
     def __init__(
-        self, path: Path, commands: Mapping[str, Command], trouble: ErrorCounter, mode: int | None = None
+        self, path: Path, commands: Mapping[str, Command], errors: ErrorCounter, mode: int | None = None
     ) -> None:
-        self.path, self._commands, self._trouble = path, commands, trouble
+        self.path, self._commands, self._errors = path, commands, errors
         self._closed = threading.Event()
-        self._answering = threading.BoundedSemaphore(ANSWERING)
-        self._callers: dict[int, Caller] = {}
-        self._socket = _listen(path, mode)
+        self._command_slots = threading.BoundedSemaphore(MAX_COMMANDS)
+        self._callers: dict[int, _Caller] = {}
+        self._socket, self._inode = _listen(path, mode)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._socket, selectors.EVENT_READ)
-        self._inode = path.stat().st_ino
-        self._thread = threading.Thread(target=self._serve, name="gpufrag-control", daemon=True)
         try:
-            self._thread.start()
-        except RuntimeError:  # no more threads are to be had: who reads must not wait for an answer
+            self._thread = start_thread(self._serve, "gpufrag-control")
+        except RuntimeError:
             self._selector.close()
             self._socket.close()
             path.unlink(missing_ok=True)
@@ -75,25 +75,25 @@ class Control:
 
     @property
     def reachable(self) -> bool:
-        """False once something (a tidy-up of the temp dir) has taken the socket's name away."""
+        """False once the socket's name is gone from the folder, for example after a clean-up of the temp dir."""
         try:
-            return self.path.stat().st_ino == self._inode
+            return self.path.lstat().st_ino == self._inode
         except OSError:
             return False
 
     def close(self) -> None:
-        """Stop listening, and take the name away unless somebody else has it by now."""
+        """Stop listening, and remove the socket's name unless another process has taken it."""
         self._closed.set()
         if self.reachable:
             with contextlib.suppress(FileNotFoundError):
                 self.path.unlink()
-        with contextlib.suppress(OSError):  # not connected: it is the thread in select that is to be woken
+        with contextlib.suppress(OSError):  # not connected, but it wakes the thread in select
             self._socket.shutdown(socket.SHUT_RDWR)
-        self._thread.join(ERROR_PAUSE)
+        self._thread.join(RETRY_S)
         self._socket.close()
 
     def abandon(self) -> None:
-        """In a forked child: let go of the parent's sockets, which must not outlive the parent, and of nothing else."""
+        """Close the parent's sockets in a forked child, so that they do not outlive the parent."""
         self._socket.close()
         for caller in self._callers.values():
             caller.connection.close()
@@ -101,125 +101,155 @@ class Control:
     def _serve(self) -> None:
         while not self._closed.is_set():
             try:
-                self._hear()
-            except OSError:  # no descriptor is free
-                self._closed.wait(ERROR_PAUSE)
+                self._serve_ready()
+            except OSError:  # no free descriptor
+                self._closed.wait(RETRY_S)
             except Exception as error:
-                self._trouble.note("control", error, "this caller was not heard")
+                self._errors.note("control", error, "this request was not read")
         for caller in list(self._callers.values()):
             self._drop(caller)
         self._selector.close()
 
-    def _hear(self) -> None:
-        deadlines = [caller.deadline for caller in self._callers.values()]
-        patience = max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
-        for key, _ in self._selector.select(patience):
+    def _serve_ready(self) -> None:
+        deadline = min((caller.deadline for caller in self._callers.values()), default=None)
+        for key, _ in self._selector.select(None if deadline is None else max(0.0, deadline - time.monotonic())):
             if key.fileobj is self._socket:
-                self._admit()
+                self._accept()
             elif caller := self._callers.get(key.fd):
-                self._listen_to(caller)
+                self._receive(caller)
         for caller in list(self._callers.values()):
             if caller.deadline <= time.monotonic():
                 self._drop(caller)
 
-    def _admit(self) -> None:
+    def _accept(self) -> None:
         try:
             connection, _ = self._socket.accept()
-        except BlockingIOError:  # left before it was its turn
+        except BlockingIOError:  # the caller has left
             return
-        if len(self._callers) == CALLERS:
+        if len(self._callers) == MAX_CALLERS:
             self._drop(next(iter(self._callers.values())))
         connection.setblocking(False)
-        caller = self._callers[connection.fileno()] = Caller(connection, time.monotonic() + PATIENCE)
+        caller = self._callers[connection.fileno()] = _Caller(connection, time.monotonic() + CALLER_TIMEOUT_S)
         self._selector.register(connection, selectors.EVENT_READ)
-        self._listen_to(caller)  # most have spoken already
+        self._receive(caller)  # most requests are there already
 
-    def _listen_to(self, caller: Caller) -> None:
-        """Takes what has come; the request is complete with its newline, with the end, or where it is too long."""
+    def _receive(self, caller: _Caller) -> None:
+        """A request is complete at its newline, at the end of the connection, or when it is too long."""
         try:
-            chunk = caller.connection.recv(LARGEST_REQUEST + 1)
+            chunk = caller.connection.recv(MAX_REQUEST + 1)
         except BlockingIOError:
             return
         except OSError:
             chunk = b""
         caller.received += chunk
-        if not chunk and not caller.received:  # only knocked
+        if not chunk and not caller.received:  # it only asked whether the process lives
             self._drop(caller)
-        elif not chunk or b"\n" in caller.received or len(caller.received) > LARGEST_REQUEST:
+        elif not chunk or b"\n" in chunk or len(caller.received) > MAX_REQUEST:
             self._release(caller)
-            self._converse(caller)
+            self._start_command(caller)
 
-    def _release(self, caller: Caller) -> None:
+    def _release(self, caller: _Caller) -> None:
         del self._callers[caller.connection.fileno()]
         self._selector.unregister(caller.connection)
 
-    def _drop(self, caller: Caller) -> None:
+    def _drop(self, caller: _Caller) -> None:
         self._release(caller)
         caller.connection.close()
 
-    def _converse(self, caller: Caller) -> None:
-        if not self._answering.acquire(blocking=False):
-            _send(caller.connection, {"ok": False, "error": f"busy with {ANSWERING} other commands; ask again later"})
+    def _start_command(self, caller: _Caller) -> None:
+        if not self._command_slots.acquire(blocking=False):
+            _send(caller.connection, _error(f"busy with {MAX_COMMANDS} other commands; try again later"))
             return
-        thread = threading.Thread(target=self._carry_out, args=(caller,), name="gpufrag-answer", daemon=True)
         try:
-            thread.start()
-        except RuntimeError:  # the limit of the container, or the interpreter is ending
-            self._answering.release()
-            _send(caller.connection, {"ok": False, "error": "the process can have no more threads; ask again later"})
+            start_thread(self._run_command, "gpufrag-answer", caller)
+        except RuntimeError:  # the container's limit, or the interpreter is ending
+            self._command_slots.release()
+            _send(caller.connection, _error("the process cannot start another thread; try again later"))
 
-    def _carry_out(self, caller: Caller) -> None:
+    def _run_command(self, caller: _Caller) -> None:
         try:
-            _send(caller.connection, self._answer(caller.received[: LARGEST_REQUEST + 1]))
+            _send(caller.connection, self._answer(caller.received[: MAX_REQUEST + 1]))
         finally:
-            self._answering.release()
+            self._command_slots.release()
 
     def _answer(self, line: bytes) -> Mapping[str, Any]:
         try:
             request = json.loads(line)
             return {"ok": True, **self._command(request)(request)}
         except (ValueError, RecursionError):
-            return {"ok": False, "error": "not a request: it must be one line of JSON of up to 4096 bytes"}
+            return _error(f"not a request: expected one line of JSON of up to {MAX_REQUEST} bytes")
         except GpufragError as error:
-            return {"ok": False, "error": str(error)}
-        except Exception as error:  # a command's fault is not the trainer's
-            self._trouble.note("control", error, "this command was not carried out")
-            return {"ok": False, "error": f"a fault in gpufrag itself ({type(error).__name__}); see the job's log"}
+            return _error(str(error))
+        except Exception as error:  # a bug in a command must not reach the job
+            self._errors.note("control", error, "this command failed")
+            return _error(f"internal error in gpufrag ({type(error).__name__}); see the job's log")
 
     def _command(self, request: Any) -> Command:
         name = request.get("command") if isinstance(request, dict) else None
         command = self._commands.get(name) if isinstance(name, str) else None
         if command is None:
-            raise GpufragError(f"no such command: {name!r}; there are {', '.join(sorted(self._commands))}")
+            raise GpufragError(f"unknown command {name!r:.80}; expected one of {', '.join(sorted(self._commands))}")
         return command
 
 
-def _listen(path: Path, mode: int | None) -> socket.socket:
-    """A socket that listens from the moment its name appears. Raises OSError or Unavailable where it cannot."""
-    unfinished = path.with_name(f".{path.stem[-40:]}.tmp")
-    unfinished.unlink(missing_ok=True)
+def _listen(path: Path, mode: int | None) -> tuple[socket.socket, int]:
+    """Return a socket that listens at `path` from the moment its name appears, and its inode.
+
+    Others may rename and replace files in its folder. So it is bound inside a private folder, gets its mode there, and
+    is then moved to `path`.
+    """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        with socket_address(unfinished) as address:
+        mode = _mode(path.parent) if mode is None else mode
+        with _private_folder(path) as (private, address):
             listener.bind(address)
-        unfinished.chmod(_mode(path.parent) if mode is None else mode)
-        listener.setblocking(False)
-        listener.listen(CALLERS)
-        unfinished.replace(path)
+            os.chmod(_NAME, mode, dir_fd=private)
+            listener.setblocking(False)
+            listener.listen(MAX_CALLERS)
+            inode = os.stat(_NAME, dir_fd=private).st_ino
+            os.replace(_NAME, path, src_dir_fd=private)
     except BaseException:
         listener.close()
-        unfinished.unlink(missing_ok=True)
         raise
-    return listener
+    return listener, inode
+
+
+_NAME = "s"
+
+
+@contextlib.contextmanager
+def _private_folder(path: Path) -> Iterator[tuple[int, str]]:
+    """A new folder next to `path` that only this user may change: its descriptor, and the address of a socket in it."""
+    private = path.with_name(draft_name(path.name))
+    private.mkdir(mode=0o700)
+    try:
+        descriptor = os.open(private, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            status = os.fstat(descriptor)
+            if status.st_uid != os.geteuid() or status.st_mode & 0o077:
+                raise PermissionError(f"{private}: another user replaced this folder")
+            through_descriptor = os.path.isdir("/proc/self/fd")  # then the address is short too
+            yield descriptor, f"/proc/self/fd/{descriptor}/{_NAME}" if through_descriptor else str(private / _NAME)
+        finally:
+            with contextlib.suppress(OSError):
+                os.unlink(_NAME, dir_fd=descriptor)
+            os.close(descriptor)
+    finally:
+        with contextlib.suppress(OSError):
+            private.rmdir()
 
 
 def _mode(folder: Path) -> int:
-    """0600, and for those too who may write to the folder: they could put a socket of their own in its place."""
+    """Let those connect who may write to the folder: they could replace the socket anyway."""
     mode = folder.stat().st_mode
     return 0o600 if mode & stat.S_ISVTX else 0o600 | mode & 0o022 | (mode & 0o022) << 1
 
 
+def _error(text: str) -> Mapping[str, Any]:
+    return {"ok": False, "error": text}
+
+
 def _send(connection: socket.socket, answer: Mapping[str, Any]) -> None:
-    with connection, contextlib.suppress(OSError):  # one who does not take the answer does not need it
-        connection.settimeout(PATIENCE)
-        connection.sendall(json.dumps(answer).encode() + b"\n")
+    with connection, contextlib.suppress(OSError):  # the caller has left
+        connection.settimeout(CALLER_TIMEOUT_S)
+        connection.sendall(json.dumps(answer).encode() + b"\n", socket.MSG_NOSIGNAL)

@@ -11,8 +11,8 @@ import os
 import re
 import stat
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import suppress
 from io import FileIO
 from pathlib import Path
 from typing import NamedTuple
@@ -28,7 +28,7 @@ SOCKET_SUFFIX = ".sock"
 _STEM = re.compile(r"(?P<host>[A-Za-z0-9._-]+)-(?P<pid>[0-9]{1,10})-(?P<start>[0-9]{1,16})")
 _REPORT = re.compile(r"(?P<stem>[A-Za-z0-9._-]+)\.oom-(?P<number>[1-9][0-9]{0,8})\.json")
 _HOST = 60  # characters: with them a socket's name still fits where its folder's path does not
-_ADDRESS = 107  # bytes of a socket's path, on Linux
+_DRAFT = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{16}\.tmp")
 
 
 class FileName(NamedTuple):
@@ -106,24 +106,6 @@ def to_read(environment: Mapping[str, str] = os.environ, shared: Path = SHARED, 
     return _private(own, make=False)
 
 
-@contextmanager
-def socket_address(path: Path) -> Iterator[str]:
-    """The path by which a socket there is bound or asked. Raises Unavailable where the system has no way to it.
-
-    The system takes no long paths for sockets; through its folder's descriptor every path is short.
-    """
-    if len(os.fsencode(path)) <= _ADDRESS:
-        yield str(path)
-        return
-    if not os.path.isdir("/proc/self/fd"):
-        raise Unavailable(f"{path}: too long for a socket (at most {_ADDRESS} bytes); set {VARIABLE} to a shorter path")
-    descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield f"/proc/self/fd/{descriptor}/{path.name}"
-    finally:
-        os.close(descriptor)
-
-
 def _usable(path: Path) -> Path:
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -166,3 +148,38 @@ def open_plain(path: Path) -> FileIO:
         os.close(descriptor)  # before Python's open(), which raises for a folder and leaves it open
         raise OSError(errno.EINVAL, "is no regular file", str(path))
     return open(descriptor, "rb", buffering=0)
+
+
+def write_file(path: Path, data: bytes, mode: int = 0o644, sync: bool = False) -> None:
+    """Replace the file at `path` in one step, with this mode whatever the umask is.
+
+    Safe in a folder that others may write to: the draft has a fresh name, and an existing file or link is not opened.
+    Raises OSError; then the old file stands and no draft is left.
+    """
+    draft = path.with_name(draft_name(path.name))
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+    try:
+        try:
+            os.fchmod(descriptor, mode)
+            while data:
+                data = data[os.write(descriptor, data) :]
+            if sync:
+                os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        os.replace(draft, path)
+    except BaseException:
+        with suppress(OSError):
+            draft.unlink()
+        raise
+
+
+def draft_name(name: str) -> str:
+    """A fresh name for what becomes `name` once it is complete."""
+    return f".{name}.{os.urandom(8).hex()}.tmp"
+
+
+def name_of_draft(draft: str) -> str | None:
+    """The name that a draft was to get; None if it is no draft."""
+    match = _DRAFT.fullmatch(draft)
+    return match["name"] if match else None

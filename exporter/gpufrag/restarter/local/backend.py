@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import socket
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -14,14 +11,15 @@ from typing import Any
 
 from ...checkpoint.rank_sockets import broadcast
 from ...checkpoint.records import Ask, Heard
-from ...errors import BadInput, Unavailable
+from ...errors import BadInput
 from ...wire.codec import loads
-from ...wire.folder import open_plain, socket_address
+from ...wire.control_client import AccessDenied, ControlError, NotListening, Rejected, ask
+from ...wire.folder import open_plain
 from ...wire.supervised_job import CONFLICT, RECORD, SOCKET, JobFile, SupervisedJob, decode
 from ..agreed import Asker
 from ..alerts import Alert, Place
 from ..commanded import PROCESS, Commanded, expected_restarts, owner, pod, reference
-from ..errors import Away, ClusterError, Conflict, Invalid, NotFound, Refused
+from ..errors import Away, Conflict, Invalid, NotFound, Refused
 from ..kubernetes.cluster import PHASE, Body, GroupKind, Owner, Pod, Ref
 from ..kubernetes.owners import Resolved
 from ..off_cluster import OffCluster, annotations_in
@@ -159,32 +157,16 @@ class ProcessCluster(OffCluster):
     def _exchange(self, path: Path, request: Mapping[str, Any]) -> SupervisedJob:
         """The answer's job. Raises NotFound where nobody listens, or not to this user; or another ClusterError."""
         try:
-            answer = loads(self._converse(path, json.dumps(request).encode() + b"\n"))
-            if refusal := _refused(answer):
-                raise refusal
+            answer = ask(path, request, self._timeout_s)
+            if answer.get("refused") == CONFLICT:
+                raise Conflict("the job has changed meanwhile; read it again")
             return decode(answer.get("job"))
-        except (ConnectionRefusedError, FileNotFoundError, PermissionError):
+        except (NotListening, AccessDenied):
             raise NotFound(f"{path.name}: nobody listens there, or not to this user") from None
-        except (OSError, Unavailable, BadInput, ValueError, RecursionError, AttributeError) as error:
+        except Rejected as error:
+            raise Invalid(f"the job's supervisor refuses: {error}") from None
+        except (ControlError, BadInput) as error:
             raise Away(f"{path.name}: no answer that could be read ({error}); it is worth another try") from None
-
-    def _converse(self, path: Path, line: bytes) -> bytes:
-        deadline = time.monotonic() + self._timeout_s
-        with socket.socket(socket.AF_UNIX) as caller:
-            caller.settimeout(self._timeout_s)
-            with socket_address(path) as address:
-                caller.connect(address)
-            caller.sendall(line)
-            answer = b""
-            while (chunk := caller.recv(MAX_ANSWER)) and len(answer) <= MAX_ANSWER and time.monotonic() < deadline:
-                answer += chunk
-        return answer
-
-
-def _refused(answer: Any) -> ClusterError | None:
-    if answer.get("refused") == CONFLICT:
-        return Conflict("the job has changed meanwhile; read it again")
-    return None if answer.get("ok") is True else Invalid(f"the job's supervisor refuses: {answer.get('error')!s:.300}")
 
 
 def _ref(job: SupervisedJob) -> Ref:

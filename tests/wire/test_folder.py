@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import socket
+import threading
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gpufrag.errors import Unavailable
 from gpufrag.wire import folder
-from gpufrag.wire.folder import FileName, ReportName, open_plain
+from gpufrag.wire.folder import FileName, ReportName, draft_name, name_of_draft, open_plain, write_file
 from gpufrag.wire.sample import Identity
 
 hosts = st.text(min_size=0, max_size=100)
@@ -107,20 +107,6 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: p
         folder.to_write({"GPUFRAG_DIR": str(tmp_path)})
 
 
-@pytest.mark.parametrize("depth", [0, 30])
-def test_a_socket_is_bound_and_asked_at_any_path(tmp_path: Path, depth: int) -> None:
-    deep = tmp_path.joinpath(*["long-name"] * depth)
-    deep.mkdir(parents=True, exist_ok=True)
-    path = deep / "host-1-2.sock"
-    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as caller:
-        with folder.socket_address(path) as address:
-            listener.bind(address)
-        listener.listen()
-        assert path.is_socket()
-        with folder.socket_address(path) as address:
-            caller.connect(address)
-
-
 @pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("/etc/passwd")])
 def test_what_is_no_plain_file_is_not_opened_and_leaves_no_descriptor(make, tmp_path: Path) -> None:
     make(tmp_path / "it")
@@ -134,3 +120,78 @@ def test_a_plain_file_is_opened(tmp_path: Path) -> None:
     (tmp_path / "it").write_bytes(b"plain")
     with open_plain(tmp_path / "it") as opened:
         assert opened.read() == b"plain"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "host-1-2.json"
+
+
+def test_written_file_replaces_the_old_one(path: Path) -> None:
+    write_file(path, b"one")
+    write_file(path, b"two", sync=True)
+    assert path.read_bytes() == b"two"
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_written_file_has_its_mode_whatever_the_umask(path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        write_file(path, b"one")
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == 0o644
+
+
+def test_reader_never_sees_a_partial_write(path: Path) -> None:
+    contents = [bytes([n]) * 50_000 for n in range(200)]
+    write_file(path, contents[0])
+    writer = threading.Thread(target=lambda: [write_file(path, content) for content in contents])
+    writer.start()
+    while writer.is_alive():
+        assert path.read_bytes() in contents
+    writer.join()
+
+
+def test_full_disk_leaves_the_old_file_alone(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_file(path, b"old")
+
+    def full(descriptor: int, data: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_file(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_short_writes_are_completed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:3]))
+    write_file(path, b"0123456789")
+    assert path.read_bytes() == b"0123456789"
+
+
+@pytest.mark.parametrize("lay", [lambda at, victim: at.symlink_to(victim), lambda at, victim: os.mkfifo(at)])
+@pytest.mark.parametrize("place", ["draft", "target"])
+def test_write_follows_no_link_and_opens_no_pipe(path: Path, lay, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    victim, draft = path.with_name("victim"), path.with_name(draft_name(path.name))
+    victim.write_text("precious")
+    monkeypatch.setattr(folder, "draft_name", lambda name: draft.name)
+    lay(draft if place == "draft" else path, victim)
+    if place == "draft":
+        with pytest.raises(FileExistsError):
+            write_file(path, b"new")
+        assert os.path.lexists(draft)
+    else:
+        write_file(path, b"new")
+        assert path.read_bytes() == b"new"
+    assert victim.read_text() == "precious"
+
+
+def test_draft_name_is_fresh_and_names_its_file() -> None:
+    drafts = {draft_name("host-1-2.json") for _ in range(9)}
+    assert len(drafts) == 9
+    assert {name_of_draft(draft) for draft in drafts} == {"host-1-2.json"}
+    assert name_of_draft("host-1-2.json") is name_of_draft(".host-1-2.json.tmp") is None
