@@ -25,8 +25,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "exporter"), str(ROOT / "tests")]
 
-from gpufrag.agent.publisher import publish  # noqa: E402
-
 from fake_torch import Machine, torch_of  # noqa: E402 (the path comes first)
 from gpufrag.agent.identity import identify  # noqa: E402
 from gpufrag.agent.sampler import Sampler  # noqa: E402
@@ -38,6 +36,7 @@ from gpufrag.model.allocatable import Driver  # noqa: E402
 from gpufrag.model.allocator import Allocator  # noqa: E402
 from gpufrag.model.settings import Settings  # noqa: E402
 from gpufrag.wire.error_counter import ErrorCounter  # noqa: E402
+from gpufrag.wire.folder import write_file  # noqa: E402
 from gpufrag.wire.sample import encode  # noqa: E402
 
 MIB = 1 << 20
@@ -81,7 +80,7 @@ def second_cost(source: SimulatedSource) -> float:
 
         def work() -> None:
             sampler.read()
-            publish(Path(folder, "sample.json"), encode(sampler.sample(identity)))
+            write_file(Path(folder, "sample.json"), encode(sampler.sample(identity)))
 
         return seconds_each(work, 100, time.thread_time)
 

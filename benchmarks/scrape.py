@@ -29,16 +29,18 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "exporter"), str(ROOT / "tests")]
 
-from gpufrag.agent.publisher import publish  # noqa: E402
 from prometheus_client.openmetrics.exposition import generate_latest  # noqa: E402
 from prometheus_client.registry import Collector  # noqa: E402
 
 from fake_agents import process_sample  # noqa: E402 (the path comes first)
 from gpufrag.metrics import families  # noqa: E402
 from gpufrag.metrics.view import Fleet, RankView  # noqa: E402
-from gpufrag.wire.control_server import Control  # noqa: E402
+from gpufrag.wire.control_server import ControlServer  # noqa: E402
 from gpufrag.wire.error_counter import ErrorCounter  # noqa: E402
-from gpufrag.wire.folder import FileName  # noqa: E402
+from gpufrag.wire.folder import (
+    FileName,
+    write_file,
+)
 from gpufrag.wire.sample import ProcessSample, encode  # noqa: E402
 
 ACCEPT = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
@@ -153,11 +155,11 @@ def agents(folder: Path, samples: list[ProcessSample]) -> Iterator[None]:
     """What agents do for a sidecar: listen, and write once a second."""
     ended = threading.Event()
     names = [FileName.of(sample.identity) for sample in samples]
-    controls = [Control(folder / name.socket, {}, ErrorCounter()) for name in names]
+    controls = [ControlServer(folder / name.socket, {}, ErrorCounter()) for name in names]
 
     def write() -> None:
         for name, sample in zip(names, samples):
-            publish(folder / name.sample, encode(replace(sample, time=time.time())))
+            write_file(folder / name.sample, encode(replace(sample, time=time.time())))
 
     def write_on() -> None:
         while not ended.wait(1.0):
