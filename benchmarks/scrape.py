@@ -37,10 +37,7 @@ from gpufrag.metrics import families  # noqa: E402
 from gpufrag.metrics.view import Fleet, RankView  # noqa: E402
 from gpufrag.wire.control_server import ControlServer  # noqa: E402
 from gpufrag.wire.error_counter import ErrorCounter  # noqa: E402
-from gpufrag.wire.folder import (
-    FileName,
-    write_file,
-)
+from gpufrag.wire.folder import FileName, write_file  # noqa: E402
 from gpufrag.wire.sample import ProcessSample, encode  # noqa: E402
 
 ACCEPT = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
