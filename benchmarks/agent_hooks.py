@@ -33,8 +33,8 @@ from gpufrag.agent.torch.source import TorchSource  # noqa: E402
 from gpufrag.commands.run import SHIM  # noqa: E402
 from gpufrag.demo.source import SimulatedSource  # noqa: E402
 from gpufrag.model.allocatable import Driver  # noqa: E402
-from gpufrag.model.allocator import Allocator  # noqa: E402
 from gpufrag.model.settings import Settings  # noqa: E402
+from gpufrag.model.simulator.allocator import Allocator  # noqa: E402
 from gpufrag.wire.error_counter import ErrorCounter  # noqa: E402
 from gpufrag.wire.folder import write_file  # noqa: E402
 from gpufrag.wire.sample import encode  # noqa: E402

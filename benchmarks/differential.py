@@ -28,13 +28,13 @@ import torch
 from random_programs import Case, case, kinds
 from recorded_program import Recorded, record, save
 
-from gpufrag.model.addresses import AddressSpace
-from gpufrag.model.allocator import Allocator
-from gpufrag.model.events import EMPTY_CACHE, GROWS, SHRINKS, Event
 from gpufrag.model.heap import parse
-from gpufrag.model.reading import places, read_program
-from gpufrag.model.replay import Replay
-from gpufrag.model.whatif import shape
+from gpufrag.model.simulator.addresses import AddressSpace
+from gpufrag.model.simulator.allocator import Allocator
+from gpufrag.model.trace.events import EMPTY_CACHE, GROWS, SHRINKS, Event
+from gpufrag.model.trace.program import Replay
+from gpufrag.model.trace.reading import places, read_program
+from gpufrag.model.trace.whatif import shape
 
 EXAMPLE_STEPS = 300
 

@@ -12,8 +12,8 @@ import torch
 from random_programs import Case, Step
 
 from gpufrag.model.allocatable import Driver
-from gpufrag.model.events import EMPTY_CACHE, GROWS, RETRY, SHRINKS, Event, parse_trace
 from gpufrag.model.heap import DEFAULT_POOL, parse
+from gpufrag.model.trace.events import EMPTY_CACHE, GROWS, RETRY, SHRINKS, Event, parse_trace
 
 MIB = 1 << 20
 KEPT = "expandable_segments:False,large_segment_size_mb:20"

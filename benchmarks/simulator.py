@@ -19,11 +19,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gpufrag.model.allocatable import Driver
-from gpufrag.model.allocator import Allocator
-from gpufrag.model.events import parse_rows
-from gpufrag.model.reading import read_program
-from gpufrag.model.replay import Replay
 from gpufrag.model.settings import Settings, parse_recorded
+from gpufrag.model.simulator.allocator import Allocator
+from gpufrag.model.trace.events import parse_rows
+from gpufrag.model.trace.program import Replay
+from gpufrag.model.trace.reading import read_program
 
 GOLDEN = Path(__file__).parent.parent / "tests" / "golden"
 

@@ -24,11 +24,11 @@ from gpufrag.agent.agent import Agent
 from gpufrag.agent.settings import AgentSettings
 from gpufrag.agent.sources import DeviceReading
 from gpufrag.demo.source import SimulatedSource
-from gpufrag.model.addresses import AddressSpace
 from gpufrag.model.allocatable import Driver
-from gpufrag.model.allocator import Allocator
-from gpufrag.model.blocks import Block
 from gpufrag.model.settings import Settings
+from gpufrag.model.simulator.addresses import AddressSpace
+from gpufrag.model.simulator.allocator import Allocator
+from gpufrag.model.simulator.blocks import Block
 
 GIB, MIB, KIB = 1 << 30, 1 << 20, 1 << 10
 PARTS = 100

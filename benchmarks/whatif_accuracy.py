@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from gpufrag.model.settings import parse_conf
-from gpufrag.model.whatif import play, read_run
+from gpufrag.model.trace.whatif import play, read_run
 from gpufrag.snapshot_file import read_recording
 
 MIB = 1 << 20

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from gpufrag.model.allocatable import Driver
-from gpufrag.model.allocator import Allocator
-from gpufrag.model.blocks import Block
-from gpufrag.model.events import Event
 from gpufrag.model.heap import AWAITING, DEFAULT_POOL
 from gpufrag.model.settings import Settings
+from gpufrag.model.simulator.allocator import Allocator
+from gpufrag.model.simulator.blocks import Block
+from gpufrag.model.trace.events import Event
 
 
 class Recorder(Allocator):

@@ -23,8 +23,8 @@ from gpufrag import agent
 from gpufrag.checkpoint.saving import CheckpointRequest
 from gpufrag.demo.source import SimulatedSource
 from gpufrag.demo.traces import load
-from gpufrag.model.allocator import Allocator
-from gpufrag.model.replay import Replay
+from gpufrag.model.simulator.allocator import Allocator
+from gpufrag.model.trace.program import Replay
 
 ODD_STEPS = 80
 STEP_S = 0.05

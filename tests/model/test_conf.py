@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpufrag.errors import BadInput
-from gpufrag.model.conf import read_conf, unknown_options, without_choices
-from gpufrag.model.settings import Settings
+from gpufrag.model.settings import Settings, read_conf, unknown_options, without_choices
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,8 @@ from dataclasses import replace
 
 from ..errors import BadInput, UsageError
 from ..model.allocatable import Driver
-from ..model.conf import read_conf
 from ..model.heap import Heap
-from ..model.settings import Settings
+from ..model.settings import Settings, read_conf
 from ..reports import measure, terminal
 from ..snapshot_file import name_of, read
 from ..units import argument, parse_bytes, whole

@@ -7,8 +7,8 @@ import json
 import sys
 
 from ..errors import BadInput
-from ..model.conf import read_conf
-from ..model.whatif import begin, read_run, shape
+from ..model.settings import read_conf
+from ..model.trace.whatif import begin, read_run, shape
 from ..reports import replay as report
 from ..reports import terminal
 from ..snapshot_file import read_recording

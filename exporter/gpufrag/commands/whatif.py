@@ -16,7 +16,7 @@ from .arguments import refuse_more_free_than_there_is
 
 if TYPE_CHECKING:
     from ..model.settings import Settings
-    from ..model.whatif import Run
+    from ..model.trace.whatif import Run
     from ..reports.whatif_advice import Candidate, Compared
     from ..snapshot_file import Recording
 
@@ -96,7 +96,7 @@ def _compare(recording: Recording, options: argparse.Namespace) -> Compared:
 
 
 def _read_run(recording: Recording, recorded_limit: int | None, options: argparse.Namespace) -> Run:
-    from ..model.whatif import read_run
+    from ..model.trace.whatif import read_run
 
     driver = recording.before
     if options.driver_free is not None:  # at the end: what the process holds then was still free when it began
@@ -121,7 +121,7 @@ class _Choice(NamedTuple):
 
 def _play(run: Run, own_conf: str, limit: int | None, options: argparse.Namespace) -> Iterator[Candidate]:
     """The recorded setting first, then the candidates."""
-    from ..model.whatif import play, smallest_limit
+    from ..model.trace.whatif import play, smallest_limit
     from ..reports.whatif_advice import Candidate
 
     choices = list(_choices(run, own_conf, limit, options.settings))
@@ -140,8 +140,7 @@ def _play(run: Run, own_conf: str, limit: int | None, options: argparse.Namespac
 
 def _choices(run: Run, own_conf: str, limit: int | None, confs: list[str] | None) -> Iterator[_Choice]:
     """The recorded setting as it was, the same from where the others begin, and the others."""
-    from ..model.conf import without_choices
-    from ..model.settings import parse_conf
+    from ..model.settings import parse_conf, without_choices
 
     own = run.end.settings
     if not run.complete:
@@ -159,7 +158,7 @@ def _choices(run: Run, own_conf: str, limit: int | None, confs: list[str] | None
 
 def _settings(conf: str) -> Settings:
     """Raises UsageError for what torch would not take."""
-    from ..model.conf import read_conf
+    from ..model.settings import read_conf
 
     try:
         return read_conf(conf)

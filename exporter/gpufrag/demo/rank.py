@@ -13,8 +13,8 @@ import time
 from .. import agent
 from ..agent import lifecycle
 from ..errors import GpufragError, Unavailable
-from ..model.allocator import Allocator
-from ..model.replay import Replay
+from ..model.simulator.allocator import Allocator
+from ..model.trace.program import Replay
 from .source import SimulatedSource
 from .traces import load
 

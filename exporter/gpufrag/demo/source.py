@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from ..agent.sources import Capture, DeviceFacts, DeviceReading
-from ..model.allocator import Allocator
+from ..model.simulator.allocator import Allocator
 from ..wire.sample import Counters, DriverReading, PoolTotals, Totals
 
 DEVICE = 0

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from importlib import resources
 
 from ..model.allocatable import Driver
-from ..model.events import parse_rows
-from ..model.program import Program
-from ..model.reading import read_program
 from ..model.settings import Settings, parse_recorded
+from ..model.trace.events import parse_rows
+from ..model.trace.program import Program
+from ..model.trace.reading import read_program
 
 NAMES = ("train-cap4", "cache-default")
 """By rank: a small decoder with varying lengths, healthy; a cache of odd sizes that fragments its heap."""

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
-from ..model.blocks import Totals
 from ..model.heap import Segment
-from ..model.replay import Replay
+from ..model.simulator.blocks import Totals
+from ..model.trace.program import Replay
 from ..units import format_bytes
 from .terminal import Emphasis
 

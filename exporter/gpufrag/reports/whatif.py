@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from ..model.conf import unknown_options
-from ..model.program import AWAIT, FAIL
+from ..model.settings import unknown_options
+from ..model.trace.program import AWAIT, FAIL
 from ..units import format_bytes
 from .terminal import Emphasis
 from .whatif_advice import Advice, Candidate, Compared, advise

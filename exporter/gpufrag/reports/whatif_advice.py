@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..model.settings import Settings
-from ..model.whatif import Outcome, Run
+from ..model.trace.whatif import Outcome, Run
 
 WORTHWHILE = 0.02
 """A setting that saves less of the peak than this is not worth a change, however sure the figure."""

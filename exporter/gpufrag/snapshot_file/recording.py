@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from ..errors import BadInput, UsageError
 from ..model.allocatable import Driver
-from ..model.events import Event, parse_rows, parse_trace
 from ..model.heap import Heap
+from ..model.trace.events import Event, parse_rows, parse_trace
 from .reading import load, name_of
 from .saved import Saved, read_raw, size_of
 

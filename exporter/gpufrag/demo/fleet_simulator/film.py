@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from threading import Lock
 
 from ...agent.sources import DeviceReading
-from ...model.allocator import Allocator
 from ...model.fragmentation import Fragmentation, measure
 from ...model.recurring import Recurrence, observe
-from ...model.replay import Replay
+from ...model.simulator.allocator import Allocator
+from ...model.trace.program import Replay
 from ..source import SimulatedSource
 from ..traces import Trace, load
 

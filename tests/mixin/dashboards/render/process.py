@@ -10,16 +10,15 @@ from gpufrag.agent.oom_look import Look, facts
 from gpufrag.agent.sources import DeviceReading, Fault
 from gpufrag.metrics.view import ProcessView, RankView
 from gpufrag.model.allocatable import Driver
-from gpufrag.model.allocator import Allocator
-from gpufrag.model.blocks import Block
-from gpufrag.model.events import parse_rows
 from gpufrag.model.fragmentation import measure
 from gpufrag.model.heap import DEFAULT_POOL, Heap
-from gpufrag.model.program import Program
-from gpufrag.model.reading import read_program
 from gpufrag.model.recurring import Recurrence, observe
-from gpufrag.model.replay import Replay
 from gpufrag.model.settings import Settings, parse_recorded
+from gpufrag.model.simulator.allocator import Allocator
+from gpufrag.model.simulator.blocks import Block
+from gpufrag.model.trace.events import parse_rows
+from gpufrag.model.trace.program import Program, Replay
+from gpufrag.model.trace.reading import read_program
 from gpufrag.model.verdict import judge
 from gpufrag.wire.sample import (
     AgentHealth,

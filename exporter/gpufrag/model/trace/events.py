@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from reprlib import repr as shown
 from typing import Any, NamedTuple
 
-from ..errors import BadInput
-from .heap import DEFAULT_POOL
+from ...errors import BadInput
+from ..heap import DEFAULT_POOL
 
 ALLOC = "alloc"
 FREE_REQUESTED = "free_requested"

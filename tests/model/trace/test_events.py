@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gpufrag.errors import BadInput
-from gpufrag.model.events import Event, parse_rows, parse_trace
+from gpufrag.model.trace.events import Event, parse_rows, parse_trace
 
 COLUMNS = ["action", "addr", "size", "stream"]
 

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ..errors import BadInput
+from ...errors import BadInput
+from ..heap import ALLOCATED, AWAITING, DEFAULT_POOL, INACTIVE, Heap, Segment
+from ..settings import SMALL_REQUEST, SMALL_SEGMENT, Settings
 from .events import ALLOC, FREE_COMPLETED, FREE_REQUESTED, GROWS, SHRINKS, Event
-from .heap import ALLOCATED, AWAITING, DEFAULT_POOL, INACTIVE, Heap, Segment
-from .settings import SMALL_REQUEST, SMALL_SEGMENT, Settings
 
 
 @dataclass(frozen=True)

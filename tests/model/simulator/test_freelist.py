@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpufrag.model import freelist
-from gpufrag.model.blocks import Arena, Block, Pool
-from gpufrag.model.freelist import FreeList
 from gpufrag.model.settings import Settings
+from gpufrag.model.simulator import blocks
+from gpufrag.model.simulator.blocks import Arena, Block, FreeList, Pool
 
 ARENA = Arena(Pool(Settings(), True, (0, 0), expandable=False, whole=False), stream=0)
 ACTIONS = st.lists(st.tuples(st.sampled_from(["add", "add", "take", "remove"]), st.integers(1, 30)), max_size=200)
@@ -21,7 +20,7 @@ ACTIONS = st.lists(st.tuples(st.sampled_from(["add", "add", "take", "remove"]), 
 @pytest.fixture(autouse=True, scope="module")
 def small_chunks() -> object:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(freelist, "CHUNK", 4)
+        patch.setattr(blocks, "CHUNK", 4)
         yield
 
 

@@ -2,14 +2,79 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from . import expandable, release
-from .blocks import Arena, Block, PoolPair
+from ..heap import DEFAULT_POOL
+from ..settings import MIN_BLOCK, SMALL_REQUEST, Settings
+from . import expandable
+from .blocks import Arena, Block, Pool, PoolPair
 from .device import Device
-from .heap import DEFAULT_POOL
-from .settings import MIN_BLOCK, SMALL_REQUEST, Settings
+from .expandable import shrink
+
+Heads = dict[Block, None]
+"""The first block of each segment, in the order of addresses."""
+
+
+def release_segment(block: Block, device: Device, heads: Heads) -> None:
+    """Gives back a plain segment that is one free block."""
+    block.arena.free.remove(block)
+    del heads[block]
+    device.take_back(block.arena, block.address, block.size)
+    device.addresses.give_back(block.address)
+
+
+def flush(pools: Iterable[Pool], device: Device, heads: Heads) -> None:
+    """Gives back every free segment and, of expandable ones, every free page."""
+    for pool in pools:
+        free = [block for arena in pool.in_stream_order() for block in arena.free]
+        if pool.page is None:
+            for block in [block for block in free if block.prev is None and block.next is None]:
+                release_segment(block, device, heads)
+        else:
+            for block in free:
+                shrink(block, device, heads)
+
+
+def oversize(arena: Arena, size: int, least: int, gone: Sequence[Block]) -> tuple[list[Block], bool]:
+    """The blocks of `least` (max_split_size) bytes or more that go for a request, and whether they suffice.
+
+    That is the smallest block that suffices alone, else the largest ones until their sum does; none of `gone`.
+    """
+    wanted = max(size, least)
+    free = [block for block in arena.free.at_least(least) if block.region is None and block not in gone]
+    enough = next((block for block in free if block.size >= wanted), None)
+    if enough is not None:
+        return [enough], True
+    chosen: list[Block] = []
+    released = 0
+    for block in reversed(free):
+        if released >= wanted:
+            break
+        released += block.size
+        chosen.append(block)
+    return chosen, released >= wanted
+
+
+def too_old(pool: Pool, threshold: float, device: Device) -> list[Block]:
+    """The free segments that garbage collection gives back, in order, to bring the reserved bytes to the threshold.
+
+    Those of more than average age, again and again until it is enough. `threshold` is a share of the limit; a
+    block's age counts the searches of its pool since it was freed.
+    """
+    excess = 0 if device.limit is None else device.reserved - int(threshold * device.limit)
+    blocks = [block for arena in pool.in_stream_order() for block in arena.free if block.whole] if excess > 0 else []
+    chosen: list[Block] = []
+    while blocks and excess > 0:
+        average = sum(pool.age - block.born for block in blocks) / len(blocks)
+        old = [block for block in blocks if block.region is None and pool.age - block.born >= average]
+        if not old:
+            break
+        chosen += old
+        excess -= sum(block.size for block in old)
+        going = set(old)
+        blocks = [block for block in blocks if block not in going]
+    return chosen
 
 
 class Foreseen(NamedTuple):
@@ -31,7 +96,7 @@ class Supply:
         self.device = device
         self.capturing = False
         self.pools: dict[tuple[int, int], PoolPair] = {}
-        self.heads: release.Heads = {}
+        self.heads: Heads = {}
         self.round = settings.round if max(settings.roundup_power2_divisions) > 1 else _round_plainly
         self._wait = wait
         self._collects = settings.garbage_collection_threshold > 0 and device.limit is not None
@@ -70,7 +135,7 @@ class Supply:
             return Foreseen(gone, False)
         least = self.settings.max_split_size
         if least is not None:
-            chosen, enough = release.oversize(arena, size, least, gone)
+            chosen, enough = oversize(arena, size, least, gone)
             gone = gone + chosen
             if enough and self._fits(arena, size, gone):
                 return Foreseen(gone, False)
@@ -92,7 +157,7 @@ class Supply:
         block = self._new(arena, size) or self._borrow(arena, size)
         least = self.settings.max_split_size
         if block is None and least is not None:
-            chosen, enough = release.oversize(arena, size, least, ())
+            chosen, enough = oversize(arena, size, least, ())
             self._give_back(chosen)
             block = self._new(arena, size) if enough else None
         if block is None and self._may_flush(arena):
@@ -113,7 +178,7 @@ class Supply:
         halves = [half for pair in freeable for half in (pair.small, pair.large)]
         if pool == DEFAULT_POOL:
             halves = [default.large, default.small, *halves]
-        release.flush(halves, self.device, self.heads)
+        flush(halves, self.device, self.heads)
 
     def _may_flush(self, arena: Arena) -> bool:
         """Not in a capture, which is where graphs allocate; before torch 2.13 not for a MemPool either."""
@@ -122,11 +187,11 @@ class Supply:
     def _too_old(self) -> list[Block]:
         if not self._collects:
             return []
-        return release.too_old(self.pools[DEFAULT_POOL].large, self.settings.garbage_collection_threshold, self.device)
+        return too_old(self.pools[DEFAULT_POOL].large, self.settings.garbage_collection_threshold, self.device)
 
     def _give_back(self, blocks: list[Block]) -> None:
         for block in blocks:
-            release.release_segment(block, self.device, self.heads)
+            release_segment(block, self.device, self.heads)
 
     def _borrow(self, arena: Arena, size: int) -> Block | None:
         block = self._lent(arena, size)

@@ -8,12 +8,11 @@ import pytest
 
 from gpufrag.errors import BadInput
 from gpufrag.model.allocatable import Driver
-from gpufrag.model.allocator import Allocator
-from gpufrag.model.events import Event
-from gpufrag.model.program import AWAIT, COMPLETE, EMPTY, FAIL, FREE, MALLOC, RELEASE
-from gpufrag.model.reading import read_program
-from gpufrag.model.replay import Replay
 from gpufrag.model.settings import Settings
+from gpufrag.model.simulator.allocator import Allocator
+from gpufrag.model.trace.events import Event
+from gpufrag.model.trace.program import AWAIT, COMPLETE, EMPTY, FAIL, FREE, MALLOC, RELEASE, Replay
+from gpufrag.model.trace.reading import read_program
 
 MIB = 1 << 20
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpufrag.model.addresses import CHUNK, AddressSpace
+from gpufrag.model.simulator.addresses import CHUNK, AddressSpace
 
 MIB = 1 << 20
 ACTIONS = st.lists(st.tuples(st.booleans(), st.integers(1, 60), st.integers(0, 1000)), max_size=80)

@@ -7,15 +7,15 @@ from typing import NamedTuple
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpufrag.model.addresses import AddressSpace
 from gpufrag.model.allocatable import Driver
-from gpufrag.model.allocator import Allocator
-from gpufrag.model.blocks import Block
-from gpufrag.model.events import GROWS, SHRINKS, Event
 from gpufrag.model.heap import AWAITING
-from gpufrag.model.reading import places, read_program
-from gpufrag.model.replay import Replay
 from gpufrag.model.settings import INTERVALS, Settings
+from gpufrag.model.simulator.addresses import AddressSpace
+from gpufrag.model.simulator.allocator import Allocator
+from gpufrag.model.simulator.blocks import Block
+from gpufrag.model.trace.events import GROWS, SHRINKS, Event
+from gpufrag.model.trace.program import Replay
+from gpufrag.model.trace.reading import places, read_program
 from simulated_trace import Recorder
 
 MIB = 1 << 20

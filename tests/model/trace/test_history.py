@@ -6,11 +6,11 @@ import pytest
 
 from gpufrag.errors import BadInput
 from gpufrag.model.allocatable import Driver
-from gpufrag.model.allocator import Allocator
-from gpufrag.model.events import Event, parse_rows
 from gpufrag.model.heap import INACTIVE, Heap
-from gpufrag.model.history import rewind
-from gpufrag.model.whatif import play, read_run
+from gpufrag.model.simulator.allocator import Allocator
+from gpufrag.model.trace.events import Event, parse_rows
+from gpufrag.model.trace.history import rewind
+from gpufrag.model.trace.whatif import play, read_run
 from helpers import GoldenCase
 from simulated_trace import Recorder
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from gpufrag.model.allocatable import Driver
-from gpufrag.model.allocator import Allocator
-from gpufrag.model.blocks import Block
 from gpufrag.model.heap import ALLOCATED, INACTIVE
 from gpufrag.model.settings import Settings
+from gpufrag.model.simulator.allocator import Allocator
+from gpufrag.model.simulator.blocks import Block
 
 MIB = 1 << 20
 EXPANDABLE = Settings(expandable_segments=True)

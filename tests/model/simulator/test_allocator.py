@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from gpufrag.model.allocatable import Driver
-from gpufrag.model.allocator import Allocator
-from gpufrag.model.blocks import Block
-from gpufrag.model.events import Event
 from gpufrag.model.heap import ALLOCATED, AWAITING, INACTIVE
 from gpufrag.model.settings import Settings
+from gpufrag.model.simulator.allocator import Allocator
+from gpufrag.model.simulator.blocks import Block
+from gpufrag.model.trace.events import Event
 
 KIB, MIB = 1 << 10, 1 << 20
 GRAPH = (0, 1)

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from gpufrag.model.addresses import AddressSpace
 from gpufrag.model.allocatable import Driver
-from gpufrag.model.allocator import Allocator
-from gpufrag.model.events import EMPTY_CACHE, GROWS, RETRY, SHRINKS, Event, parse_rows
 from gpufrag.model.heap import DEFAULT_POOL, Heap, parse
-from gpufrag.model.reading import places, read_program
-from gpufrag.model.replay import Replay
-from gpufrag.model.whatif import play, read_run, shape
+from gpufrag.model.simulator.addresses import AddressSpace
+from gpufrag.model.simulator.allocator import Allocator
+from gpufrag.model.trace.events import EMPTY_CACHE, GROWS, RETRY, SHRINKS, Event, parse_rows
+from gpufrag.model.trace.program import Replay
+from gpufrag.model.trace.reading import places, read_program
+from gpufrag.model.trace.whatif import play, read_run, shape
 from helpers import TESTS
 
 FOLDER = TESTS / "fixtures" / "differential"

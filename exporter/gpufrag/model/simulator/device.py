@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from ..allocatable import Driver
+from ..trace.events import Event
 from .addresses import AddressSpace
-from .allocatable import Driver
 from .blocks import Arena
-from .events import Event
 
 
 @dataclass

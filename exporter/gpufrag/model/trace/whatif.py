@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from .addresses import AddressSpace
-from .allocatable import Driver, limited
-from .allocator import Allocator
-from .blocks import Block
+from ..allocatable import Driver, limited
+from ..fragmentation import measure
+from ..heap import INACTIVE, Heap
+from ..settings import SEGMENT_GRID, Settings
+from ..simulator.addresses import AddressSpace
+from ..simulator.allocator import Allocator
+from ..simulator.blocks import Block
 from .events import Event
-from .fragmentation import measure
-from .heap import INACTIVE, Heap
 from .history import rewind
-from .program import COMPLETE, FREE, MALLOC, Program
+from .program import COMPLETE, FREE, MALLOC, Program, Replay
 from .reading import places, read_program
-from .replay import Replay
-from .settings import SEGMENT_GRID, Settings
 
 STRETCHES = 64
 """The run is measured once in each of so many equal stretches: where most memory is wanted."""

@@ -7,17 +7,17 @@ segments, and when the streams have finished with a block.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
+from ..allocatable import Driver, limited
+from ..heap import ALLOCATED, AWAITING, DEFAULT_POOL, INACTIVE, Heap, Segment
+from ..settings import SMALL_REQUEST, Settings
+from ..trace.events import Event
 from .addresses import AddressSpace
-from .adopt import adopt
-from .allocatable import Driver, limited
-from .blocks import Block, PoolPair, Totals, add_up, segments_of
+from .blocks import Arena, Block, PoolPair, Totals, add_up, segments_of
 from .device import Counters, Device
-from .events import Event
-from .heap import ALLOCATED, AWAITING, DEFAULT_POOL, INACTIVE, Heap, Segment
-from .settings import SMALL_REQUEST, Settings
-from .supply import Foreseen, Supply
+from .expandable import reserve
+from .supply import Foreseen, Heads, Supply
 
 
 class Allocator:
@@ -197,3 +197,42 @@ class Allocator:
     def _wait(self) -> None:
         for block in list(self._waiting):
             self.complete(block)
+
+
+def adopt(segment: Segment, arena: Arena, device: Device, heads: Heads) -> list[Block]:
+    """The segment's blocks, chained, in the states that were recorded; the free ones are in no free list yet."""
+    if arena.pool.page is None:
+        run = Block(segment.address, segment.size, arena)
+        heads[run] = None
+    else:
+        run = _mapped(segment, arena, device, heads)
+    device.take_over(arena, segment.address, segment.size)
+    return list(_cut(run, segment))
+
+
+def _mapped(segment: Segment, arena: Arena, device: Device, heads: Heads) -> Block:
+    """The mapped run, cut out of the address space that is reserved around it."""
+    room = next((block for block in arena.unmapped if _holds(block, segment)), None)
+    if room is None:
+        room = reserve(arena, device, heads, segment.address)
+    arena.unmapped.remove(room)
+    run = room
+    if segment.address > room.address:
+        run = room.split(segment.address - room.address)
+        arena.unmapped.append(room)
+    if run.size > segment.size:
+        arena.unmapped.append(run.split(segment.size))
+    return run
+
+
+def _holds(unmapped: Block, segment: Segment) -> bool:
+    return unmapped.address <= segment.address and segment.address + segment.size <= unmapped.address + unmapped.size
+
+
+def _cut(run: Block, segment: Segment) -> Iterator[Block]:
+    for block in segment.blocks():
+        rest = run.split(block.size) if block.size < run.size else None
+        run.state, run.requested = block.state, block.requested
+        yield run
+        if rest is not None:
+            run = rest

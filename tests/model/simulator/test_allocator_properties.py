@@ -10,11 +10,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from gpufrag.model.allocatable import Driver
-from gpufrag.model.allocator import Allocator
-from gpufrag.model.blocks import Block
 from gpufrag.model.fragmentation import measure
 from gpufrag.model.heap import AWAITING, INACTIVE, Heap, Segment
 from gpufrag.model.settings import INTERVALS, Settings
+from gpufrag.model.simulator.allocator import Allocator
+from gpufrag.model.simulator.blocks import Block
 
 MIB = 1 << 20
 GRAPH = (0, 1)

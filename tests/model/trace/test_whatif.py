@@ -8,10 +8,10 @@ from functools import cache
 import pytest
 
 from gpufrag.model.allocatable import Driver
-from gpufrag.model.events import parse_rows
 from gpufrag.model.heap import parse
 from gpufrag.model.settings import parse_conf
-from gpufrag.model.whatif import Outcome, Run, play, read_run, smallest_limit
+from gpufrag.model.trace.events import parse_rows
+from gpufrag.model.trace.whatif import Outcome, Run, play, read_run, smallest_limit
 from helpers import GOLDEN_NAMES, golden_case_named
 
 PAIRS = [

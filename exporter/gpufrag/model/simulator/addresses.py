@@ -10,8 +10,8 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable
 
-from .freelist import ADDRESS_BITS
-from .settings import SEGMENT_GRID
+from ..settings import SEGMENT_GRID
+from .blocks import ADDRESS_BITS
 
 TOP = 1 << 55
 CHUNK = 32 << 20

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from bisect import insort
 
+from ..heap import INACTIVE
 from .blocks import UNMAPPED, Arena, Block, Region
 from .device import Device
-from .heap import INACTIVE
 
 UNKNOWN_SPAN = 1 << 42  # where the size of the device is not known
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from gpufrag.model.addresses import AddressSpace
 from gpufrag.model.allocatable import Driver
-from gpufrag.model.allocator import Allocator
-from gpufrag.model.events import GROWS, SHRINKS, Event, parse_rows
 from gpufrag.model.heap import INACTIVE, Heap
-from gpufrag.model.reading import read_program
-from gpufrag.model.replay import Replay
+from gpufrag.model.simulator.addresses import AddressSpace
+from gpufrag.model.simulator.allocator import Allocator
+from gpufrag.model.trace.events import GROWS, SHRINKS, Event, parse_rows
+from gpufrag.model.trace.program import Replay
+from gpufrag.model.trace.reading import read_program
 from helpers import GOLDEN_NAMES, GoldenCase, golden_case_named
 
 LIBRARIES_IN_BETWEEN = ("train-cap4", "train-cap4-maxsplit64", "train-default")

@@ -1,0 +1,1 @@
+"""The CUDA caching allocator of each torch release, simulated block for block."""

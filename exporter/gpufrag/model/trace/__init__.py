@@ -1,0 +1,1 @@
+"""Recorded allocator traces: reading, rewinding, replaying and comparing settings."""
