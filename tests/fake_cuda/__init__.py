@@ -1,0 +1,1 @@
+"""Real torch allocators, and the whole CUDA build of torch, on a machine without a GPU. See docs/development.md."""

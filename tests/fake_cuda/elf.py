@@ -1,0 +1,96 @@
+"""The dynamic symbols of a shared library: what it needs, from which libraries, and what it defines."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import NamedTuple
+
+_DYNAMIC, _DYNSYM, _VERNEED = 6, 11, 0x6FFFFFFE
+_NEEDED = 1
+
+
+class Import(NamedTuple):
+    """A symbol that the library does not define. `home` and `version` are None for an unversioned one."""
+
+    name: str
+    home: str | None
+    version: str | None
+
+
+class Symbols(NamedTuple):
+    needed: tuple[str, ...]
+    imports: tuple[Import, ...]
+    exports: frozenset[str]
+
+
+class _Section(NamedTuple):
+    kind: int
+    offset: int
+    size: int
+    link: int
+
+
+def read_symbols(path: Path) -> Symbols:
+    """Raises ValueError for a file that is not a 64-bit little-endian ELF file."""
+    data = path.read_bytes()
+    if data[:6] != b"\x7fELF\x02\x01":
+        raise ValueError(f"not a 64-bit ELF file: {path}")
+    sections = _sections(data)
+    needed: list[str] = []
+    imports: list[Import] = []
+    exports: set[str] = set()
+    versions = _imported_versions(data, sections)
+    indexes = next((s for s in sections if s.kind == 0x6FFFFFFF), None)
+    for section in sections:
+        strings = sections[section.link].offset if section.link < len(sections) else 0
+        if section.kind == _DYNAMIC:
+            for tag, value in struct.iter_unpack("<QQ", _bytes(data, section)):
+                if tag == _NEEDED:
+                    needed.append(_text(data, strings + value))
+        elif section.kind == _DYNSYM:
+            for index, entry in enumerate(struct.iter_unpack("<IBBHQQ", _bytes(data, section))):
+                name = _text(data, strings + entry[0])
+                if entry[3]:
+                    exports.add(name)
+                elif name:
+                    version = struct.unpack_from("<H", data, indexes.offset + 2 * index)[0] if indexes else 0
+                    imports.append(Import(name, *versions.get(version & 0x7FFF, (None, None))))
+    return Symbols(tuple(needed), tuple(imports), frozenset(exports))
+
+
+def _sections(data: bytes) -> list[_Section]:
+    start, size, count = (struct.unpack_from(form, data, at)[0] for form, at in (("<Q", 40), ("<H", 58), ("<H", 60)))
+    found = []
+    for index in range(count):
+        _, kind, _, _, offset, length, link = struct.unpack_from("<IIQQQQI", data, start + index * size)
+        found.append(_Section(kind, offset, length, link))
+    return found
+
+
+def _imported_versions(data: bytes, sections: list[_Section]) -> dict[int, tuple[str, str]]:
+    """(library, version name) by version index."""
+    found = {}
+    for section in sections:
+        if section.kind != _VERNEED:
+            continue
+        strings, at = sections[section.link].offset, section.offset
+        while True:
+            _, count, file, first, following = struct.unpack_from("<HHIII", data, at)
+            entry = at + first
+            for _ in range(count):
+                _, _, index, name, further = struct.unpack_from("<IHHII", data, entry)
+                found[index] = (_text(data, strings + file), _text(data, strings + name))
+                entry += further
+            if not following:
+                break
+            at += following
+    return found
+
+
+def _bytes(data: bytes, section: _Section) -> bytes:
+    return data[section.offset : section.offset + section.size]
+
+
+def _text(data: bytes, at: int) -> str:
+    return data[at : data.index(b"\0", at)].decode("utf-8", "replace")

@@ -1,0 +1,23 @@
+"""The allocator of a torch release over the stub does what it did on a real GPU."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from fake_cuda import recordings
+from helpers import GOLDEN_NAMES
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]  # the first test downloads torch
+GOLDEN = Path(__file__).parents[1] / "golden"
+RECORDED_ON = "2.11.0"
+
+
+@pytest.mark.parametrize("name", GOLDEN_NAMES)
+def test_golden_recording_is_reproduced_by_the_real_allocator(run_programs, name: str) -> None:
+    case = json.loads(gzip.decompress((GOLDEN / f"{name}.json.gz").read_bytes()))
+    made = run_programs(RECORDED_ON, [recordings.program_of(name, case)], case["conf"])
+    assert recordings.difference(case, made[name]) is None
