@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _dispatch(arguments)
     except GpufragError as error:
-        return _fail(str(error), error.exit_code)
+        return _fail(error.exit_code, *error.args)
     except BrokenPipeError:  # the reader of our output, such as head, has closed it
         return 1
     except _Terminated:
@@ -61,12 +61,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except OSError as error:
-        return _fail(f"{error.filename or _unnamed_target(error)}: {error.strerror or error}", 1)
+        return _fail(1, f"{error.filename or _unnamed_target(error)}: {error.strerror or error}")
     except Exception as error:
         if os.environ.get("GPUFRAG_TRACEBACK"):
             raise
         what = f"{type(error).__name__}: {error}"
-        return _fail(f"internal error ({what}); set GPUFRAG_TRACEBACK=1 and report the traceback", 1)
+        return _fail(1, f"internal error ({what}); set GPUFRAG_TRACEBACK=1 and report the traceback")
 
 
 def _raise_terminated(number: int, frame: FrameType | None) -> None:
@@ -86,9 +86,9 @@ def _unnamed_target(error: OSError) -> str:
     return "standard output" if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else "system"
 
 
-def _fail(text: str, code: int) -> int:
+def _fail(code: int, *lines: object) -> int:
     with contextlib.suppress(OSError):
-        sys.stderr.write(f"gpufrag: {one_line(text)}\n")
+        sys.stderr.write("".join(f"gpufrag: {one_line(str(line))}\n" for line in lines))
     return code
 
 

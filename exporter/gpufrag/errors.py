@@ -11,12 +11,12 @@ The command line is the only place that turns these into exit codes.
 
 
 class GpufragError(Exception):
-    """Base of all; its text is one line that a user can act on, whatever names from outside are in it."""
+    """Base of all. Each argument is a line that a user can act on; usually there is one."""
 
     exit_code = 1
 
     def __str__(self) -> str:
-        return one_line(super().__str__())
+        return "\n".join(one_line(str(line)) for line in self.args)
 
 
 class UsageError(GpufragError):

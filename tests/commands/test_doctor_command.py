@@ -25,9 +25,9 @@ def test_a_host_without_a_folder_fails_and_every_check_is_heard(tmp_path, capsys
 @pytest.mark.parametrize(
     ("arguments", "code", "told"),
     [
-        (["--sidecar", "file:///etc/passwd"], 2, "--sidecar is no address"),
-        (["--prometheus", "prometheus"], 2, "--prometheus is no address"),
-        (["--prometheus", "http://me:secret@x:9090"], 2, "--prometheus holds a user or a password"),
+        (["--sidecar", "file:///etc/passwd"], 2, "--sidecar is not a server address"),
+        (["--prometheus", "prometheus"], 2, "--prometheus is not a server address"),
+        (["--prometheus", "http://me:secret@x:9090"], 2, "--prometheus contains a user or a password"),
         (
             ["--prometheus", "http://x:9090", "--bearer-file", "/none/such"],
             1,

@@ -33,8 +33,8 @@ def test_a_file_of_settings(tmp_path):
 
 
 @pytest.mark.parametrize(("flags", "code", "text"), [
-    (["--set", "thresholds.ratio=1"], 2, "thresholds.ratio is not a key"),
-    (["--set", "off=[Nothing]"], 2, "off.Nothing is not a key"),
+    (["--set", "thresholds.ratio=1"], 2, 'unknown key "ratio" in thresholds'),
+    (["--set", "off=[Nothing]"], 2, 'unknown key "Nothing" in off'),
     (["--config", "/nowhere.yaml"], 1, "/nowhere.yaml: No such file"),
 ])  # fmt: skip
 def test_refused_in_one_line(tmp_path, capsys, flags, code, text):

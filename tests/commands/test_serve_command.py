@@ -72,9 +72,9 @@ def test_flags_win_over_the_file(serve: Serve, tmp_path: Path) -> None:
         (["--port", "x"], 2, "argument --port: 'x' is not a whole number from 0 to 65535"),
         (["--port", "99999"], 2, "argument --port: '99999' is not a whole number"),
         (["--web.listen-address", "9836"], 2, "--web.listen-address: '9836' is no listen address: write host:port"),
-        (["--log.level", "loud"], 2, "log.level is 'loud': one of debug, info"),
-        (["--config", "none.yaml"], 1, "none.yaml: No such file or directory; give a file"),
-        (["--web.config.file", "none.yml", "--port", "0"], 1, "none.yml: No such file or directory; give a file"),
+        (["--log.level", "loud"], 2, "log.level must be debug, info"),
+        (["--config", "none.yaml"], 1, "none.yaml: No such file or directory"),
+        (["--web.config.file", "none.yml", "--port", "0"], 1, "none.yml: No such file or directory"),
         (
             ["--control.token-file", "none", "--port", "0"],
             1,
@@ -115,10 +115,10 @@ def test_a_port_in_use_is_one_line(serve: Serve, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "code", "told"),
     [
-        ("web: {prot: 1}", 2, "web.prot is not a key"),
+        ("web: {prot: 1}", 2, 'unknown key "prot" in web'),
         ("web: {listen_address: here}", 2, "web.listen_address: 'here' is no listen address"),
-        ("web: {max_connections: 1000000}", 2, "web.max_connections is 1000000: from 1 to 100000 belongs here"),
-        ("web: [", 1, "not YAML: line 1"),
+        ("web: {max_connections: 1000000}", 2, "web.max_connections must be a whole number from 1 to 100000"),
+        ("web: [", 1, "not valid YAML: line 1"),
     ],
 )
 def test_a_bad_config_is_one_line(serve: Serve, tmp_path: Path, text: str, code: int, told: str) -> None:
@@ -126,7 +126,8 @@ def test_a_bad_config_is_one_line(serve: Serve, tmp_path: Path, text: str, code:
     config.write_text(text)
     one = serve("--config", config)
     assert (one.ended(), one.log.count("\n")) == (code, 1)
-    assert f"{config}: {told}" in one.log
+    assert str(config) in one.log
+    assert told in one.log
 
 
 def test_sighup_takes_a_good_config_and_refuses_a_bad_one(serve: Serve, tmp_path: Path) -> None:
@@ -137,7 +138,7 @@ def test_sighup_takes_a_good_config_and_refuses_a_bad_one(serve: Serve, tmp_path
     config.write_text("folder: {pth: x}")
     one.process.send_signal(signal.SIGHUP)
     one.wait_for("reload failed, the old config stays")
-    assert "folder.pth is not a key; did you mean path?" in one.log
+    assert 'unknown key \\"pth\\" in folder' in one.log
     config.write_text(f"folder: {{path: {tmp_path}}}")
     one.process.send_signal(signal.SIGHUP)
     one.wait_for('msg="config reloaded"')

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import fields, is_dataclass
-from pathlib import Path
 from typing import Any
 
 import yaml
 
-from gpufrag.config.sidecar import yaml_record
+from gpufrag.config import reader
 from gpufrag.restarter.metrics import ROWS
 from gpufrag.restarter.reasons import REASONS
 from gpufrag.restarter.settings import RestarterConfig
@@ -50,7 +49,7 @@ def shown() -> dict[str, Any]:
 
 
 def test_the_keys_that_are_shown_are_the_defaults() -> None:
-    assert yaml_record.read(RestarterConfig, shown(), Path()) == RestarterConfig()
+    assert reader.load(RestarterConfig, None, shown()) == RestarterConfig()
 
 
 def test_every_key_is_shown() -> None:

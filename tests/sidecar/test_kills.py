@@ -63,7 +63,7 @@ def nursery(tmp_path: Path) -> Iterator[Nursery]:
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[Running]:
-    settings = FolderSettings(path=tmp_path, last_words=0.3)  # so that sweeping is in the test too
+    settings = FolderSettings(path=tmp_path, dead_process_retention=0.3)  # so that sweeping is in the test too
     config = ServeConfig(settings, nvml=NvmlSettings(enabled=False))
     with running(Sidecar(config, lambda _: tmp_path, lambda: config).service()) as one:
         yield one

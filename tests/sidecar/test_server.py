@@ -166,7 +166,7 @@ def test_a_rank_that_cannot_be_rendered_takes_no_other_with_it(
 def test_the_folder_is_swept_where_nobody_scrapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "REREAD_SECONDS", 0.02)
     agent = FakeAgent(tmp_path)
-    with running(sidecar(tmp_path, folder=FolderSettings(last_words=0.1)).service()):
+    with running(sidecar(tmp_path, folder=FolderSettings(dead_process_retention=0.1)).service()):
         agent.publish()
         wait_until(lambda: not agent.file.exists())
 

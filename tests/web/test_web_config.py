@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gpufrag.errors import BadInput, GpufragError, Unavailable, UsageError
+from gpufrag.errors import GpufragError
 from gpufrag.web import config
 
 Write = Callable[..., Path]
@@ -59,68 +59,37 @@ def test_paths_count_from_the_file(write: Write) -> None:
     assert config.load(path).files == (path.parent / "a.crt", path.parent / "sub/a.key")
 
 
+TLS = "tls_server_config: {cert_file: a, key_file: b"
+
+
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "problem"),
     [
-        ("tls_server_confg: {}", "tls_server_confg is not a key; did you mean tls_server_config?"),
-        ("tls_server_config: {cert_flie: a, key_file: b}", "tls_server_config.cert_flie .* did you mean cert_file"),
-        ("tls_server_config: {cert_file: a}", "tls_server_config.key_file is missing"),
-        (
-            "tls_server_config: {}",
-            "tls_server_config.cert_file and tls_server_config.key_file are missing",
-        ),
-        ("tls_server_config:", "tls_server_config is empty: a mapping of keys belongs here"),
-        ("tls_server_config: {cert_file: '', key_file: b}", "tls_server_config.cert_file is empty: the path of a file"),
-        ('tls_server_config: {cert_file: "a\\0b", key_file: b}', "tls_server_config.cert_file is no path"),
-        ("tls_server_config: {cipher_suites: [x]}", "cipher_suites is not served by gpufrag: OpenSSL's own .* TLS13"),
-        ("tls_server_config: {cert: x, key: y}", "tls_server_config.cert is not served .* name that in cert_file"),
-        ("rate_limit: {interval: 1s, burst: 5}", "rate_limit is not served by gpufrag: remove it; web.max_requests"),
-        ("tls_server_config: {cert_file: 3, key_file: b}", "tls_server_config.cert_file is a number: a path belongs"),
-        ("tls_server_config: {cert_file: a, key_file: b, min_version: TLS10}", "min_version is 'TLS10': one of TLS12"),
-        (
-            "tls_server_config: {cert_file: a, key_file: b, min_version: TLS13, max_version: TLS12}",
-            "min_version is above max_version",
-        ),
-        (
-            "tls_server_config: {cert_file: a, key_file: b, client_auth_type: RequireAnyClientCert}",
-            "one of NoClientCert, VerifyClientCertIfGiven, RequireAndVerifyClientCert",
-        ),
-        (
-            "tls_server_config: {cert_file: a, key_file: b, client_auth_type: RequireAndVerifyClientCert}",
-            "client_ca_file is missing",
-        ),
-        ("tls_server_config: {cert_file: a, key_file: b, client_ca_file: c}", "client_ca_file alone verifies nobody"),
-        ("http_server_config: {headers: {X-Frame-Option: deny}}", "did you mean X-Frame-Options"),
+        ("tls_server_config: {cert_file: a}", "tls_server_config.key_file is required"),
+        (f"{TLS}, cipher_suites: [x]}}", "cipher_suites is not supported: remove it; .* TLS13"),
+        (f"{TLS}, cert: x}}", "tls_server_config.cert is not supported: write it to a file and set cert_file"),
+        ("rate_limit: {interval: 1s, burst: 5}", "rate_limit is not supported: remove it; web.max_requests"),
+        (f"{TLS}, min_version: TLS10}}", r"min_version must be TLS12 or TLS13 \(got 'TLS10'\)"),
+        (f"{TLS}, min_version: TLS13, max_version: TLS12}}", "min_version is above max_version"),
+        (f"{TLS}, client_auth_type: RequireAnyClientCert}}", "client_auth_type must be NoClientCert, Verify"),
+        (f"{TLS}, client_auth_type: RequireAndVerifyClientCert}}", "client_ca_file is missing"),
+        (f"{TLS}, client_ca_file: c}}", "client_auth_type is missing: "),
+        ("http_server_config: {headers: {X-Frame-Option: deny}}", 'did you mean "X-Frame-Options"'),
         ('http_server_config: {headers: {X-Frame-Options: "a\\nb"}}', "unprintable"),
-        ("basic_auth_users: {alice: secret}", "basic_auth_users.alice is not a bcrypt hash; make one: htpasswd"),
-        ("basic_auth_users: {'a:b': x}", "'a:b' cannot be a user name"),
-        ("basic_auth_users: [alice]", "basic_auth_users is a list: a mapping belongs here"),
-        ("basic_auth_users: {a: b, a: c}", "line 1: key a is given twice"),
-        ("a: [", "not YAML: line 1"),
-        ("[]", "the whole is a list: a mapping of keys belongs here"),
+        ("basic_auth_users: {alice: hunter2}", "basic_auth_users.alice is not a bcrypt hash; make one: htpasswd"),
+        ("basic_auth_users: {'a:b': x}", "'a:b' is not a user name"),
     ],
 )
-def test_what_is_wrong_is_told_in_one_line(write: Write, text: str, told: str) -> None:
-    assert re.search(told, refusal(write(text)))
-
-
-def test_an_error_names_the_file_and_tells_no_secret(write: Write) -> None:
-    text = refusal(write("basic_auth_users: {alice: hunter2}"))
-    assert text.startswith(str(write("")))
-    assert "hunter2" not in text
+def test_mistake_is_reported_without_secrets(write: Write, text: str, problem: str) -> None:
+    path = write(text)
+    shown = refusal(path)
+    assert re.search(problem, shown)
+    assert str(path) in shown
+    assert "hunter2" not in shown
 
 
 def test_a_hash_is_not_shown_in_a_traceback(write: Write, hashed: Callable[[str], str]) -> None:
     assert "$2b$" not in repr(config.load(write(f"basic_auth_users: {{alice: '{hashed('x')}'}}")))
-
-
-def test_usage_is_told_from_failure(write: Write, tmp_path: Path) -> None:
-    with pytest.raises(Unavailable, match=r"none.yml: No such file"):
-        config.load(tmp_path / "none.yml")
-    with pytest.raises(BadInput):
-        config.load(write("a: b: c"))
-    with pytest.raises(UsageError):
-        config.load(write("a: b"))
 
 
 def test_a_missing_certificate_is_named(write: Write, certificate: Any) -> None:

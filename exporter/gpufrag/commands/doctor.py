@@ -55,8 +55,8 @@ def run(options: argparse.Namespace) -> int:
 
 def _require_good(options: argparse.Namespace) -> None:
     """Raises GpufragError for what is none: it would fail in each check, and be told as the server's fault."""
-    from ..restarter.bounds import require_url
     from ..restarter.recheck import read_token
+    from ..restarter.settings import require_url
 
     require_url(options.sidecar, "--sidecar")
     if options.prometheus is not None:

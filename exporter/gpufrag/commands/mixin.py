@@ -29,8 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     from ..mixin import config, outputs
 
-    base = config.load(options.config) if options.config else config.Config()
-    chosen = config.changed(base, options.settings)
+    chosen = config.load(options.config, options.settings)
     files = outputs.rule_files(chosen) | ({} if options.rules_only else outputs.dashboard_files(chosen))
     outputs.write(files, options.out)
     print("\n".join(str(options.out / name) for name in files))

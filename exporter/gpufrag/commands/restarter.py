@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,11 +13,14 @@ NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    from ..config import reference
+    from ..restarter.settings import FLAGS, RestarterConfig
+
     parser.add_argument("--config", metavar="FILE", type=Path, help="a YAML file; without it nothing is restarted")
     parser.add_argument("--check", action="store_true", help="say whether the config is good, and end")
     parser.add_argument("--kubeconfig", metavar="FILE", type=Path, help="outside a pod; default $KUBECONFIG")
     parser.add_argument("--context", metavar="NAME", help="of the kubeconfig; default its current one")
-    parser.add_argument("--log.level", dest="log_level", help="debug, info, warning or error; default info")
+    reference.add_flags(parser, RestarterConfig, FLAGS)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -51,9 +53,7 @@ def own_namespace(path: Path = NAMESPACE_FILE) -> str:
 
 
 def _configured(options: argparse.Namespace) -> RestarterConfig:
-    """The file, with the flags on top."""
-    from ..config.sidecar import LogSettings
+    from ..config import reference
     from ..restarter import settings
 
-    config = settings.load(options.config) if options.config else settings.RestarterConfig()
-    return config if options.log_level is None else replace(config, log=LogSettings(options.log_level))
+    return settings.load(options.config, reference.flag_values(options, settings.RestarterConfig))

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..units import argument, whole
-from .arguments import folder_name
 
 if TYPE_CHECKING:
     from ..config.sidecar import ServeConfig
@@ -22,34 +21,18 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--config", metavar="FILE", type=Path, help="a YAML file; a flag wins over it")
+    from ..config import reference
+    from ..config.sidecar import ServeConfig
+
+    parser.add_argument("--config", metavar="FILE", type=Path, help="YAML file with settings; flags take precedence")
+    reference.add_flags(parser, ServeConfig)
+    parser.add_argument("--host", help="address to listen on, without the port (default: 127.0.0.1)")
     parser.add_argument(
-        "--folder", metavar="DIR", type=argument(folder_name), help="where agents leave their samples ($GPUFRAG_DIR)"
-    )
-    parser.add_argument("--host", help="the address to listen on; default 127.0.0.1")
-    parser.add_argument(
-        "--port", type=argument(whole(0, 65535)), help="the port to listen on; default 9836, 0 takes any free one"
-    )
-    parser.add_argument("--web.listen-address", dest="listen_address", metavar="HOST:PORT", help="both in one")
-    parser.add_argument(
-        "--web.config.file", dest="web_config", metavar="FILE", type=Path, help="TLS and basic auth, as other exporters"
+        "--port", type=argument(whole(0, 65535)), help="port to listen on; 0 chooses a free one (default: 9836)"
     )
     parser.add_argument(
-        "--nvml", action=argparse.BooleanOptionalAction, default=None, help="ask the driver too; default yes"
+        "--write-target", metavar="DIR", type=Path, help="write a target file for Prometheus' file_sd_configs to DIR"
     )
-    parser.add_argument(
-        "--detail", action=argparse.BooleanOptionalAction, default=None, help="what no alert reads too; default yes"
-    )
-    parser.add_argument(
-        "--write-target", metavar="DIR", type=Path, help="keep a file for Prometheus' file_sd_configs there"
-    )
-    parser.add_argument(
-        "--control.token-file", dest="token_file", metavar="FILE", type=Path, help="its token may have ranks save"
-    )
-    parser.add_argument(
-        "--control.optional", dest="token_optional", action="store_true", help="start without that file too"
-    )
-    parser.add_argument("--log.level", dest="log_level", help="debug, info, warning or error; default info")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -99,38 +82,19 @@ def _announced(service: Service, folder: Path | None) -> Iterator[Service]:
 
 
 def configured(options: argparse.Namespace) -> ServeConfig:
-    """The file, with the flags on top."""
+    """Return the settings of the config file with the flags on top."""
+    from ..config import reference
     from ..config import sidecar as config
-
-    settings = config.load(options.config) if options.config else config.ServeConfig()
-    folder, web, nvml, log = settings.folder, settings.web, settings.nvml, settings.log
-    metrics, control = settings.metrics, settings.control
-    return config.ServeConfig(
-        folder=folder if options.folder is None else replace(folder, path=options.folder),
-        web=replace(
-            web,
-            listen_address=_address(options, web.listen_address),
-            config_file=web.config_file if options.web_config is None else options.web_config,
-        ),
-        nvml=nvml if options.nvml is None else replace(nvml, enabled=options.nvml),
-        control=replace(
-            control,
-            token_file=control.token_file if options.token_file is None else options.token_file,
-            optional=control.optional or options.token_optional,
-        ),
-        metrics=metrics if options.detail is None else replace(metrics, detail=options.detail),
-        log=log if options.log_level is None else replace(log, level=options.log_level),
-    )
-
-
-def _address(options: argparse.Namespace, configured: str) -> str:
     from ..web.listen import Address, parse
 
-    given = options.listen_address
-    base = parse(given, "--web.listen-address") if given else parse(configured, f"{options.config}: web.listen_address")
+    settings = config.load(options.config, reference.flag_values(options, config.ServeConfig))
+    given = getattr(options, "web.listen_address")
+    base = parse(
+        settings.web.listen_address, "--web.listen-address" if given else f"{options.config}: web.listen_address"
+    )
     host = base.host if options.host is None else options.host.strip("[]")
     port = base.port if options.port is None else options.port
-    return str(parse(str(Address(host, port))))
+    return replace(settings, web=replace(settings.web, listen_address=str(parse(str(Address(host, port))))))
 
 
 def _folder(config: ServeConfig, environment: Mapping[str, str] = os.environ) -> Path:

@@ -1,159 +1,143 @@
-"""What can be set, by subject. `load` reads it from YAML; a flag of the command wins over the file.
-
-Each field's docstring gives its unit, its meaning and why the default is what it is.
-"""
+"""The settings of `gpufrag serve`. The restarter shares those of the web server and the log."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal
 
 from ..errors import UsageError
-from ..units import format_bytes, format_duration
+from ..units import format_duration
 from ..wire.sample import MAX_BYTES
-from . import yaml_record
-from .yaml_record import Bytes, Count, Seconds
+from . import reader
+from .schema import DAY, HOUR, MINUTE, about, in_range, seconds, size
 
 DEFAULT_PORT = 9836
-LOG_LEVELS = ("debug", "info", "warning", "error")
+
+ListenAddress = Annotated[
+    str,
+    about(
+        "Address to listen on: host:port, [v6]:port, or :port for every interface. The default is reachable from this"
+        " host only.",
+        "--web.listen-address",
+    ),
+]
 
 
 @dataclass(frozen=True)
 class WebSettings:
-    """The HTTP server: where it listens and how much it bears. Sidecar and restarter share it."""
+    """The HTTP server and its limits."""
 
-    listen_address: str = f"127.0.0.1:{DEFAULT_PORT}"
-    """host:port, [v6]:port, or :port for every interface. Loopback, because figures about a job are not for all."""
-    config_file: Path | None = None
-    """TLS and basic auth, in the form that Prometheus exporters share; plain HTTP without it."""
-    max_requests: Count = 16
-    """Requests in work at once; one more is answered 503. A pair of Prometheus servers needs 2."""
-    max_connections: Count = 64
-    """Open connections at once; one more is answered 503 and closed. Idle ones count."""
-    max_header_size: Bytes = 16 << 10
-    """The head of a request; a browser behind a proxy sends up to 8 KiB."""
-    request_timeout: Seconds = 10.0
-    """From the first byte of a request to the last of its answer; Prometheus gives up after 10 s too."""
-    keep_alive: Seconds = 65.0
-    """An idle connection is kept this long: over a scrape interval of a minute, so that TLS is set up once."""
-    drain_timeout: Seconds = 4.0
-    """After SIGTERM, for requests in work; with what comes before and after it stays under 5 s."""
+    listen_address: ListenAddress = f"127.0.0.1:{DEFAULT_PORT}"
+    config_file: Annotated[
+        Path | None,
+        about(
+            "File with TLS and basic auth settings, in the format Prometheus exporters share. Without it: plain HTTP.",
+            "--web.config.file",
+        ),
+    ] = None
+    max_requests: Annotated[
+        int, in_range(1, 10_000, "Requests handled at once; more are answered 503. Two Prometheus servers need 2.")
+    ] = 16
+    max_connections: Annotated[
+        int, in_range(1, 100_000, "Open connections, idle ones included; more are answered 503 and closed.")
+    ] = 64
+    max_header_size: Annotated[
+        int, size(1 << 10, 1 << 20, "Request line and headers. A browser behind a proxy sends up to 8 KiB.")
+    ] = 16 << 10
+    request_timeout: Annotated[
+        float, seconds(0.1, HOUR, "From the first byte of a request to the last byte of its answer.")
+    ] = 10.0
+    keep_alive: Annotated[
+        float,
+        seconds(0.1, DAY, "How long an idle connection stays open. Keep it above the scrape interval."),
+    ] = 65.0
+    drain_timeout: Annotated[
+        float, seconds(0.1, 10 * MINUTE, "How long running requests may take to finish after SIGTERM.")
+    ] = 4.0
 
 
 @dataclass(frozen=True)
 class FolderSettings:
-    """The folder in which agents leave their samples, and how much of it is read."""
+    """The folder where agents write samples and reports, and the limits on reading it."""
 
-    path: Path | None = None
-    """None: $GPUFRAG_DIR, else /run/gpufrag, else a private folder under the temp dir, as the agents choose it."""
-    max_processes: Count = 1000
-    """Samples read at once, those with a listener first, then the newest; the rest is skipped and counted."""
-    max_file_size: Bytes = 1 << 20
-    """A larger file is skipped and counted; a sample of one device is some 3 KiB. No sample is above 4 MiB."""
-    max_total_size: Bytes = 64 << 20
-    """All samples together: what a folder full of rubbish can make the sidecar read."""
-    last_words: Seconds = 600.0
-    """How long a dead process's counters stay, and then its file: long enough for a few scrapes to see them."""
-    deadline: Seconds = 5.0
-    """A reading that takes longer (a hung network folder) is given up for this scrape, and reported so."""
-    reports: Seconds = 86400.0
-    """How long a report of an out-of-memory error stays: until somebody comes to look, after a night."""
-    max_reports: Count = 200
-    """Reports kept at once, the latest; an older one is removed. Each is some 10 KiB."""
+    path: Annotated[
+        Path | None,
+        about(
+            "Folder where the agents write their samples. Default: $GPUFRAG_DIR, else /run/gpufrag if it is writable,"
+            " else a private folder under the temporary directory.",
+            "--folder",
+        ),
+    ] = None
+    max_processes: Annotated[
+        int,
+        in_range(1, 100_000, "Samples read: running processes first, then the newest. The rest is counted."),
+    ] = 1000
+    max_file_size: Annotated[
+        int, size(1 << 10, MAX_BYTES, "Larger files are skipped and counted. A sample is about 3 KiB per device.")
+    ] = 1 << 20
+    max_total_size: Annotated[int, size(1 << 10, 16 << 30, "Total size of the samples read per scrape.")] = 64 << 20
+    dead_process_retention: Annotated[
+        float, seconds(0.1, 30 * DAY, "How long the counters and the file of an exited process are kept.")
+    ] = 600.0
+    deadline: Annotated[
+        float,
+        seconds(0.01, 5 * MINUTE, "A scrape waits this long for the folder, such as a hung mount."),
+    ] = 5.0
+    report_retention: Annotated[float, seconds(1, 365 * DAY, "How long OOM reports are kept.")] = DAY
+    max_reports: Annotated[int, in_range(1, 10_000, "OOM reports kept, about 10 KiB each. Older ones are deleted.")] = (
+        200
+    )
 
 
 @dataclass(frozen=True)
 class NvmlSettings:
-    """The driver's own figures. A sidecar often sees no GPU: then the agents' readings serve."""
+    """The GPU driver's own figures. Without NVML, the readings of the agents are used."""
 
-    enabled: bool = True
-    """false never loads the library, and reports no NVML collector."""
-    deadline: Seconds = 2.0
-    """A call into a hung driver is left behind after this, so that a scrape ends in time."""
+    enabled: Annotated[bool, about("Also read memory figures from the GPU driver (NVML).", "--nvml")] = True
+    deadline: Annotated[float, seconds(0.01, 5 * MINUTE, "A scrape waits this long for the driver.")] = 2.0
 
 
 @dataclass(frozen=True)
 class MetricsSettings:
-    """What /metrics holds."""
+    """What /metrics exports."""
 
-    detail: bool = True
-    """What no alert or rule reads too, histograms of free blocks above all: most of a rank's series."""
+    detail: Annotated[
+        bool,
+        about("Also export metrics that no bundled alert uses. They are most of a rank's series.", "--detail"),
+    ] = True
 
 
 @dataclass(frozen=True)
 class ControlSettings:
-    """What a sidecar lets others do to its ranks: have them save a checkpoint, and end."""
+    """Requests that act on the ranks: save a checkpoint, exit."""
 
-    token_file: Path | None = None
-    """Bearer tokens, one a line, read anew for each request. None: no such paths exist. No password opens them."""
-    optional: bool = False
-    """Without the file the sidecar starts all the same, as with None: in a pod, where a Secret may bring it or not."""
+    token_file: Annotated[
+        Path | None,
+        about(
+            "File with the bearer tokens required for checkpoint requests, one per line. Read again for each request."
+            " Without it there is no control endpoint.",
+            "--control.token-file",
+        ),
+    ] = None
+    optional: Annotated[
+        bool, about("Start without a control endpoint if the token file does not exist.", "--control.optional")
+    ] = False
 
 
 @dataclass(frozen=True)
 class LogSettings:
-    """What is logged, to stderr, a line an event."""
+    """The log, on stderr, one line per event."""
 
-    level: str = "info"
-    """debug, info, warning or error; info tells starts, reloads and what begins to fail or works again."""
-
-    def __post_init__(self) -> None:
-        if self.level not in LOG_LEVELS:
-            raise UsageError(f"log.level is {self.level!r:.40}: one of {', '.join(LOG_LEVELS)} belongs here")
-
-
-class Range(NamedTuple):
-    """What is sensible, both bounds included; `show` writes a value as the file would."""
-
-    least: float
-    most: float
-    show: Callable[[Any], str]
-
-    def require(self, value: float, place: str) -> None:
-        """Raises UsageError for a value, at a place of the file, that is not within."""
-        if not self.least <= value <= self.most:
-            wanted = f"from {self.show(self.least)} to {self.show(self.most)} belongs here"
-            raise UsageError(f"{place} is {self.show(value)}: {wanted}")
-
-
-MINUTE, HOUR, DAY = 60.0, 3600.0, 86400.0
-RANGES: dict[type, dict[str, Range]] = {
-    FolderSettings: {
-        "max_processes": Range(1, 100_000, str),
-        "max_file_size": Range(1 << 10, MAX_BYTES, format_bytes),
-        "max_total_size": Range(1 << 10, 16 << 30, format_bytes),
-        "last_words": Range(0.1, 30 * DAY, format_duration),
-        "deadline": Range(0.01, 5 * MINUTE, format_duration),
-        "reports": Range(1, 365 * DAY, format_duration),
-        "max_reports": Range(1, 10_000, str),
-    },
-    WebSettings: {
-        "max_requests": Range(1, 10_000, str),
-        "max_connections": Range(1, 100_000, str),
-        "max_header_size": Range(1 << 10, 1 << 20, format_bytes),
-        "request_timeout": Range(0.1, HOUR, format_duration),
-        "keep_alive": Range(0.1, DAY, format_duration),
-        "drain_timeout": Range(0.1, 10 * MINUTE, format_duration),
-    },
-    NvmlSettings: {"deadline": Range(0.01, 5 * MINUTE, format_duration)},
-}
-"""Every number that can be set, by its subject. Beyond it lies no use, only a slip of the pen."""
-
-
-def require_ranges(whole: Any) -> None:
-    """Raises UsageError for the first number of a whole config, of whichever program, that is out of its range."""
-    for subject in fields(whole):
-        record = getattr(whole, subject.name)
-        ranges = next((ranges for kind, ranges in RANGES.items() if isinstance(record, kind)), {})
-        for key, allowed in ranges.items():
-            allowed.require(getattr(record, key), f"{subject.name}.{key}")
+    level: Annotated[
+        Literal["debug", "info", "warning", "error"], about("Least severe level to log.", "--log.level")
+    ] = "info"
 
 
 @dataclass(frozen=True)
 class ServeConfig:
-    """All that `gpufrag serve` can be told."""
+    """All settings of `gpufrag serve`."""
 
     folder: FolderSettings = FolderSettings()
     web: WebSettings = WebSettings()
@@ -163,22 +147,17 @@ class ServeConfig:
     log: LogSettings = LogSettings()
 
     def __post_init__(self) -> None:
-        require_ranges(self)
         if self.folder.max_file_size > self.folder.max_total_size:
-            raise UsageError("folder.max_file_size is above folder.max_total_size: the largest file would not be read")
-        self._require_an_answer_in_time()
-
-    def _require_an_answer_in_time(self) -> None:
+            raise UsageError("folder.max_file_size is larger than folder.max_total_size")
         deadlines = {"folder.deadline": self.folder.deadline}
         if self.nvml.enabled:
             deadlines["nvml.deadline"] = self.nvml.deadline
         if sum(deadlines.values()) >= self.web.request_timeout:
-            told = " + ".join(f"{name} ({format_duration(seconds)})" for name, seconds in deadlines.items())
+            total = " + ".join(f"{name} ({format_duration(value)})" for name, value in deadlines.items())
             timeout = format_duration(self.web.request_timeout)
-            hangs = "where a source hangs, no scrape would be answered"
-            raise UsageError(f"web.request_timeout ({timeout}) is not above {told}: {hangs}")
+            raise UsageError(f"web.request_timeout ({timeout}) must be longer than {total}, or scrapes may time out")
 
 
-def load(path: Path) -> ServeConfig:
-    """Raises Unavailable, BadInput or UsageError, each of which names the file."""
-    return yaml_record.load(ServeConfig, path)
+def load(path: Path | None, flags: Mapping[str, Any] = reader.NO_FLAGS) -> ServeConfig:
+    """Return the config file's settings, if any, with flags on top. Raises Unavailable, BadInput or UsageError."""
+    return reader.load(ServeConfig, path, flags)

@@ -1,116 +1,180 @@
-"""What can be set of rules and dashboards: selectors, thresholds, times, labels. One Config builds all of them.
-
-Each field's docstring gives its unit, its meaning and why the default is what it is.
-"""
+"""The settings of rules and dashboards: selectors, thresholds, times, labels. One Config builds all of them."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
 
-from ..config import yaml_record
-from ..config.yaml_record import Bytes, Seconds
+from ..config import reader
+from ..config.reader import check_keys
+from ..config.schema import DAY, about, between, in_range, seconds, size
 from ..errors import UsageError
-from . import limits
+from .alert import RESTART
 
 SEVERITIES = ("info", "warning", "critical")
+YEAR = 365 * DAY
+MILLISECOND = 0.001  # Prometheus counts in milliseconds
+
+
+_LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
+_VALUE = r"""(?:"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*')"""
+_TEST = rf"\s*(?:=~|!~|!=|=)\s*{_VALUE}"
+_MATCHER = rf"{_LABEL.pattern}{_TEST}"
+_NAMED_MATCHER = re.compile(rf"({_LABEL.pattern}){_TEST}")
+_SELECTOR = re.compile(rf"(?:\s*{_MATCHER}\s*(?:,\s*{_MATCHER}\s*)*,?\s*)?")
+_RANK_LABELS = ("rank", "device", "process", "framework", "pool", "at")
+_RESERVED = ("alertname", *RESTART)
+
+
+def parse_matchers(selector: str) -> list[tuple[str, str]]:
+    """Return (label, matcher) for each matcher of a selector."""
+    return [(found[1], found[0]) for found in _NAMED_MATCHER.finditer(selector)]
+
+
+def _check_selector(selector: str, where: str) -> None:
+    """A backtick would end the query that an alert's text contains."""
+    if not _SELECTOR.fullmatch(selector) or "`" in selector:
+        example = 'cluster="a",namespace=~"ml-.*"'
+        raise UsageError(f"{where} must be a list of matchers without braces, for example {example}")
+    if any(label == "__name__" for label, _ in parse_matchers(selector)):
+        raise UsageError(f"{where} must not select __name__: every rule names its own metric")
+
+
+def _check_job_labels(names: Iterable[str]) -> None:
+    seen: set[str] = set()
+    for name in names:
+        _check_label_name(name)
+        if name in seen:
+            raise UsageError(f"job_labels: {name} is listed twice")
+        if name in (*_RANK_LABELS, *_RESERVED) or name.startswith("__"):
+            raise UsageError(f"job_labels: {name} is not a target label, so it cannot distinguish jobs")
+        seen.add(name)
+    if not seen:
+        raise UsageError("job_labels is empty: name at least one label that distinguishes jobs")
+
+
+def _check_extra_labels(names: Iterable[str], where: str, taken: Iterable[str]) -> None:
+    """An extra label that replaces one of the alert's own could send restarts to the wrong job."""
+    for name in names:
+        _check_label_name(name)
+        if name in (*taken, *_RESERVED) or name.startswith("__"):
+            raise UsageError(f"{where}: {name} is already a label of the alerts; choose another name")
+
+
+def _check_not_empty(texts: Mapping[str, str], where: str) -> None:
+    for name, text in texts.items():
+        if not text:
+            raise UsageError(f"{where}.{name} is empty; Prometheus drops empty labels")
+
+
+def _check_label_name(name: str) -> None:
+    if not _LABEL.fullmatch(name):
+        raise UsageError(f"{name!r:.40} is not a label name: use letters, digits and _, and start with a letter or _")
 
 
 @dataclass(frozen=True)
 class Thresholds:
-    """From where on a figure is trouble. Alerts and the lines in the dashboards share them."""
+    """Limits shared by the alerts and the lines in the dashboards."""
 
-    fragmentation_ratio: float = 4.0
-    """free_total / largest_allocatable: above it, a request for a quarter of the free memory fails."""
-    cache_ratio: float = 4.0
-    """free_cached / largest_free_block; healthy trainings with varying lengths were seen at 24."""
-    free_share: float = 0.05
-    """free_total as a share of the limit: below it the device is full (tight), above it it can be fragmented."""
-    unused_tune: float = 0.2
-    """(reserved - allocated) / reserved: above it, the allocator's settings deserve a look."""
-    unused_act: float = 0.4
-    """The same: above it, memory is wasted."""
-    retries_per_minute: float = 1.0
-    """Flushes of the cache that the driver's refusal forced; each stalls the job for tens of milliseconds."""
-    foreign_bytes: Bytes = 1 << 30
-    """Held on a device by processes without an agent; a desktop or a monitor takes less."""
-    stale: Seconds = 120.0
-    """Age of an agent's last sample; it writes one a second."""
-    agent_share: float = 0.01
-    """Share of wall time that the agent holds its process; it keeps itself below 0.001."""
-    leak_horizon: Seconds = 86400.0
-    """A leak that fills the memory within this time is told of."""
-
-    def __post_init__(self) -> None:
-        limits.check_thresholds(asdict(self))
+    fragmentation_ratio: Annotated[
+        float,
+        between(1, 1000, "free_total / largest_allocatable. Above 4, a request for a quarter of it fails."),
+    ] = 4.0
+    cache_ratio: Annotated[
+        float, between(1, 1000, "free_cached / largest_free_block. Healthy jobs with varying lengths reach 24.")
+    ] = 4.0
+    free_share: Annotated[
+        float, between(0, 1, "free_total / limit. Below it the device is full; above it, it can be fragmented.")
+    ] = 0.05
+    unused_tune: Annotated[
+        float, between(0, 1, "(reserved - allocated) / reserved above which allocator settings are worth a look.")
+    ] = 0.2
+    unused_act: Annotated[float, between(0, 1, "(reserved - allocated) / reserved above which memory is wasted.")] = 0.4
+    retries_per_minute: Annotated[
+        float,
+        in_range(0, 1000, "Cache flushes per minute that a refused allocation caused. Each stalls the job."),
+    ] = 1.0
+    foreign_bytes: Annotated[int, size(1, 1 << 50, "Memory of processes without an agent on a device.")] = 1 << 30
+    stale: Annotated[float, seconds(MILLISECOND, YEAR, "Age of a sample; an agent writes one per second.")] = 120.0
+    agent_share: Annotated[float, between(0, 1, "Share of wall time for which the agent pauses its process.")] = 0.01
+    leak_horizon: Annotated[float, seconds(MILLISECOND, YEAR, "Alert if a leak fills the memory this soon.")] = DAY
 
 
 @dataclass(frozen=True)
 class Timing:
-    """How often rules run and how long something must be true."""
+    """How often rules run and how long a condition must hold."""
 
-    interval: Seconds = 30.0
-    """Between two evaluations of a group; what no alert reads is recorded half as often."""
-    window: Seconds = 120.0
-    """The worst sample of this window counts: a scrape that is missed is no recovery. At least two scrapes long."""
-    rate_window: Seconds = 300.0
-    """For rates; at least four scrapes long."""
-    hold: Seconds = 300.0
-    """The `for` of the trigger; the other alerts take a multiple of it. Longer than a job's start-up."""
-    keep_firing: Seconds = 300.0
-    """For alerts that act: a gap in the data does not resolve them."""
-    event: Seconds = 600.0
-    """How long an event (an OOM) is told of."""
-    memory: Seconds = 1800.0
-    """What was there within this time (a rank, a target) is expected to be there."""
-
-    def __post_init__(self) -> None:
-        limits.check_times(asdict(self))
+    interval: Annotated[float, seconds(MILLISECOND, YEAR, "Evaluation interval, doubled for rules no alert uses.")] = (
+        30.0
+    )
+    window: Annotated[
+        float, seconds(MILLISECOND, YEAR, "Alerts use the worst sample of this window: two scrapes or more.")
+    ] = 120.0
+    rate_window: Annotated[float, seconds(MILLISECOND, YEAR, "Window of rates: four scrapes or more.")] = 300.0
+    hold: Annotated[
+        float,
+        seconds(MILLISECOND, YEAR, "`for` of the restart alert; others use a multiple. Longer than a job's start."),
+    ] = 300.0
+    keep_firing: Annotated[
+        float,
+        seconds(MILLISECOND, YEAR, "`keep_firing_for` of alerts that act: a gap in the data resolves nothing."),
+    ] = 300.0
+    event: Annotated[float, seconds(MILLISECOND, YEAR, "How long an OOM keeps its alert firing.")] = 600.0
+    memory: Annotated[
+        float, seconds(MILLISECOND, YEAR, "A rank or target seen within this time is expected to be there.")
+    ] = 1800.0
 
 
 @dataclass(frozen=True)
 class Config:
-    """All that `gpufrag mixin build` can be told."""
+    """All settings of `gpufrag mixin build`."""
 
-    selector: str = ""
-    """Matchers that every selector of a gpufrag metric gets, as in `cluster="a",namespace=~"ml-.*"`; empty: all.
-
-    What is recorded of jobs has the labels of job_labels alone: where two rule files with different selectors are in
-    one Prometheus, the label that they differ in belongs into job_labels too.
-    """
-    target_selector: str = 'job="gpufrag"'
-    """Matchers of `up` for the targets that serve gpufrag, so that one that never answered is seen too."""
-    job_labels: tuple[str, ...] = ("cluster", "namespace", "job", "job_name")
-    """Labels that together name one training job. One that a scrape does not set is empty, and does no harm."""
+    selector: Annotated[
+        str,
+        about(
+            'Matchers added to every gpufrag metric, for example `cluster="a",namespace=~"ml-.*"`. If two rule files'
+            " with different selectors are in one Prometheus, add the label they differ in to job_labels."
+        ),
+    ] = ""
+    target_selector: Annotated[str, about("Matchers of `up` for the targets that serve gpufrag.")] = 'job="gpufrag"'
+    job_labels: Annotated[
+        tuple[str, ...],
+        about("Target labels that together identify a training job. Unset ones are harmless."),
+    ] = ("cluster", "namespace", "job", "job_name")
     thresholds: Thresholds = Thresholds()
     timing: Timing = Timing()
-    severity_label: str = "severity"
-    severities: Mapping[str, str] = field(default_factory=dict)
-    """What to write for info, warning and critical where other words are in use: `critical: page`."""
-    labels: Mapping[str, str] = field(default_factory=dict)
-    """Extra labels on every alert."""
-    metadata_labels: Mapping[str, str] = field(default_factory=dict)
-    """Labels of the PrometheusRule object; kube-prometheus-stack picks rules by `release`."""
-    runbook_url: str = "https://github.com/gpufrag/gpufrag/blob/main/docs/runbooks"
-    """Under which the page of an alert is found, as NAME.md."""
-    off: tuple[str, ...] = ("GpuMemoryCacheFragmented",)
-    """Alerts that are left out: by default the one that fires on healthy jobs."""
+    severity_label: Annotated[str, about("Name of the severity label.")] = "severity"
+    severities: Annotated[
+        Mapping[str, str], about("Other names for info, warning and critical, for example `{critical: page}`.")
+    ] = field(default_factory=dict)
+    labels: Annotated[Mapping[str, str], about("Extra labels on every alert.")] = field(default_factory=dict)
+    metadata_labels: Annotated[
+        Mapping[str, str],
+        about("Labels of the PrometheusRule object; kube-prometheus-stack selects rules by `release`."),
+    ] = field(default_factory=dict)
+    runbook_url: Annotated[str, about("Folder of the runbooks; an alert links to NAME.md in it.")] = (
+        "https://github.com/gpufrag/gpufrag/blob/main/docs/runbooks"
+    )
+    off: Annotated[tuple[str, ...], about("Alerts to leave out. The default fires on healthy jobs too.")] = (
+        "GpuMemoryCacheFragmented",
+    )
 
     def __post_init__(self) -> None:
         for where in ("selector", "target_selector"):
-            limits.check_selector(getattr(self, where), where)
-        limits.check_job_labels(self.job_labels)
-        limits.check_extra_labels([self.severity_label], "severity_label", self.job_labels)
-        limits.check_extra_labels(self.labels, "labels", (*self.job_labels, self.severity_label))
-        yaml_record.check_keys(self.severities, SEVERITIES, "severities")
-        limits.check_filled(self.severities, "severities")
-        limits.check_filled(self.labels, "labels")
-        limits.check_address(self.runbook_url)
+            _check_selector(getattr(self, where), where)
+        _check_job_labels(self.job_labels)
+        _check_extra_labels([self.severity_label], "severity_label", self.job_labels)
+        _check_extra_labels(self.labels, "labels", (*self.job_labels, self.severity_label))
+        check_keys(self.severities, SEVERITIES, "severities")
+        _check_not_empty(self.severities, "severities")
+        _check_not_empty(self.labels, "labels")
+        if set("{} ") & set(self.runbook_url):
+            raise UsageError("runbook_url must not contain braces or spaces")
 
     @property
     def by_job(self) -> str:
@@ -123,7 +187,7 @@ class Config:
 
     def rule(self, record: str, *matchers: str) -> str:
         """What is recorded of jobs, or ALERTS: of the selector, what is about the labels that they have."""
-        own = (matcher for label, matcher in limits.matchers(self.selector) if label in self.job_labels)
+        own = (matcher for label, matcher in parse_matchers(self.selector) if label in self.job_labels)
         return _selected(record, *own, *matchers)
 
     def runbook(self, alert: str) -> str:
@@ -138,9 +202,12 @@ def _selected(metric: str, *matchers: str) -> str:
     return f"{metric}{{{inside}}}" if inside else metric
 
 
-def load(path: Path) -> Config:
-    """Raises Unavailable, BadInput or UsageError, each of which names the file."""
-    return yaml_record.load(Config, path)
+def load(path: Path | None, settings: Sequence[str] = ()) -> Config:
+    """Return the config file's settings, if any, with settings such as `thresholds.stale=5m` or `off=[]` on top.
+
+    The values of `settings` are YAML. Raises Unavailable, BadInput or UsageError.
+    """
+    return reader.load(Config, path, dict(map(_setting, settings)))
 
 
 def duration(seconds: float) -> str:
@@ -157,29 +224,11 @@ def number(value: float) -> str:
     return str(int(value)) if value == int(value) else repr(value)
 
 
-def changed(config: Config, settings: Sequence[str]) -> Config:
-    """`config` with settings such as `thresholds.stale=5m` or `off=[]` on top; values are YAML. Raises UsageError."""
-    raw = json.loads(json.dumps(asdict(config)))
-    for setting in settings:
-        path, equals, text = setting.partition("=")
-        if not equals:
-            raise UsageError(f"--set {setting!r:.60} has no =: write KEY=VALUE, as in thresholds.fragmentation_ratio=6")
-        _put(raw, path.split("."), _parsed(path, text))
-    return yaml_record.read(Config, raw)
-
-
-def _put(raw: dict[str, Any], path: Sequence[str], value: Any) -> None:
-    *above, last = path
-    for depth, key in enumerate(above, 1):
-        inner = raw.setdefault(key, {})
-        if not isinstance(inner, dict):
-            raise UsageError(f"{'.'.join(path[:depth])} is no mapping: nothing can be set inside it")
-        raw = inner
-    raw[last] = value
-
-
-def _parsed(path: str, text: str) -> Any:
+def _setting(text: str) -> tuple[str, Any]:
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise UsageError(f"--set {text!r:.60}: write KEY=VALUE, for example thresholds.fragmentation_ratio=6")
     try:
-        return yaml.safe_load(text)
+        return key, yaml.safe_load(value)
     except yaml.YAMLError:
-        raise UsageError(f"the value of {path} is no YAML: put it in quotes") from None
+        raise UsageError(f"--set {text!r:.60}: the value is not valid YAML; put it in quotes") from None

@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from ..config.yaml_record import check_keys
+from ..config.reader import check_keys
 from . import health_alerts, memory_alerts, recording, texts
 from .alert import Alert
 from .config import Config, duration

@@ -1,190 +1,229 @@
-"""What can be set of the restarter, by subject; `load` reads it from YAML.
-
-Each field's docstring gives its unit, its meaning and why the default is what it is.
-"""
+"""The settings of `gpufrag restarter`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
-from ..config import yaml_record
-from ..config.sidecar import DEFAULT_PORT, LogSettings, WebSettings
-from ..config.yaml_record import Count, Seconds
+from ..config import reader
+from ..config.schema import DAY, HOUR, MINUTE, about, in_range, seconds
+from ..config.sidecar import DEFAULT_PORT, ListenAddress, LogSettings, WebSettings
 from ..errors import UsageError
-from . import bounds
 
 PORT, METRICS_PORT = 9837, 9838
-MOST_PER_DAY = 48
+FLAGS = ("log.level",)
+MAX_RESTARTS_PER_DAY = 48  # a job remembers no more than that
+MAX_CIRCUIT_FAILURES = 60  # the circuit remembers no more than that
+
+
+_NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_OBJECT = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+_LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
+
+
+def _require_namespaces(names: Iterable[str], place: str) -> None:
+    for name in names:
+        if not _NAMESPACE.fullmatch(name):
+            raise UsageError(f"{place}: {name!r:.40} is not a namespace name; patterns do not work")
+
+
+def require_url(url: str, place: str) -> None:
+    """The message does not quote the URL: it may hold a password."""
+    try:
+        parts = urlsplit(url)
+        good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:  # of the port, or of brackets
+        good = False
+    if not good or not url.isascii() or not url.isprintable() or " " in url or "?" in url or "#" in url:
+        raise UsageError(f"{place} is not a server address; write http://HOST:PORT")
+    if "@" in parts.netloc:
+        raise UsageError(f"{place} contains a user or a password, which logs would show; use bearer_file instead")
 
 
 @dataclass(frozen=True)
 class AuthSettings:
-    """Who may send alerts, read decisions and close the circuit, beside the users of `web.config_file`."""
+    """Who may send alerts, read decisions and close the circuit, in addition to the users in `web.config_file`."""
 
-    bearer_file: Path | None = None
-    """A token a line; read anew for each request, so that a token is replaced without a restart."""
+    bearer_file: Annotated[
+        Path | None, about("File with bearer tokens, one per line. Read again for each request.")
+    ] = None
 
 
 @dataclass(frozen=True)
 class PolicySettings:
     """When a job is restarted. The defaults restart nothing."""
 
-    enabled: bool = True
-    """false refuses everything, and says so: a switch for the hour in which nobody should touch the jobs."""
-    dry_run: bool = True
-    """Decide, tell, ask the server for a dry run, and change nothing."""
-    namespaces: tuple[str, ...] = ()
-    """Only jobs of these are touched, or even looked at. None by default."""
-    alert_labels: Mapping[str, str] = field(default_factory=dict)
-    """What an alert must carry, as {cluster: a}: one Alertmanager may serve clusters with equal names in them."""
-    cool_down: Seconds = 1800.0
-    """After a restart of a job; doubled by each further one within a day. Longer than a job takes to warm up."""
-    max_per_day: Count = 4
-    """Restarts of one job within 24 h."""
-    max_in_flight: Count = 1
-    """Restarts at once, over all jobs: whatever goes wrong goes wrong with one."""
-    max_per_hour: Count = 10
-    """Restarts within an hour, over all jobs. Whoever asks for more opens the circuit."""
-    benefit_window: Seconds = 3600.0
-    """An alert that returns within this time of a restart says that the restart did not help."""
-    useless_restarts: Count = 2
-    """After so many in a row that did not help, the job is left alone until a person has looked."""
-    circuit_failures: Count = 3
-    """Restarts that failed or did not help, over all jobs within circuit_window, that open the circuit."""
-    circuit_window: Seconds = 21600.0
-    """Failures further apart have nothing to do with each other."""
-    max_wait: Seconds = 900.0
-    """An alert that could not be looked at for so long (restarts in flight, API server away) is no news any more."""
+    enabled: Annotated[bool, about("false refuses every restart.")] = True
+    dry_run: Annotated[bool, about("Decide and report, but change nothing.")] = True
+    namespaces: Annotated[
+        tuple[str, ...], about("Namespaces whose jobs may be read and restarted. Name each one; there are no patterns.")
+    ] = ()
+    alert_labels: Annotated[
+        Mapping[str, str], about("Labels that an alert must have, for example the cluster's name.")
+    ] = field(default_factory=dict)
+    cool_down: Annotated[
+        float, seconds(1, 30 * DAY, "Pause after a restart of a job; doubled by each further restart within 24 hours.")
+    ] = 1800.0
+    max_per_day: Annotated[int, in_range(1, MAX_RESTARTS_PER_DAY, "Restarts of one job within 24 hours.")] = 4
+    max_in_flight: Annotated[int, in_range(1, 1000, "Restarts at the same time, over all jobs.")] = 1
+    max_per_hour: Annotated[
+        int, in_range(1, 10_000, "Restarts within one hour, over all jobs; the next one opens the circuit.")
+    ] = 10
+    benefit_window: Annotated[
+        float, seconds(1, 30 * DAY, "If the alert returns within this time, the restart did not help.")
+    ] = 3600.0
+    useless_restarts: Annotated[
+        int, in_range(1, 1000, "Consecutive restarts that did not help before the job is no longer restarted.")
+    ] = 2
+    circuit_failures: Annotated[
+        int,
+        in_range(
+            1,
+            MAX_CIRCUIT_FAILURES,
+            "Restarts within `circuit_window` that failed or did not help, which open the circuit.",
+        ),
+    ] = 3
+    circuit_window: Annotated[float, seconds(1, 30 * DAY, "Older failures do not count.")] = 21600.0
+    max_wait: Annotated[
+        float, seconds(1, DAY, "Drop an alert that could not be handled for this long, and wait for a new one.")
+    ] = 900.0
 
     def __post_init__(self) -> None:
-        if self.max_per_day > MOST_PER_DAY:
-            raise UsageError(f"policy.max_per_day is above {MOST_PER_DAY}: a job remembers no more than that")
-        bounds.require_namespaces(self.namespaces, "policy.namespaces")
+        _require_namespaces(self.namespaces, "policy.namespaces")
 
 
 @dataclass(frozen=True)
 class RestartSettings:
-    """How long each part of a restart may take."""
+    """Time limits of a restart."""
 
-    stop_timeout: Seconds = 900.0
-    """From the order to stop until nothing runs; then the job is told to go on all the same, and that is a failure."""
-    run_timeout: Seconds = 900.0
-    """From the order to go on until all pods are ready; images are pulled and quotas waited for meanwhile."""
-    poll: Seconds = 5.0
-    """Between two looks at a job that stops or starts."""
-    retry: Seconds = 5.0
-    """After a call that failed; doubled by each further failure, up to a minute."""
-    sweep: Seconds = 300.0
-    """Between two searches for jobs that a restart has left half way, of whichever receiver."""
+    stop_timeout: Annotated[
+        float, seconds(1, 7 * DAY, "From the stop order until nothing runs. After it, the restart counts as failed.")
+    ] = 900.0
+    run_timeout: Annotated[
+        float, seconds(1, 7 * DAY, "From the start order until all pods are ready, image pulls included.")
+    ] = 900.0
+    poll: Annotated[float, seconds(0.01, HOUR, "Interval at which a stopping or starting job is checked.")] = 5.0
+    retry: Annotated[float, seconds(0.01, HOUR, "Delay after a failed call; doubled up to one minute.")] = 5.0
+    sweep: Annotated[float, seconds(0.1, DAY, "Interval of the search for unfinished restarts.")] = 300.0
 
 
 @dataclass(frozen=True)
 class CheckpointSettings:
     """The checkpoint before a restart."""
 
-    timeout: Seconds = 600.0
-    """Until all ranks have saved."""
-    on_timeout: str = "abort"
-    """abort: the job goes on, and nothing is lost. restart: work since its last checkpoint is lost."""
-    token_file: Path | None = None
-    """The bearer token of the sidecars' control endpoint, read anew for each call. None: no job is asked to save."""
-    port: Count = DEFAULT_PORT
-    """Of the sidecars, in each pod of a job."""
-    ca_file: Path | None = None
-    """The authority of the sidecars' certificates; None: they are asked in clear."""
-    server_name: str | None = None
-    """The name in their certificates, which pods' addresses are not; None: the address."""
-    call_timeout: Seconds = 5.0
-    """Of one call; a rank answers at once."""
-    hold: Seconds = 120.0
-    """How long ranks that have saved stand still and wait to be stopped; after that they train on."""
-
-    def __post_init__(self) -> None:
-        if self.on_timeout not in ("abort", "restart"):
-            raise UsageError(f"checkpoint.on_timeout is {self.on_timeout!r:.40}: abort or restart belongs here")
+    timeout: Annotated[float, seconds(0.1, DAY, "Time for all ranks to save.")] = 600.0
+    on_timeout: Annotated[
+        Literal["abort", "restart"],
+        about("abort: the job continues, nothing is lost. restart: the work since the last checkpoint is lost."),
+    ] = "abort"
+    token_file: Annotated[
+        Path | None,
+        about("File with the bearer token of the sidecars' control endpoint. Without it, no checkpoint is requested."),
+    ] = None
+    port: Annotated[int, in_range(1, 65535, "Port of the sidecar in each pod.")] = DEFAULT_PORT
+    ca_file: Annotated[
+        Path | None, about("CA of the sidecars' certificates. Without it, the sidecars are called over plain HTTP.")
+    ] = None
+    server_name: Annotated[str | None, about("Name in the sidecars' certificates. Default: the pod's address.")] = None
+    call_timeout: Annotated[float, seconds(0.1, 10 * MINUTE, "Timeout of one call.")] = 5.0
+    hold: Annotated[
+        float, seconds(0.1, HOUR, "How long ranks wait to be stopped after they saved, before they continue training.")
+    ] = 120.0
 
 
 @dataclass(frozen=True)
 class PrometheusSettings:
-    """Where to ask, before acting, whether the alert is still true."""
+    """Where to check that an alert is still true."""
 
-    url: str | None = None
-    """As http://prometheus:9090. None: not asked, and each decision says so."""
-    bearer_file: Path | None = None
-    """Sent as a bearer token; read anew for each query."""
-    ca_file: Path | None = None
-    """The authority of an https server; None: those of the system."""
-    timeout: Seconds = 10.0
-    """Of one query."""
-    max_sample_age: Seconds = 120.0
-    """Of the job's newest sample: two scrapes of a minute."""
-    labels: tuple[str, ...] = ("namespace", "job", "job_name", "pod")
-    """Those of the alert by which its series are found; external labels, which Alertmanager sees, find none."""
+    url: Annotated[
+        str | None, about("For example http://prometheus:9090. Without it, alerts are not checked.", secret=True)
+    ] = None
+    bearer_file: Annotated[Path | None, about("File with a bearer token. Read again for each query.")] = None
+    ca_file: Annotated[Path | None, about("CA of an https server. Default: the system's CAs.")] = None
+    timeout: Annotated[float, seconds(0.1, 10 * MINUTE, "Timeout of one query.")] = 10.0
+    max_sample_age: Annotated[float, seconds(1, DAY, "Maximum age of the job's newest sample.")] = 120.0
+    labels: Annotated[
+        tuple[str, ...],
+        about("Labels of the alert that select its series. Leave out external labels: series do not have them."),
+    ] = ("namespace", "job", "job_name", "pod")
 
     def __post_init__(self) -> None:
         if self.url is not None:
-            bounds.require_url(self.url, "prometheus.url")
-        bounds.require_labels(self.labels, "prometheus.labels")
+            require_url(self.url, "prometheus.url")
+        for name in self.labels:
+            if not _LABEL.fullmatch(name):
+                raise UsageError(f"prometheus.labels: {name!r:.40} is not a label name")
 
 
 @dataclass(frozen=True)
 class CircuitSettings:
-    """Where it is written down that the circuit is open, so that a new start of the restarter does not close it."""
+    """Where the state of the circuit breaker is stored, so that it survives a restart of the restarter."""
 
-    config_map: str = "gpufrag-restarter"
-    """The annotations of this ConfigMap; it must exist."""
-    namespace: str | None = None
-    """Of the ConfigMap; None: the one that the restarter runs in."""
+    config_map: Annotated[str, about("Name of an existing ConfigMap; its annotations hold the state.")] = (
+        "gpufrag-restarter"
+    )
+    namespace: Annotated[str | None, about("Namespace of the ConfigMap. Default: the restarter's own.")] = None
 
     def __post_init__(self) -> None:
-        bounds.require_object(self.config_map, "circuit.config_map")
-        bounds.require_namespaces(() if self.namespace is None else (self.namespace,), "circuit.namespace")
+        if not _OBJECT.fullmatch(self.config_map):
+            raise UsageError(f"circuit.config_map: {self.config_map!r:.40} is not an object name")
+        _require_namespaces(() if self.namespace is None else (self.namespace,), "circuit.namespace")
 
 
 @dataclass(frozen=True)
 class ProcessSettings:
-    """Of target process: jobs on this host, started with `gpufrag run --restartable`."""
+    """Target process: jobs on this host, started with `gpufrag run --restartable`."""
 
-    folder: Path | None = None
-    """The jobs' GPUFRAG_DIR; None: as the environment and the defaults have it."""
+    folder: Annotated[Path | None, about("The jobs' GPUFRAG_DIR. Default: as the agents choose it.")] = None
 
 
 @dataclass(frozen=True)
 class SlurmSettings:
-    """Of target slurm: jobs that `scontrol requeue` puts back into the queue."""
+    """Target slurm: jobs restarted with `scontrol requeue`."""
 
-    users: tuple[str, ...] = ()
-    """Whose jobs may be touched; none named: those of the user whom the restarter runs as."""
-    timeout: Seconds = 20.0
-    """Of one command of Slurm's."""
-    signal_grace: Seconds = 120.0
-    """From the signal that a job's comment names to its requeue, unless the job says earlier that it has saved."""
-    start_after: Seconds | None = None
-    """A job that was put back is told to start so soon; None: after Slurm's own two minutes. A node fails a job whose
-    start is not later, by the clocks of both, than the end of its last run: longer than they may differ."""
+    users: Annotated[
+        tuple[str, ...], about("Users whose jobs may be restarted. Default: the user that runs the restarter.")
+    ] = ()
+    timeout: Annotated[float, seconds(0.1, HOUR, "Timeout of one Slurm command.")] = 20.0
+    signal_grace: Annotated[
+        float,
+        seconds(0.1, DAY, "From the signal in the job's comment to the requeue, unless the job saves earlier."),
+    ] = 120.0
+    start_after: (
+        Annotated[
+            float,
+            seconds(
+                0.1,
+                DAY,
+                "Earliest start of a requeued job. Default: Slurm's two minutes. Must exceed the clock difference"
+                " between controller and nodes.",
+            ),
+        ]
+        | None
+    ) = None
 
 
 @dataclass(frozen=True)
 class AlertsWeb(WebSettings):
-    """Where alerts come in, and decisions are shown."""
+    """The server for alerts and decisions."""
 
-    listen_address: str = f"127.0.0.1:{PORT}"
-    """As of every server; alerts come from another host, which takes `:9837` and a token or a password."""
+    listen_address: ListenAddress = f"127.0.0.1:{PORT}"
 
 
 @dataclass(frozen=True)
 class MetricsWeb(WebSettings):
-    """Where /metrics and the probes are: another port, so that a network policy can tell who may reach which."""
+    """The server for /metrics and probes, on its own port so that network policies can tell them apart."""
 
-    listen_address: str = f"127.0.0.1:{METRICS_PORT}"
-    """As of every server."""
+    listen_address: ListenAddress = f"127.0.0.1:{METRICS_PORT}"
 
 
 @dataclass(frozen=True)
 class RestarterConfig:
-    """All that `gpufrag restarter` can be told."""
+    """All settings of `gpufrag restarter`."""
 
     web: AlertsWeb = AlertsWeb()
     metrics_web: MetricsWeb = MetricsWeb()
@@ -194,27 +233,27 @@ class RestarterConfig:
     checkpoint: CheckpointSettings = CheckpointSettings()
     prometheus: PrometheusSettings = PrometheusSettings()
     circuit: CircuitSettings = CircuitSettings()
-    target: str = "kubernetes"
-    """Where the jobs run: kubernetes, process (this host), or slurm."""
-    state_file: Path | None = None
-    """Of target process and slurm: where is written down what a ConfigMap and annotations hold in Kubernetes."""
+    target: Annotated[
+        Literal["kubernetes", "process", "slurm"], about("Where the jobs run; process means this host.")
+    ] = "kubernetes"
+    state_file: Annotated[
+        Path | None, about("Targets process and slurm: file for the state that Kubernetes keeps in annotations.")
+    ] = None
     process: ProcessSettings = ProcessSettings()
     slurm: SlurmSettings = SlurmSettings()
-    queue: Count = 1000
-    """Alerts that wait; one more is answered 503, and Alertmanager sends it again."""
+    queue: Annotated[
+        int, in_range(1, 100_000, "Alerts that may wait; more are answered 503, and Alertmanager sends them again.")
+    ] = 1000
     log: LogSettings = LogSettings()  # noqa: RUF009 frozen
 
     def __post_init__(self) -> None:
-        if self.target not in ("kubernetes", "process", "slurm"):
-            raise UsageError(f"target is {self.target!r:.40}: kubernetes, process or slurm belongs here")
-        bounds.require(self)
         address = self.web.listen_address
         if address == self.metrics_web.listen_address and not address.endswith(":0"):
-            raise UsageError(f"web and metrics_web both have listen_address {address:.60}: give each a port of its own")
+            raise UsageError(f"web and metrics_web have the same listen_address {address:.60}; choose two ports")
 
 
 def idle_because(config: RestarterConfig) -> str | None:
-    """Why this config restarts nothing, as that of an empty file; None: it restarts jobs."""
+    """Return why this config restarts nothing, or None."""
     policy = config.policy
     if not policy.enabled:
         return "policy.enabled is false"
@@ -223,6 +262,6 @@ def idle_because(config: RestarterConfig) -> str | None:
     return "policy.namespaces is empty" if config.target == "kubernetes" and not policy.namespaces else None
 
 
-def load(path: Path) -> RestarterConfig:
-    """Raises Unavailable, BadInput or UsageError, each of which names the file."""
-    return yaml_record.load(RestarterConfig, path)
+def load(path: Path | None, flags: Mapping[str, Any] = reader.NO_FLAGS) -> RestarterConfig:
+    """Return the config file's settings, if any, with flags on top. Raises Unavailable, BadInput or UsageError."""
+    return reader.load(RestarterConfig, path, flags)

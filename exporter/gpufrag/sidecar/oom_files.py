@@ -41,7 +41,7 @@ class ReportReader:
 
     def __init__(self, folder: Path, settings: FolderSettings, clock: Callable[[], float]) -> None:
         self._folder, self._most = folder, settings.max_reports
-        self._sweeper = Sweeper(folder, settings.reports, clock)
+        self._sweeper = Sweeper(folder, settings.report_retention, clock)
         self._known: dict[ReportFile, Content] = {}
 
     def read(self, files: list[ReportFile]) -> tuple[OomReport, ...]:

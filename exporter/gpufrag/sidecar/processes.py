@@ -73,7 +73,7 @@ class ProcessReader:
         self._known: dict[FileName, _Memory] = {}
         self._alive: frozenset[FileName] = frozenset()
         self._told: Skipped = {}
-        self._sweeper = Sweeper(folder, settings.last_words, clock)
+        self._sweeper = Sweeper(folder, settings.dead_process_retention, clock)
         self._reports = oom_files.ReportReader(folder, settings, clock)
 
     def read(self) -> Reading:

@@ -15,9 +15,10 @@ import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar, Literal
 
-from ..config import yaml_record
+from ..config import reader
+from ..config.schema import about
 from ..errors import BadInput, Unavailable, UsageError
 
 _BCRYPT = re.compile(r"\$2[abxy]\$(0[4-9]|[12][0-9]|3[01])\$[./A-Za-z0-9]{53}")
@@ -38,42 +39,36 @@ _HEADERS = (
 
 @dataclass(frozen=True)
 class TlsServerConfig:
-    """The server's certificate, and whether clients must show one. Paths count from the web config file."""
+    """The server's certificate, and whether clients must present one."""
 
-    cert_file: Path
-    """The certificate, PEM, its chain below it. Read again when it changes."""
-    key_file: Path
-    """Its private key, PEM, without a passphrase."""
-    client_auth_type: str = "NoClientCert"
-    """NoClientCert, VerifyClientCertIfGiven or RequireAndVerifyClientCert."""
-    client_ca_file: Path | None = None
-    """The authorities that clients' certificates must come from."""
-    min_version: str = "TLS12"
-    """TLS12 or TLS13; older ones are not offered."""
-    max_version: str = "TLS13"
-    """TLS12 or TLS13."""
+    cert_file: Annotated[Path, about("Certificate and chain, PEM. Read again when it changes.")]
+    key_file: Annotated[Path, about("Private key, PEM, without a passphrase.")]
+    client_auth_type: Annotated[
+        Literal["NoClientCert", "VerifyClientCertIfGiven", "RequireAndVerifyClientCert"],
+        about("Whether clients must present a certificate."),
+    ] = "NoClientCert"
+    client_ca_file: Annotated[Path | None, about("CA of the clients' certificates.")] = None
+    min_version: Annotated[Literal["TLS12", "TLS13"], about("Lowest TLS version.")] = "TLS12"
+    max_version: Annotated[Literal["TLS12", "TLS13"], about("Highest TLS version.")] = "TLS13"
 
-    UNSERVED: ClassVar[Mapping[str, str]] = {
-        "cipher_suites": "OpenSSL's own choice is offered; remove it, and narrow that with min_version: TLS13",
-        "curve_preferences": "OpenSSL's own choice is offered; remove it",
-        "prefer_server_cipher_suites": "remove it; among the suites of today the order is no matter of security",
-        "client_allowed_sans": "remove it, and let client_ca_file hold an authority that signs for these clients only",
-        "cert": "write it to a file and name that in cert_file",
-        "key": "write it to a file and name that in key_file",
-        "client_ca": "write it to a file and name that in client_ca_file",
+    UNSUPPORTED: ClassVar[Mapping[str, str]] = {
+        "cipher_suites": "remove it; to narrow OpenSSL's defaults, set min_version: TLS13",
+        "curve_preferences": "remove it; OpenSSL's defaults apply",
+        "prefer_server_cipher_suites": "remove it; it does not matter for current cipher suites",
+        "client_allowed_sans": "remove it, and use a client_ca_file whose CA signs only for these clients",
+        "cert": "write it to a file and set cert_file",
+        "key": "write it to a file and set key_file",
+        "client_ca": "write it to a file and set client_ca_file",
     }
 
     def __post_init__(self) -> None:
-        _one_of(self.client_auth_type, _CLIENT_AUTH, "client_auth_type")
-        _one_of(self.min_version, _VERSIONS, "min_version")
-        _one_of(self.max_version, _VERSIONS, "max_version")
         if self.min_version > self.max_version:
             raise UsageError("tls_server_config.min_version is above max_version: no client could connect")
         verifies = self.client_auth_type != "NoClientCert"
         if verifies and self.client_ca_file is None:
             raise UsageError(f"tls_server_config.client_ca_file is missing: {self.client_auth_type} needs it")
         if self.client_ca_file and not verifies:
-            raise UsageError("tls_server_config.client_auth_type is missing: client_ca_file alone verifies nobody")
+            raise UsageError("tls_server_config.client_auth_type is missing: client_ca_file has no effect without it")
 
     @property
     def mutual(self) -> bool:
@@ -85,13 +80,13 @@ class TlsServerConfig:
 class HttpServerConfig:
     """How HTTP is served."""
 
-    http2: bool = True
-    """Accepted for the sake of shared files; HTTP/1.1 is what is served."""
-    headers: Mapping[str, str] = field(default_factory=dict)
-    """Sent with every answer; the security headers that exporters share."""
+    http2: Annotated[bool, about("Accepted because exporters share this file; the server speaks HTTP/1.1.")] = True
+    headers: Annotated[Mapping[str, str], about("Security headers sent with every answer.")] = field(
+        default_factory=dict
+    )
 
     def __post_init__(self) -> None:
-        yaml_record.check_keys(self.headers, _HEADERS, "http_server_config.headers")
+        reader.check_keys(self.headers, _HEADERS, "http_server_config.headers")
         for name, value in self.headers.items():
             if not value.isascii() or not value.isprintable():
                 raise UsageError(f"http_server_config.headers.{name} holds a line break or another unprintable letter")
@@ -103,17 +98,18 @@ class WebConfig:
 
     tls_server_config: TlsServerConfig | None = None
     http_server_config: HttpServerConfig = HttpServerConfig()
-    basic_auth_users: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """User name to bcrypt hash."""
+    basic_auth_users: Annotated[Mapping[str, str], about("User name to bcrypt hash.", secret=True)] = field(
+        default_factory=dict, repr=False
+    )
 
-    UNSERVED: ClassVar[Mapping[str, str]] = {
+    UNSUPPORTED: ClassVar[Mapping[str, str]] = {
         "rate_limit": "remove it; web.max_requests and web.max_connections of the --config file bound what one can ask",
     }
 
     def __post_init__(self) -> None:
         for user, hashed in self.basic_auth_users.items():
             if ":" in user or not user:
-                raise UsageError(f"basic_auth_users: {user!r:.40} cannot be a user name: it is empty or holds a colon")
+                raise UsageError(f"basic_auth_users: {user!r:.40} is not a user name: it is empty or contains a colon")
             if not _BCRYPT.fullmatch(hashed):  # the value is not told: it may be a password
                 raise UsageError(f"basic_auth_users.{user} is not a bcrypt hash; make one: htpasswd -nBC 10 {user}")
 
@@ -142,7 +138,7 @@ class WebConfig:
 
 def load(path: Path) -> WebConfig:
     """Raises Unavailable, BadInput or UsageError, each of which names the file and no secret."""
-    return yaml_record.load(WebConfig, path)
+    return reader.load(WebConfig, path)
 
 
 def tls_context(config: WebConfig) -> ssl.SSLContext | None:
@@ -187,8 +183,3 @@ def _check_readable(files: tuple[Path, ...]) -> None:
             path.open("rb").close()
         except OSError as error:
             raise Unavailable(f"{path}: {error.strerror}; tls_server_config names it") from None
-
-
-def _one_of(value: str, known: Mapping[str, object], key: str) -> None:
-    if value not in known:
-        raise UsageError(f"tls_server_config.{key} is {value!r:.40}: one of {', '.join(known)} belongs here")
