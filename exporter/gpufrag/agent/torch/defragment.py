@@ -1,0 +1,345 @@
+"""Defragment the CUDA heap of this process by moving tensors' storages between two steps. Only on request.
+
+A storage moves as a whole: its bytes are copied out, the StorageImpl is resized to 0 and back, and the bytes are copied
+in. The StorageImpl stays the same object, so views, parameters, optimizer state and C++ holders stay valid.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+from ...errors import GpufragError, Unavailable
+from ...model.allocatable import Driver
+from ...model.defragment import Move, Round, Target, plan
+from ...model.fragmentation import Fragmentation, measure
+from ...model.heap import ALLOCATED, Heap, parse
+from ...model.settings import SMALL_REQUEST
+
+HOST_SHARE = 0.5
+"""Share of the host's available memory that copies may take."""
+ALIGNMENT = 512
+SMALLEST_STAGING = SMALL_REQUEST + 1
+
+
+class Refused(GpufragError):
+    """The heap must not be touched now; nothing was moved. `reason` is a metric label."""
+
+    def __init__(self, reason: str, text: str) -> None:
+        super().__init__(text)
+        self.reason = reason
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a call moved, or would move. Sizes are bytes, times seconds; None is unknown.
+
+    left: live blocks in fragmented segments that cannot move, counted by reason.
+    """
+
+    device: int
+    done: bool
+    moved_bytes: int
+    moved_storages: int
+    seconds: float
+    ratio_before: float | None
+    ratio_after: float | None
+    largest_allocatable_before: int | None
+    largest_allocatable_after: int | None
+    predicted_largest_allocatable: int | None
+    stranded_before: int
+    stranded_after: int
+    host_bytes: int
+    """Bytes that went through host memory, because the device had no room for the copies."""
+    left: dict[str, int] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Options(NamedTuple):
+    """How to defragment.
+
+    target: when to stop. plan_only: move nothing. verify: compare a checksum of every moved storage.
+    host_limit: most bytes of host memory for copies; None takes half of what is available.
+    allow_graphs: go on although the process has private pools. Captured graphs that read moved tensors then break.
+    """
+
+    target: Target = Target()
+    plan_only: bool = False
+    verify: bool = False
+    host_limit: int | None = None
+    allow_graphs: bool = False
+
+
+class Heapshot(NamedTuple):
+    """The heap and the driver's reading, taken together on a synchronized device."""
+
+    heap: Heap
+    driver: Driver
+
+
+def defragment(torch: Any, device: int, options: Options = Options()) -> Result:
+    """Move storages of one device until its target is reached; call it between two steps, in the training thread.
+
+    Raises Refused if the heap must not be touched, Unavailable if a move failed and everything was put back.
+    """
+    began = time.monotonic()
+    _require_safe(torch)
+    with torch.cuda.device(device), torch.no_grad():
+        torch.cuda.synchronize(device)
+        before = look(torch, device)
+        if not options.allow_graphs and any(segment.private for segment in before.heap.segments):
+            what = "CUDA graphs or memory pools, which keep addresses"
+            raise Refused("private-pool", f"cannot defragment: the process has {what}")
+        storages, left = find_storages(torch, device, before.heap)
+        chosen = plan(before.heap, before.driver, storages.keys(), _host_room(options.host_limit), options.target)
+        moves = [move for one in chosen.rounds for move in one.moves]
+        after = chosen.after
+        if moves and not options.plan_only:
+            mover = _Mover(torch, device, storages, before.heap.settings.expandable_segments)
+            mover.run(chosen.rounds, options.verify)
+            after = _measured(torch, device)
+    return Result(
+        device=device,
+        done=bool(moves) and not options.plan_only,
+        moved_bytes=chosen.bytes,
+        moved_storages=len({move.address for move in moves}),
+        seconds=time.monotonic() - began,
+        ratio_before=chosen.before.ratio,
+        ratio_after=after.ratio,
+        largest_allocatable_before=chosen.before.largest_allocatable,
+        largest_allocatable_after=after.largest_allocatable,
+        predicted_largest_allocatable=chosen.after.largest_allocatable,
+        stranded_before=chosen.before.stranded,
+        stranded_after=after.stranded,
+        host_bytes=sum(move.size for one in chosen.rounds if not one.on_device for move in one.moves),
+        left=dict(left),
+    )
+
+
+def look(torch: Any, device: int) -> Heapshot:
+    """Return the heap of one device and the driver's reading. The device must be synchronized."""
+    heap = parse(torch.cuda.memory._snapshot()).on_device(device)
+    free, size = torch.cuda.mem_get_info(device)
+    fraction = 1.0
+    if hasattr(torch.cuda, "get_per_process_memory_fraction"):
+        fraction = torch.cuda.get_per_process_memory_fraction(device)
+    return Heapshot(heap, Driver(free, size, int(fraction * size) if fraction < 1 else None))
+
+
+def _measured(torch: Any, device: int) -> Fragmentation:
+    torch.cuda.synchronize(device)
+    return measure(*look(torch, device))
+
+
+def _require_safe(torch: Any) -> None:
+    if not torch.cuda.is_initialized():
+        raise Refused("no-cuda", "cannot defragment: this process has not initialized CUDA")
+    if torch.cuda.get_allocator_backend() != "native":
+        raise Refused(
+            "backend", f"cannot defragment: allocator backend {torch.cuda.get_allocator_backend()} has no heap"
+        )
+    if torch.cuda.is_current_stream_capturing():
+        raise Refused("capture", "cannot defragment while a CUDA graph is being captured")
+    if os.environ.get("TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK", "0") not in ("", "0"):
+        raise Refused("nccl", "cannot defragment: NCCL has registered this allocator's segments")
+
+
+def find_storages(torch: Any, device: int, heap: Heap) -> tuple[dict[int, Any], Counter[str]]:
+    """Return the storages that own a block alone, by its address; and the other live blocks, counted by reason.
+
+    Only blocks of fragmented segments are looked at. A block moves only if one StorageImpl that Python can reach
+    starts where the block starts and asked for all of it, and may be resized.
+    """
+    blocks = {
+        block.address: block.requested
+        for segment in heap.segments
+        if not segment.private and len(segment.sizes) > 1
+        for block in segment.blocks()
+        if block.state is ALLOCATED
+    }
+    shared = _ipc_storages()
+    found: dict[int, Any] = {}
+    refused: dict[int, str] = {}
+    for storage in _reachable_storages(torch, device):
+        address = storage.data_ptr()
+        if address not in blocks:
+            continue
+        if storage._cdata in shared:
+            refused[address] = "ipc"
+        elif not storage.resizable():
+            refused[address] = "not-resizable"
+        elif storage.nbytes() != blocks[address]:
+            refused[address] = "not-sole-owner"
+        elif address in found:
+            refused[address] = "aliased"
+        else:
+            found[address] = storage
+    for address in refused:
+        found.pop(address, None)
+    left = Counter(refused.values())
+    left["unreachable"] = len(blocks) - len(found) - len(refused)
+    return found, +left
+
+
+def _reachable_storages(torch: Any, device: int) -> Iterator[Any]:
+    """Yield each CUDA storage of the device that a Python object holds, once."""
+    tensor, untyped = torch.Tensor, torch.UntypedStorage
+    kinds: dict[type, int] = {}
+    objects = gc.get_objects()
+    for kind in set(map(type, objects)):
+        kinds[kind] = 1 if issubclass(kind, tensor) else 2 if issubclass(kind, untyped) else 0
+    wanted = {kind for kind, number in kinds.items() if number}
+    seen: set[int] = set()
+    for candidate in [thing for thing in objects if type(thing) in wanted]:
+        try:
+            storage = candidate if kinds[type(candidate)] == 2 else _storage_of(candidate, device)
+            if storage is None or storage.device.type != "cuda" or storage.device.index != device:
+                continue
+            identity, size = storage._cdata, storage.nbytes()
+        except (RuntimeError, NotImplementedError, AttributeError, TypeError):
+            continue  # a tensor without a storage: a fake, functional, sparse or wrapper tensor
+        if size and identity not in seen:
+            seen.add(identity)
+            yield storage
+
+
+def _storage_of(tensor: Any, device: int) -> Any:
+    return tensor.untyped_storage() if tensor.is_cuda and tensor.device.index == device else None
+
+
+def _ipc_storages() -> set[int]:
+    """StorageImpls that were sent to, or received from, another process."""
+    reductions: Any = sys.modules.get("torch.multiprocessing.reductions")
+    cache = getattr(reductions, "shared_cache", None) or {}
+    return {getattr(reference, "cdata", 0) for reference in list(cache.values())}
+
+
+def _host_room(limit: int | None) -> int:
+    """Host memory that a round may use. Copies on the device need it too: it is where they go if a move fails."""
+    available = _available_host_memory()
+    room = int(available * HOST_SHARE) if available is not None else 0
+    return room if limit is None else min(limit, room)
+
+
+def _available_host_memory() -> int | None:
+    found = []
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            found += [int(line.split()[1]) << 10 for line in file if line.startswith("MemAvailable:")]
+    except OSError:
+        return None
+    for limit, used in (
+        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ):
+        try:
+            with open(limit, encoding="ascii") as most, open(used, encoding="ascii") as now:
+                found.append(int(most.read()) - int(now.read()))
+        except (OSError, ValueError):
+            continue  # no such cgroup, or no limit ("max")
+    return max(0, min(found)) if found else None
+
+
+class _Mover:
+    """Carries out a plan on one device."""
+
+    def __init__(self, torch: Any, device: int, storages: dict[int, Any], expandable: bool) -> None:
+        self._torch = torch
+        self._device = device
+        self._storages = storages
+        # with plain segments, copies in the default pool could land in a segment that is to be emptied
+        self._needs_pool = not expandable
+        self._room: Any = None  # the tensor that holds the copies of this round
+
+    def run(self, rounds: Sequence[Round], verify: bool) -> None:
+        torch = self._torch
+        torch.cuda.empty_cache()
+        for one in rounds:
+            sums = [self._checksum(move) for move in one.moves] if verify else []
+            self._move(one)
+            if verify and sums != [self._checksum(move) for move in one.moves]:
+                raise Unavailable("a moved storage has another checksum than before: stop this job and report it")
+            torch.cuda.empty_cache()
+
+    def _move(self, one: Round) -> None:
+        """Move the storages of one round; if an allocation fails, put every byte back and raise Unavailable."""
+        torch, moves = self._torch, one.moves
+        copies = self._reserve(moves, one.on_device)
+        for move, copy in zip(moves, copies):
+            copy.copy_(self._bytes(move), non_blocking=True)
+        torch.cuda.synchronize(self._device)
+        waiting = list(zip(moves, copies))
+        del copies
+        try:
+            for move in moves:
+                self._storages[move.address].resize_(0)
+            torch.cuda.empty_cache()
+            while waiting:
+                move, copy = waiting[0]
+                self._restore(move, copy)
+                waiting.pop(0)
+            torch.cuda.synchronize(self._device)
+        except BaseException as error:
+            move = copy = None  # type: ignore[assignment] # the last reference to the copies' room must be ours
+            self._put_back(waiting)
+            if not isinstance(error, Exception):
+                raise
+            raise Unavailable(f"a move failed ({error}); all storages are back and the job can go on") from error
+        finally:
+            waiting.clear()
+            self._room = None
+
+    def _reserve(self, moves: Sequence[Move], on_device: bool) -> list[Any]:
+        torch = self._torch
+        starts = list(accumulate((-(-move.requested // ALIGNMENT) * ALIGNMENT for move in moves), initial=0))
+        size = max(starts[-1], SMALLEST_STAGING)
+        if not on_device:
+            self._room = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        elif self._needs_pool:
+            pool = torch.cuda.MemPool()
+            with torch.cuda.use_mem_pool(pool):
+                self._room = torch.empty(size, dtype=torch.uint8, device=f"cuda:{self._device}")
+        else:
+            self._room = torch.empty(size, dtype=torch.uint8, device=f"cuda:{self._device}")
+        return [self._room[start : start + move.requested] for start, move in zip(starts, moves)]
+
+    def _bytes(self, move: Move) -> Any:
+        """The storage as uint8, with a version counter of its own: autograd does not see the copy."""
+        torch, storage = self._torch, self._storages[move.address]
+        return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage, 0, (move.requested,), (1,))
+
+    def _restore(self, move: Move, copy: Any) -> None:
+        torch = self._torch
+        stream = torch.cuda.ExternalStream(move.stream) if move.stream else torch.cuda.default_stream(self._device)
+        with torch.cuda.stream(stream):
+            self._storages[move.address].resize_(move.requested)
+            self._bytes(move).copy_(copy, non_blocking=True)
+
+    def _put_back(self, waiting: list[tuple[Move, Any]]) -> None:
+        """Free the copies' room on the device, by way of the host, so that the storages fit again."""
+        torch = self._torch
+        torch.cuda.synchronize(self._device)
+        saved = [(move, copy.cpu()) for move, copy in waiting]
+        waiting.clear()
+        self._room = None
+        torch.cuda.empty_cache()
+        for move, host in saved:
+            self._restore(move, host)
+        torch.cuda.synchronize(self._device)
+
+    def _checksum(self, move: Move) -> list[int]:
+        """Four sums of the storage's bytes, as 64-bit words at several strides: no copy of it is made."""
+        torch, data = self._torch, self._bytes(move)
+        whole = data.numel() // 8 * 8
+        words = data[:whole].view(torch.int64)
+        parts = [words[::stride].sum() for stride in (1, 2, 3)] if whole else []
+        return [int(part) for part in (*parts, data[whole:].sum())]
