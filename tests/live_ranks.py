@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from gpufrag.checkpoint.records import COMMANDS
-from gpufrag.checkpoint.saving import CheckpointRequest, Saving
+from gpufrag.checkpoint.participant import CheckpointRequest, Participant
+from gpufrag.checkpoint.protocol import COMMANDS
 from gpufrag.wire.control_server import ControlServer
 from gpufrag.wire.error_counter import ErrorCounter
 from gpufrag.wire.folder import FileName
@@ -28,7 +28,7 @@ class LiveRank:
     def __init__(self, folder: Path, rank: int, size: int, save: Callable[[CheckpointRequest], Any] | None) -> None:
         folder.mkdir(exist_ok=True)
         self.identity = Identity("host", 100 + rank, 1.0, rank=rank, world_size=size)
-        self.saving, self.pause, self.exited = Saving(end=self._end), 0.002, False
+        self.participant, self.pause, self.exited = Participant(end=self._end), 0.002, False
         self.saved: list[int] = []
         self._save, self._stop, self._ready = save, threading.Event(), threading.Event()
         self.thread = threading.Thread(target=self._train, daemon=True)
@@ -42,19 +42,19 @@ class LiveRank:
     def close(self) -> None:
         self._stop.set()
         self.control.close()
-        if under_way := self.saving.state(self.identity).id:
-            self.saving.command("release", {"id": under_way, "exit": False}, self.identity)
+        if under_way := self.participant.state(self.identity).id:
+            self.participant.command("release", {"id": under_way, "exit": False}, self.identity)
         self.thread.join(PATIENCE)
 
     def _command(self, name: str) -> Callable[..., dict[str, Any]]:
-        return lambda request: self.saving.command(name, request, self.identity)
+        return lambda request: self.participant.command(name, request, self.identity)
 
     def _train(self) -> None:
         if self._save is not None:
-            self.saving.register(self._keep, counted=True)
+            self.participant.register(self._keep, hooked=True)
         for count in range(1_000_000):
             try:
-                self.saving.hooked("optimizer")
+                self.participant.optimizer_stepped("optimizer")
             except Ended:
                 return
             if count == 3:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import TypeVar
 
-    from .checkpoint.saving import CheckpointRequest
+    from .checkpoint.participant import CheckpointRequest
 
     Save = TypeVar("Save", bound=Callable[[CheckpointRequest], "str | os.PathLike[str] | None"])
 
@@ -98,7 +98,7 @@ def step_ended(step: int | None = None) -> None:
     import sys
 
     if checkpoint := sys.modules.get(f"{__name__}.checkpoint.participant"):
-        checkpoint.ended(step)
+        checkpoint.step_ended(step)
 
 
 def checkpoint_on_signal(*signals: int, timeout: float = 600.0) -> None:
@@ -113,6 +113,6 @@ def checkpoint_on_signal(*signals: int, timeout: float = 600.0) -> None:
     from . import agent
 
     if not agent.disabled():
-        from .checkpoint.signals import OnSignal
+        from .checkpoint.signals import SignalCheckpoint
 
-        OnSignal(timeout).install(signals or (signal.SIGTERM, signal.SIGUSR1))
+        SignalCheckpoint(timeout).install(signals or (signal.SIGTERM, signal.SIGUSR1))

@@ -18,8 +18,8 @@ from gpufrag import agent
 from gpufrag.agent import agent as agent_module
 from gpufrag.agent import lifecycle
 from gpufrag.agent.settings import AgentSettings
-from gpufrag.checkpoint.ending import SAVED, end_process
-from gpufrag.checkpoint.signals import OnSignal
+from gpufrag.checkpoint.participant import EXIT_CODE, end_process
+from gpufrag.checkpoint.signals import SignalCheckpoint
 from gpufrag.errors import Unavailable
 from gpufrag.metrics import in_process_server as serve_self
 from gpufrag.wire import control_server as control_module
@@ -111,7 +111,7 @@ def test_a_signal_without_a_thread_to_save_in_does_what_it_did_before() -> None:
     seen: list[int] = []
     before = signal.signal(signal.SIGUSR1, lambda number, frame: seen.append(number))
     try:
-        OnSignal(timeout=1).install([signal.SIGUSR1])
+        SignalCheckpoint(timeout=1).install([signal.SIGUSR1])
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(threading.Thread, "start", _refuse)
             signal.raise_signal(signal.SIGUSR1)
@@ -123,7 +123,7 @@ def test_a_signal_without_a_thread_to_save_in_does_what_it_did_before() -> None:
 def test_a_rank_that_has_saved_ends_with_its_code_all_the_same(no_threads) -> None:
     with pytest.raises(SystemExit) as ended:
         end_process()
-    assert ended.value.code == SAVED
+    assert ended.value.code == EXIT_CODE
 
 
 def test_a_scraper_is_turned_away_and_the_next_one_is_answered() -> None:

@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 
 import gpufrag
-from gpufrag.checkpoint import rank_sockets
-from gpufrag.checkpoint.agree import agree
-from gpufrag.checkpoint.ending import SAVED as ENDED_SAVED
-from gpufrag.checkpoint.records import Heard, Saved, Terms, release
+from gpufrag.checkpoint.coordinator import Coordinator, ask_folder, ranks_in
+from gpufrag.checkpoint.participant import EXIT_CODE
+from gpufrag.checkpoint.protocol import Answers, Saved, Terms
 from helpers import TESTS
 
 HERE = Path(__file__).parent
@@ -43,31 +42,31 @@ def _start(home: Path, program: Path, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
-def _has_stepped(heard: Heard) -> bool:
+def _has_stepped(heard: Answers) -> bool:
     return bool(heard.ranks) and all(one.step is not None for one in heard.ranks)
 
 
 def _save_and_end(home: Path, job: subprocess.Popen[str]) -> Saved:
     folder, deadline = home / "shared", time.monotonic() + PATIENCE
-    while not _has_stepped(rank_sockets.broadcast(folder, "status", {"id": "one"})):
+    while not _has_stepped(ask_folder(folder, "status", {"id": "one"})):
         assert job.poll() is None, job.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.05)
     terms = Terms("one", PATIENCE, hold=PATIENCE, lead=0.1)
-    saved = rank_sockets.lead(agree(terms, time.monotonic), rank_sockets.in_folder(folder))
+    coordinator = Coordinator(ranks_in(folder), terms)
+    saved = coordinator.save()
     assert saved is not None
-    ask = release("one", end=True)
-    rank_sockets.broadcast(folder, ask.command, ask.fields)
+    coordinator.release(end=True)
     return saved
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_it_saves_ends_with_42_and_goes_on_from_there(tmp_path: Path, program: Path) -> None:
+def test_example_saves_ends_and_resumes_from_there(tmp_path: Path, program: Path) -> None:
     folder = str(tmp_path / "checkpoints")
     with _start(tmp_path, program, folder, *(["1000000"] if program.parent != HERE else [])) as job:
         saved = _save_and_end(tmp_path, job)
         _, errors = job.communicate(timeout=PATIENCE)
-        assert job.returncode == ENDED_SAVED, errors
+        assert job.returncode == EXIT_CODE, errors
     assert saved.path is not None
     last = [saved.path] if program.parent == HERE else [str(saved.step + 2)]
     with _start(tmp_path, program, folder, *last) as again:

@@ -16,9 +16,8 @@ from pathlib import Path
 import pytest
 
 import gpufrag
-from gpufrag.checkpoint import rank_sockets
-from gpufrag.checkpoint.agree import agree
-from gpufrag.checkpoint.records import PREPARED, Ask, Heard, NotSaved, Saved, Terms, release
+from gpufrag.checkpoint.coordinator import Coordinator, ranks_in
+from gpufrag.checkpoint.protocol import PREPARED, Answers, CheckpointFailed, RankCommand, Saved, Terms
 from helpers import TESTS
 
 pytestmark = [
@@ -57,16 +56,15 @@ class Torchrun:
 
     def save(self, checkpoint: str = "one") -> Saved | None:
         terms = replace(TERMS, id=checkpoint)
-        return rank_sockets.lead(agree(terms, time.monotonic), rank_sockets.in_folder(self.folder))
+        return Coordinator(ranks_in(self.folder), terms).save()
 
     def release(self, *, end: bool, checkpoint: str = "one") -> None:
-        ask = release(checkpoint, end=end)
-        rank_sockets.broadcast(self.folder, ask.command, ask.fields)
+        Coordinator(ranks_in(self.folder), replace(TERMS, id=checkpoint)).release(end=end)
 
     def steps(self) -> list[int]:
         return [int((self.out / f"step-{rank}").read_text() or 0) for rank in range(self.size)]
 
-    def must_train_on(self) -> None:
+    def assert_training(self) -> None:
         before = self.steps()
         self.wait_for(lambda: all(a > b for a, b in zip(self.steps(), before)), "they no longer train")
 
@@ -104,7 +102,7 @@ def _saved_by(job: Torchrun, checkpoint: str = "one") -> list[dict[str, object]]
 
 
 @pytest.mark.parametrize(("size", "scene"), [(2, ""), (2, "slow"), (8, "")])
-def test_all_ranks_save_at_one_step_together(tmp_path: Path, size: int, scene: str) -> None:
+def test_all_ranks_save_at_one_step(tmp_path: Path, size: int, scene: str) -> None:
     with _torchrun(tmp_path, size, scene) as job:
         job.pids()
         saved = job.save()
@@ -114,10 +112,10 @@ def test_all_ranks_save_at_one_step_together(tmp_path: Path, size: int, scene: s
         assert [state["steps"] for state in states] == [[saved.step] * size] * size
         assert saved.path == str(job.out / "one-0.pt")
         job.release(end=False)
-        job.must_train_on()
+        job.assert_training()
 
 
-def test_an_end_with_42_is_a_restart_to_torchrun(tmp_path: Path) -> None:
+def test_torchrun_restarts_ranks_that_ended_with_42(tmp_path: Path) -> None:
     with _torchrun(tmp_path, 2, "", "--max-restarts=1") as job:
         job.pids()
         assert job.save() is not None
@@ -125,55 +123,55 @@ def test_an_end_with_42_is_a_restart_to_torchrun(tmp_path: Path) -> None:
         job.wait_for(lambda: len(list(job.out.glob("trains-1-*"))) == 2, "they are not started again")
 
 
-def test_a_rank_without_a_callback_holds_nobody_up(tmp_path: Path) -> None:
+def test_rank_without_callback_lets_all_continue(tmp_path: Path) -> None:
     with _torchrun(tmp_path, 2, "one without") as job:
         job.pids()
-        with pytest.raises(NotSaved, match="rank 1 has no checkpoint callback"):
+        with pytest.raises(CheckpointFailed, match="rank 1 has no checkpoint callback"):
             job.save()
-        job.must_train_on()
+        job.assert_training()
         assert not list(job.out.glob("*.pt"))
 
 
-def test_a_rank_that_stands_still_past_the_promise_calls_it_off(tmp_path: Path) -> None:
+def test_stopped_rank_cancels_the_checkpoint(tmp_path: Path) -> None:
     """Rank 1 is stopped: it promised nothing, and rank 0, which did, trains on when it goes on."""
     with _torchrun(tmp_path, 2) as job:
         pid = job.pids()[1]
         os.kill(pid, signal.SIGSTOP)
         try:
-            with pytest.raises(NotSaved, match="no answer"):
+            with pytest.raises(CheckpointFailed, match="no answer"):
                 job.save()
         finally:
             os.kill(pid, signal.SIGCONT)
-        job.must_train_on()
+        job.assert_training()
         assert job.save("two") is not None
         job.release(end=False, checkpoint="two")
 
 
-def test_a_rank_that_dies_before_its_step_is_named(tmp_path: Path) -> None:
+def test_rank_that_dies_before_its_step_is_named(tmp_path: Path) -> None:
     with _torchrun(tmp_path, 2) as job:
         pid = job.pids()[1]
-        ask = rank_sockets.in_folder(job.folder)
+        ask = ranks_in(job.folder)
 
-        def kill_it_after_its_promise(wanted: Ask) -> Heard:
+        def kill_it_after_its_promise(wanted: RankCommand) -> Answers:
             heard = ask(wanted)
-            if wanted.command == "at":
+            if wanted.name == "at":
                 os.kill(pid, signal.SIGKILL)
                 job.wait_for(lambda: not Path(f"/proc/{pid}/exe").exists(), "it does not die")
             return heard
 
-        with pytest.raises(NotSaved, match="rank 1"):
-            rank_sockets.lead(agree(TERMS, time.monotonic), kill_it_after_its_promise)
+        with pytest.raises(CheckpointFailed, match="rank 1"):
+            Coordinator(kill_it_after_its_promise, TERMS).save()
         assert not list(job.out.glob("*.pt"))
 
 
-def test_a_step_that_has_passed_is_promised_by_nobody(tmp_path: Path) -> None:
+def test_passed_step_is_not_promised(tmp_path: Path) -> None:
     with _torchrun(tmp_path, 2) as job:
         job.pids()
-        ask = rank_sockets.in_folder(job.folder)
-        ask(Ask("prepare", {"id": "one"}))
-        heard = ask(Ask("at", {"id": "one", "step": 2, "patience": PATIENCE, "hold": PATIENCE}))
+        ask = ranks_in(job.folder)
+        ask(RankCommand("prepare", {"id": "one"}))
+        heard = ask(RankCommand("at", {"id": "one", "step": 2, "patience": PATIENCE, "hold": PATIENCE}))
         assert [one.state for one in heard.ranks] == [PREPARED] * 2
-        job.must_train_on()
-        ask(Ask("cancel", {"id": "one"}))
+        job.assert_training()
+        ask(RankCommand("cancel", {"id": "one"}))
         assert job.save("two") is not None
         job.release(end=False, checkpoint="two")

@@ -20,7 +20,7 @@ import torch.distributed
 
 import gpufrag
 from gpufrag import agent
-from gpufrag.checkpoint.saving import CheckpointRequest
+from gpufrag.checkpoint.participant import CheckpointRequest
 from gpufrag.demo.source import SimulatedSource
 from gpufrag.demo.traces import load
 from gpufrag.model.simulator.allocator import Allocator

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from agreement.simulated_ranks import Job, job
-from gpufrag.checkpoint.records import SAVED, Ask, Heard
+from checkpoint.simulated_ranks import Job, job
+from gpufrag.checkpoint.protocol import IDLE, SAVED, Answers, CheckpointFailed, RankCommand
 from gpufrag.errors import Unavailable
 from gpufrag.restarter.agreed import NO_CALLBACK, AgreedCheckpointer
-from gpufrag.restarter.checkpoint import Checkpoint, CheckpointFailed
+from gpufrag.restarter.checkpoint import Checkpoint
 from restarter.worker_rig import Rig
 
 PATIENCE = 20.0
@@ -21,7 +21,7 @@ ANY: Any = None
 def _checkpointer(ranks: Job) -> AgreedCheckpointer:
     """The clock of the simulation moves with every question."""
 
-    def ask(wanted: Ask) -> Heard:
+    def ask(wanted: RankCommand) -> Answers:
         ranks.now += 0.5
         heard = ranks.ask(wanted)
         ranks.step()
@@ -48,7 +48,7 @@ def _await_release(ranks: Job) -> None:
     while ranks.asked[-1] != "release":
         assert time.monotonic() < deadline
         time.sleep(0.001)
-    assert all(rank.promise.idle for rank in ranks.ranks)
+    assert all(rank.promise.state == IDLE for rank in ranks.ranks)
 
 
 def test_step_and_path_are_named_and_the_ranks_stand_still_for_the_restart() -> None:
@@ -80,7 +80,7 @@ def test_it_ends_at_the_time_out() -> None:
 
 
 def test_ranks_that_cannot_be_reached_are_a_failure() -> None:
-    def nobody(wanted: Ask) -> Heard:
+    def nobody(wanted: RankCommand) -> Answers:
         raise Unavailable("the API server is away")
 
     waiting = AgreedCheckpointer(lambda job: nobody, 30.0).save(ANY, 60.0)

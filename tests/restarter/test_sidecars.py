@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
+from gpufrag.checkpoint.protocol import CheckpointFailed
 from gpufrag.config.sidecar import ControlSettings, NvmlSettings, ServeConfig
 from gpufrag.errors import Unavailable
 from gpufrag.restarter import server
 from gpufrag.restarter.agreed import AgreedCheckpointer
-from gpufrag.restarter.checkpoint import Checkpoint, CheckpointFailed
+from gpufrag.restarter.checkpoint import Checkpoint
 from gpufrag.restarter.kubernetes.cluster import GroupKind, Owner, Pod
 from gpufrag.restarter.kubernetes.owners import Resolved
 from gpufrag.restarter.kubernetes.sidecars import Sidecars, reaching

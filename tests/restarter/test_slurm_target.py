@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from gpufrag.checkpoint.protocol import CheckpointFailed
 from gpufrag.restarter.alerts import Place
-from gpufrag.restarter.checkpoint import Checkpoint, CheckpointFailed
+from gpufrag.restarter.checkpoint import Checkpoint
 from gpufrag.restarter.clock import Clock
 from gpufrag.restarter.commanded import SLURM_JOB
 from gpufrag.restarter.errors import Conflict, NotFound, Refused

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from gpufrag.checkpoint.protocol import CheckpointFailed
 from gpufrag.restarter import metrics
-from gpufrag.restarter.checkpoint import Checkpoint, CheckpointFailed, Waiting
+from gpufrag.restarter.checkpoint import Checkpoint, Waiting
 from gpufrag.restarter.errors import Denied
 from gpufrag.restarter.kubernetes.owners import Resolved
 from gpufrag.restarter.settings import CheckpointSettings, RestarterConfig

@@ -1,4 +1,4 @@
-"""POST /v1/checkpoint and the commands behind it: who may, and what the ranks do then."""
+"""The checkpoint API over HTTP: authorization, progress and single commands."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gpufrag.checkpoint.records import COMMANDS, decode
+from gpufrag.checkpoint.protocol import COMMANDS, Answers
 from gpufrag.config.sidecar import ControlSettings, NvmlSettings, ServeConfig
 from gpufrag.errors import BadInput, Unavailable
 from gpufrag.sidecar.control import MAX_BODY
@@ -64,7 +64,12 @@ def _outcome(one: Running) -> dict[str, Any]:
         time.sleep(0.02)
 
 
-def test_without_a_token_there_is_no_such_path(folder: Path) -> None:
+def _states(one: Running, path: str, **fields: Any) -> list[str]:
+    answers = Answers.from_json(_send(one, path, json={"id": "one", **fields}).json())
+    return [rank.state for rank in answers.ranks]
+
+
+def test_without_a_token_the_paths_do_not_exist(folder: Path) -> None:
     with running(_sidecar(folder, None).service()) as one:
         assert _send(one, method="GET").status_code == 404
         assert _send(one).status_code == 404
@@ -73,16 +78,16 @@ def test_without_a_token_there_is_no_such_path(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("token", [None, "wrong-wrong-wrong-wrong", TOKEN[:-1], ""])
-def test_without_the_token_nothing_happens(served: Running, folder: Path, token: str | None) -> None:
+def test_wrong_token_changes_nothing(served: Running, folder: Path, token: str | None) -> None:
     with live_ranks(folder, [saves_at]) as ranks:
         assert _send(served, token=token).status_code == 401
         assert _send(served, token=token, method="GET").status_code == 401
         for command in COMMANDS:
             assert _send(served, f"/{command}", token=token, json={"id": "one"}).status_code == 401
-        assert ranks[0].saving.state(ranks[0].identity).id is None
+        assert ranks[0].participant.state(ranks[0].identity).id is None
 
 
-def test_the_token_opens_nothing_else_and_a_new_one_is_good_at_once(served: Running, token_file: Path) -> None:
+def test_token_opens_nothing_else_and_is_reread(served: Running, token_file: Path) -> None:
     token_file.write_text("another-token-another-token")
     assert _send(served, method="GET").status_code == 401
     assert _send(served, method="GET", token="another-token-another-token").status_code == 404
@@ -90,7 +95,7 @@ def test_the_token_opens_nothing_else_and_a_new_one_is_good_at_once(served: Runn
         assert client.post(served.url("/metrics")).status_code == 405
 
 
-def test_a_token_file_that_admits_nobody_is_told_at_the_start(folder: Path, tmp_path: Path) -> None:
+def test_unusable_token_file_is_an_error_at_start(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match="is to hold the bearer tokens"):
         _sidecar(folder, tmp_path / "missing")
     (tmp_path / "short").write_text("short")
@@ -98,7 +103,7 @@ def test_a_token_file_that_admits_nobody_is_told_at_the_start(folder: Path, tmp_
         _sidecar(folder, tmp_path / "short")
 
 
-def test_a_token_file_that_may_be_missing_opens_nothing_until_it_is_there(folder: Path, token_file: Path) -> None:
+def test_optional_token_file_turns_the_api_off_if_missing(folder: Path, token_file: Path) -> None:
     maybe = ControlSettings(token_file, optional=True)
     config = ServeConfig(nvml=NvmlSettings(enabled=False), control=maybe)
     with running(Sidecar(config, lambda _: folder, lambda: config).service()) as one:
@@ -109,7 +114,7 @@ def test_a_token_file_that_may_be_missing_opens_nothing_until_it_is_there(folder
         assert _send(one).status_code == 404
 
 
-def test_all_ranks_save_and_train_on(served: Running, folder: Path) -> None:
+def test_all_ranks_save_and_continue(served: Running, folder: Path) -> None:
     with live_ranks(folder, [saves_at] * 2) as ranks:
         begun = _send(served, json={"timeout": PATIENCE})
         assert begun.status_code == 202
@@ -117,11 +122,11 @@ def test_all_ranks_save_and_train_on(served: Running, folder: Path) -> None:
         assert told["outcome"] == "saved"
         assert told["id"] == begun.json()["id"]
         assert [rank.saved for rank in ranks] == [[told["step"]]] * 2
-        assert told["text"] == f"2 ranks saved at step {told['step']} to /checkpoints/{told['step']}."
+        assert told["text"] == f"All 2 ranks saved at step {told['step']} to /checkpoints/{told['step']}."
         assert not any(rank.exited for rank in ranks)
 
 
-def test_all_ranks_save_and_end_where_that_is_wanted(served: Running, folder: Path) -> None:
+def test_all_ranks_save_and_end_with_exit(served: Running, folder: Path) -> None:
     with live_ranks(folder, [saves_at] * 2) as ranks:
         _send(served, json={"timeout": PATIENCE, "exit": True})
         assert _outcome(served)["outcome"] == "saved"
@@ -130,7 +135,7 @@ def test_all_ranks_save_and_end_where_that_is_wanted(served: Running, folder: Pa
         assert all(rank.exited for rank in ranks)
 
 
-def test_what_fails_and_what_cannot_be_is_told(served: Running, folder: Path) -> None:
+def test_failures_are_reported_with_their_outcome(served: Running, folder: Path) -> None:
     with live_ranks(folder, [saves_at, None]):
         _send(served)
         assert _outcome(served)["text"].startswith("rank 1 has no checkpoint callback")
@@ -139,7 +144,7 @@ def test_what_fails_and_what_cannot_be_is_told(served: Running, folder: Path) ->
         assert _outcome(served)["outcome"] == "no-callback"
 
 
-def test_one_at_a_time(served: Running, folder: Path) -> None:
+def test_second_checkpoint_is_a_conflict(served: Running, folder: Path) -> None:
     allowed = threading.Event()
     with live_ranks(folder, [lambda request: allowed.wait(PATIENCE) and "saved"]):
         first = _send(served)
@@ -150,32 +155,30 @@ def test_one_at_a_time(served: Running, folder: Path) -> None:
         assert _outcome(served)["path"] == "saved"
 
 
-def test_a_receiver_leads_it_by_single_commands(served: Running, folder: Path) -> None:
+def test_remote_coordinator_sends_single_commands(served: Running, folder: Path) -> None:
     with live_ranks(folder, [saves_at] * 2) as ranks:
-        heard = decode(_send(served, "/prepare", json={"id": "one"}).json())
-        assert [one.state for one in heard.ranks] == ["prepared", "prepared"]
-        step = max(one.step or 0 for one in heard.ranks) + 50
-        terms = {"id": "one", "step": step, "patience": PATIENCE, "hold": PATIENCE, "command": "ping"}
-        assert {one.state for one in decode(_send(served, "/at", json=terms).json()).ranks} == {"promised"}
+        assert _states(served, "/prepare") == ["prepared"] * 2
+        step = max(rank.participant.state(rank.identity).step or 0 for rank in ranks) + 50
+        assert _states(served, "/at", step=step, patience=PATIENCE, hold=PATIENCE, command="ping") == ["promised"] * 2
         _send(served, "/confirm", json={"id": "one"})
         deadline = time.monotonic() + PATIENCE
-        while [one.state for one in decode(_send(served, "/status", json={"id": "one"}).json()).ranks] != ["saved"] * 2:
+        while _states(served, "/status") != ["saved"] * 2:
             assert time.monotonic() < deadline
         assert [rank.saved for rank in ranks] == [[step]] * 2
         _send(served, "/release", json={"id": "one", "exit": False})
 
 
 @pytest.mark.parametrize("body", [b"[]", b"{", b'{"timeout": -1}', b'{"timeout": 1e9}', b'{"exit": 1}', b"\xff"])
-def test_a_body_that_is_none_is_refused(served: Running, body: bytes) -> None:
+def test_invalid_body_is_refused(served: Running, body: bytes) -> None:
     assert _send(served, content=body).status_code == 400
 
 
-def test_a_large_body_is_refused_before_it_is_read(served: Running) -> None:
+def test_large_body_is_refused(served: Running) -> None:
     assert _send(served, content=b"x" * (MAX_BODY + 1)).status_code == 413
 
 
-def test_a_field_that_cannot_be_comes_back_as_the_ranks_answer(served: Running, folder: Path) -> None:
+def test_invalid_field_is_the_ranks_answer(served: Running, folder: Path) -> None:
     with live_ranks(folder, [saves_at]):
-        heard = decode(_send(served, "/prepare", json={"id": 5}).json())
+        heard = Answers.from_json(_send(served, "/prepare", json={"id": 5}).json())
     assert heard.ranks == ()
-    assert "a text of up to 100 characters belongs here" in heard.silent[0]
+    assert "prepare: id is a int, not a text" in heard.silent[0]

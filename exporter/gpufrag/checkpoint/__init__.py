@@ -1,1 +1,1 @@
-"""Checkpoints that all ranks of a job take at one agreed step."""
+"""A checkpoint that all ranks of a job save at one step: protocol, promise and participant in the rank, coordinator."""

@@ -1,79 +1,293 @@
-"""The checkpoint that this process is asked for: its program's own function, at a step that all ranks agreed on.
+"""A training process's part in a checkpoint: it stops at the promised step, saves, and waits for the other ranks.
 
-Commands come in over the control socket, in threads of their own; the program's function runs in the thread that
-trains, between two steps. A process that has not told how to save has no hook, and pays nothing for any of this.
+Commands arrive over the control socket, in their own threads. The program's callback runs in the training thread,
+between two steps. A process that never calls `on_checkpoint` has no hook and pays nothing.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
+import threading
+import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from typing import Any
 
+from ..agent.steps import Steps
 from ..agent.torch.api import TorchSurface
+from ..errors import UsageError
+from ..wire import codec
 from ..wire.error_counter import ErrorCounter
 from ..wire.sample import Identity
-from .records import COMMANDS
-from .saving import CheckpointRequest, Save, Saving
+from ..wire.threads import start_thread
+from .promise import Promise
+from .protocol import COMMANDS, CONFIRMED, IDLE, PREFIX, PROMISED, RankState
 
-__all__ = ["PREFIX", "CheckpointRequest", "Save", "commands", "ended", "here", "register"]
-
-PREFIX = "checkpoint-"
-
-
-def _recording() -> bool:
-    surface = TorchSurface(sys.modules["torch"], ErrorCounter()) if "torch" in sys.modules else None
-    return bool(
-        surface and surface.ask("cuda.is_initialized") and surface.ask("cuda.is_current_stream_capturing") is not False
-    )
+logger = logging.getLogger("gpufrag")
+EXIT_CODE = 42
+"""A rank that has saved for a restart ends with it; launchers take 0 for a finished job."""
+EXIT_GRACE_S = 30.0
+"""The program's exit handlers may take this long; a process group may wait for ranks that are gone."""
+MAX_WAIT_S = 3600.0
+MAX_ID = 100
+NO_STEPS = "cannot see the steps: import torch before gpufrag.on_checkpoint, or call gpufrag.step_ended"
 
 
-_here = Saving(recording=_recording)
+@dataclass(frozen=True)
+class CheckpointRequest:
+    """The argument of the program's callback."""
+
+    id: str
+    """The same in all ranks."""
+    step: int
+    """The step that just ended, the same in all ranks: counted since `on_checkpoint`, or given to `step_ended`."""
+
+
+Save = Callable[[CheckpointRequest], "str | os.PathLike[str] | None"]
+
+
+@dataclass(frozen=True)
+class _Fields:
+    """The fields of a command; only `at` needs step, patience and hold."""
+
+    id: str
+    step: int | None = None
+    patience: float = 0.0
+    hold: float = 0.0
+    exit: bool = False
+
+
+def end_process(code: int = EXIT_CODE) -> None:
+    """End this process from its training thread."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(AttributeError, OSError, ValueError):  # None, or closed
+            stream.flush()
+    if threading.current_thread() is not threading.main_thread():
+        os._exit(code)  # SystemExit would only end this thread
+    with suppress(RuntimeError):  # no thread is available
+        start_thread(_exit_after, "gpufrag-exit", EXIT_GRACE_S, code)
+    raise SystemExit(code)
+
+
+def _exit_after(seconds: float, code: int) -> None:
+    time.sleep(seconds)
+    os._exit(code)
+
+
+def is_capturing() -> bool:
+    """Return whether the current thread records a CUDA graph, which a save would break."""
+    torch = TorchSurface(sys.modules["torch"], ErrorCounter()) if "torch" in sys.modules else None
+    if torch is None or not torch.ask("cuda.is_initialized"):
+        return False
+    return torch.ask("cuda.is_current_stream_capturing") is not False
+
+
+class Participant:
+    """One process. `end` ends it from the training thread; `clock` is monotonic, in seconds."""
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        end: Callable[[], None] = end_process,
+        capturing: Callable[[], bool] = is_capturing,
+    ) -> None:
+        self._clock, self._end, self._capturing = clock, end, capturing
+        self._changed = threading.Condition()
+        self._promise, self._steps = Promise(), Steps()
+        self._save: Save | None = None
+        self.leaving = False
+        """True once the process has saved and is about to end."""
+        self._thread = 0
+        self._hooked = self._explicit = False
+        self._step: int | None = None
+        self._ended_at: float | None = None
+        self._step_seconds: float | None = None
+        self._last_command_at = 0.0
+
+    def register(self, save: Save, hooked: bool) -> None:
+        """Call from the training thread. `hooked`: `optimizer_stepped` is called after each optimizer step."""
+        self._save, self._thread, self._hooked = save, threading.get_ident(), hooked
+
+    def optimizer_stepped(self, optimizer: object) -> None:
+        """Ignores optimizers that step during the backward pass, which runs in another thread."""
+        if self._save is None or self._explicit or threading.get_ident() != self._thread:
+            return
+        self._steps.note(optimizer)
+        if self._steps.whole and self._steps.count != self._step:
+            self._end_step(self._steps.count)
+
+    def step_ended(self, step: int | None) -> None:
+        """The program reports the end of a step; from now on, optimizer steps are ignored."""
+        if self._save is None or threading.get_ident() != self._thread:
+            return
+        if step is None:
+            step = (self._step or 0) + 1
+        if not self._explicit:
+            self._explicit, self._step = True, None
+        self._end_step(step)
+
+    def state(self, identity: Identity) -> RankState:
+        with self._changed:
+            return self._state(identity)
+
+    def command(self, name: str, request: Mapping[str, Any], identity: Identity) -> dict[str, Any]:
+        """Execute one of COMMANDS and return the rank's state.
+
+        Raises UsageError for a wrong field, Unavailable for a checkpoint that has lapsed here.
+        """
+        fields, now = _parse(name, request), self._clock()
+        with self._changed:
+            promise = self._promise
+            if name == "prepare":
+                promise.prepare(fields.id, now)
+            elif name == "at":
+                promise.at(fields.id, fields.step or 0, self._step or 0, now, fields.patience, fields.hold)
+            elif name == "confirm":
+                promise.confirm(fields.id, now)
+            elif name == "cancel":
+                promise.cancel(fields.id)
+            elif name == "release":
+                promise.release(fields.id, fields.exit)
+            if promise.id == fields.id:
+                self._last_command_at = now
+            self._changed.notify_all()
+            return asdict(self._state(identity))
+
+    def _state(self, identity: Identity) -> RankState:
+        promise = self._promise
+        promise.lapse(self._clock())
+        no_steps = NO_STEPS if self._save and not (self._hooked or self._explicit) else None
+        return RankState(
+            host=identity.host,
+            pid=identity.pid,
+            rank=identity.rank,
+            world_size=identity.world_size,
+            id=promise.id,
+            state=promise.state,
+            callback=self._save is not None,
+            step=self._step,
+            step_seconds=self._step_seconds,
+            target=promise.target,
+            path=promise.path,
+            error=promise.error or no_steps,
+        )
+
+    def _end_step(self, step: int) -> None:
+        with self._changed:  # so that this step is not promised just now
+            now = self._clock()
+            if self._ended_at is not None:
+                latest, before = now - self._ended_at, self._step_seconds
+                self._step_seconds = latest if before is None else before + (latest - before) / 8
+            self._step, self._ended_at = step, now
+            due = self._promise.state != IDLE and self._promise.is_due(step, now)
+        if due and self._wait_for_confirm():
+            leave = self._run_callback(step) and self._wait_for_release()
+            self._ended_at = self._clock()
+            if leave:
+                self._end()
+
+    def _wait_for_confirm(self) -> bool:
+        with self._changed:
+            self._changed.wait_for(lambda: self._promise.state != PROMISED, self._promise.patience)
+            self._promise.expired()
+            return self._promise.state == CONFIRMED
+
+    def _run_callback(self, step: int) -> bool:
+        """Return whether the callback saved. If it raises, the coordinator gets the error and training continues."""
+        save, checkpoint = self._save, self._promise.id
+        assert save is not None
+        assert checkpoint is not None
+        if self._capturing():
+            self._fail("a CUDA graph was being captured")
+            return False
+        try:
+            result = save(CheckpointRequest(checkpoint, step))
+            path = None if result is None else os.fsdecode(result)
+        except Exception as error:
+            logger.exception("gpufrag: the checkpoint callback failed at step %d; training continues", step)
+            self._fail(f"the callback raised {type(error).__name__}: {error}")
+            return False
+        except BaseException:
+            self._fail("the program was interrupted while it saved")
+            raise
+        with self._changed:
+            self._last_command_at = self._clock()
+            self._promise.saved(path)
+            self._changed.notify_all()
+        return True
+
+    def _wait_for_release(self) -> bool:
+        """Return whether to end. A rank that ended early would stop the others before they have saved.
+
+        Commands extend the wait: the coordinator is alive and other ranks still save.
+        """
+        with self._changed:
+            while self._promise.leave is None:
+                left = self._last_command_at + self._promise.hold - self._clock()
+                if left <= 0:
+                    break
+                self._changed.wait(left)
+            self.leaving = self._promise.leave is True
+            self._promise.left()
+            return self.leaving
+
+    def _fail(self, error: str) -> None:
+        with self._changed:
+            self._promise.failed(error, self._clock())
+            self._changed.notify_all()
+
+
+def _parse(name: str, request: Mapping[str, Any]) -> _Fields:
+    try:
+        fields = codec.read(_Fields, request)
+    except codec.Misfit as misfit:
+        raise UsageError(f"{name}: {misfit}") from None
+    if not (fields.id.isprintable() and 0 < len(fields.id) <= MAX_ID):
+        raise UsageError(f"{name}: id must have 1 to {MAX_ID} printable characters")
+    if max(fields.patience, fields.hold) > MAX_WAIT_S:
+        raise UsageError(f"{name}: patience and hold must be at most {MAX_WAIT_S:g} seconds")
+    if name == "at" and fields.step is None:
+        raise UsageError(f"{name}: step is missing")
+    return fields
+
+
+_this_process = Participant()
+_hook: list[object] = []
+
+
+def this_process() -> Participant:
+    return _this_process
 
 
 def register(save: Save) -> None:
-    """Have `save` called when a checkpoint is asked for. In the thread that trains; a second call replaces it."""
-    _here.register(save, _watch_steps())
+    """Call `save` when a checkpoint is requested. Call from the training thread; a second call replaces the first."""
+    torch = TorchSurface(sys.modules["torch"], ErrorCounter()) if "torch" in sys.modules else None
+    add_hook = torch.find("optim.optimizer.register_optimizer_step_post_hook") if torch else None
+    if add_hook is not None and not _hook:
+        _hook.append(add_hook(lambda optimizer, args, kwargs: _this_process.optimizer_stepped(optimizer)))
+    _this_process.register(save, hooked=bool(_hook))
 
 
-def ended(step: int | None = None) -> None:
-    """A step has ended, in the thread that trains."""
-    _here.ended(step)
-
-
-def here() -> Saving:
-    """Of this process."""
-    return _here
+def step_ended(step: int | None = None) -> None:
+    _this_process.step_ended(step)
 
 
 def commands(identify: Callable[[], Identity]) -> dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]]:
-    """What the control socket understands of checkpoints."""
+    """The checkpoint commands of this process's control socket."""
 
-    def carrying(name: str) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
-        return lambda request: _here.command(name, request, identify())
+    def executing(name: str) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+        return lambda request: _this_process.command(name, request, identify())
 
-    return {PREFIX + name: carrying(name) for name in COMMANDS}
-
-
-_hooks: list[object] = []
-
-
-def _watch_steps() -> bool:
-    """Hook into torch, once, if the process has it."""
-    torch = sys.modules.get("torch")
-    hook_in = (
-        TorchSurface(torch, ErrorCounter()).find("optim.optimizer.register_optimizer_step_post_hook") if torch else None
-    )
-    if hook_in is not None and not _hooks:
-        _hooks.append(hook_in(lambda optimizer, args, kwargs: _here.hooked(optimizer)))
-    return bool(_hooks)
+    return {PREFIX + name: executing(name) for name in COMMANDS}
 
 
 def _in_forked_child() -> None:
-    """It is another process, which trains nothing unless it says so; a lock may be held by a thread it has not."""
-    global _here
-    _here = Saving(recording=_recording)
+    """Start afresh: the child trains only if it registers, and a thread it does not have may hold the lock."""
+    global _this_process
+    _this_process = Participant()
 
 
 os.register_at_fork(after_in_child=_in_forked_child)

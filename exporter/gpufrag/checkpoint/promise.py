@@ -1,10 +1,10 @@
-"""A rank's part in the agreement: what it has promised, and what becomes of it. Pure: times are told, nothing waits.
+"""A rank's side of the protocol, as a state machine. Pure: times are arguments, nothing waits.
 
     idle ── prepare ─► prepared ── at ─► promised ── confirm ─► confirmed ─► saved ── release ─► idle
       ▲                   │                 │                       └─────► failed ── release ─► idle
-      └────── cancel, or time ──────────────┘
+      └────── cancel, or timeout ───────────┘
 
-What is not confirmed lapses with time, so that whoever began it may die. What is confirmed does not: others save too.
+What is not confirmed lapses, so the coordinator may die at any time. What is confirmed does not: other ranks save too.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..errors import Unavailable
-from .records import CONFIRMED, FAILED, IDLE, PREPARED, PROMISED, SAVED
+from .protocol import CONFIRMED, FAILED, IDLE, PREPARED, PROMISED, SAVED
 
 CLAIM_S = 60.0
-"""Seconds for which a rank keeps itself ready after `prepare`, and after `at` beside its patience."""
+"""An unconfirmed state lapses after this time; a promise, after its patience in addition."""
 
 
 @dataclass
 class Promise:
-    """Of one process; times are of one clock that only goes forward, in seconds."""
+    """The checkpoint that one process takes part in. Times are in seconds of one monotonic clock."""
 
     state: str = IDLE
     id: str | None = None
@@ -30,90 +30,75 @@ class Promise:
     path: str | None = None
     error: str | None = None
     leave: bool | None = None
-    """Whether to end (True) or to train on; None: not released yet."""
-    lapses: float = 0.0
-
-    @property
-    def idle(self) -> bool:
-        return self.state == IDLE
+    """Whether to end the process (True) or to continue (False) after saving; None: not released yet."""
+    lapses_at: float = 0.0
 
     def prepare(self, checkpoint: str, now: float) -> None:
-        """Take part in it, unless another one is under way; that is seen by the id."""
-        self.tidy(now)
+        """Take part, unless another checkpoint is in progress; the caller sees that from `id`."""
+        self.lapse(now)
         if self.id in (None, checkpoint) and self.state in (IDLE, PREPARED):
-            self._begin(checkpoint, now)
+            self._reset()
+            self.state, self.id, self.lapses_at = PREPARED, checkpoint, now + CLAIM_S
 
-    def at(self, checkpoint: str, step: int, now_at: int, now: float, patience: float, hold: float) -> None:
-        """Promise to stop at the end of `step`, unless that has ended: `now_at` is the last one that has.
+    def at(self, checkpoint: str, step: int, last_step: int, now: float, patience: float, hold: float) -> None:
+        """Promise to stop at the end of `step` if it is after `last_step`, the last one that ended.
 
-        Raises Unavailable for one that was not prepared, or was given up meanwhile.
+        Raises Unavailable if the checkpoint is not prepared, or not any more.
         """
-        self.tidy(now)
-        self._require(checkpoint)
-        if self.state == PREPARED and now_at < step:
+        self.lapse(now)
+        if self.id != checkpoint:
+            why = f"{self.id} is in progress" if self.id else "it has lapsed or was cancelled"
+            raise Unavailable(f"checkpoint {checkpoint} is not prepared here: {why}")
+        if self.state == PREPARED and last_step < step:
             self.state, self.target, self.patience, self.hold = PROMISED, step, patience, hold
-            self.lapses = now + patience + CLAIM_S
+            self.lapses_at = now + patience + CLAIM_S
 
     def confirm(self, checkpoint: str, now: float) -> None:
-        self.tidy(now)
+        self.lapse(now)
         if self.id == checkpoint and self.state == PROMISED:
             self.state = CONFIRMED
 
     def cancel(self, checkpoint: str) -> None:
-        """Too late where it was confirmed: the others save, and wait for this rank in that."""
+        """Has no effect after `confirm`: the other ranks save, and need this rank for it."""
         if self.id == checkpoint and self.state in (PREPARED, PROMISED):
-            self._forget()
+            self._reset()
 
     def release(self, checkpoint: str, leave: bool) -> None:
-        """Before it has saved too: then it does not wait afterwards."""
+        """May come before the rank has saved; then it does not wait afterwards."""
         if self.id == checkpoint:
             self.leave = leave
             if self.state in (PREPARED, PROMISED, FAILED):
-                self._forget(self.error)
+                self._reset(self.error)
 
-    def due(self, step: int, now: float) -> bool:
-        """Whether the trainer, at the end of `step`, has come to where it has promised to stop.
-
-        One that has leapt over it cannot keep its promise.
-        """
-        self.tidy(now)
+    def is_due(self, step: int, now: float) -> bool:
+        """Return whether the process must stop at the end of `step`. Fails if the promised step was skipped."""
+        self.lapse(now)
         if self.target is None or self.state not in (PROMISED, CONFIRMED) or step < self.target:
             return False
         if step > self.target:
-            self.failed(f"step {self.target} never came: the one after it was {step}", now)
+            self.failed(f"step {self.target} never ended; the next one was {step}", now)
             return False
         return True
 
-    def gave_up(self, now: float) -> None:
-        """Nobody has confirmed while the trainer waited."""
-        self.error = f"no word came within {self.patience:g} s"
+    def expired(self) -> None:
+        """No `confirm` came while the process waited at the step."""
         if self.state == PROMISED:
-            self._forget(self.error)
+            self._reset(f"not confirmed within {self.patience:g} s")
 
     def saved(self, path: str | None) -> None:
         self.state, self.path = SAVED, path
 
     def failed(self, error: str, now: float) -> None:
-        self.state, self.error, self.lapses = FAILED, error, now + CLAIM_S
+        self.state, self.error, self.lapses_at = FAILED, error, now + CLAIM_S
 
     def left(self) -> None:
-        """The trainer has left the step at which it saved."""
-        self._forget()
+        """The process continues after its step, or ends."""
+        self._reset()
 
-    def tidy(self, now: float) -> None:
-        """Forget what has lapsed."""
-        if self.state in (PREPARED, PROMISED, FAILED) and now >= self.lapses:
-            self._forget()
+    def lapse(self, now: float) -> None:
+        if self.state in (PREPARED, PROMISED, FAILED) and now >= self.lapses_at:
+            self._reset()
 
-    def _begin(self, checkpoint: str, now: float) -> None:
-        self._forget()
-        self.state, self.id, self.lapses = PREPARED, checkpoint, now + CLAIM_S
-
-    def _require(self, checkpoint: str) -> None:
-        if self.id != checkpoint:
-            under_way = f"{self.id} is under way" if self.id else "it has lapsed, or was cancelled"
-            raise Unavailable(f"checkpoint {checkpoint} was not prepared here: {under_way}")
-
-    def _forget(self, error: str | None = None) -> None:
+    def _reset(self, error: str | None = None) -> None:
         self.state, self.id, self.target, self.path = IDLE, None, None, None
         self.error, self.leave = error, None

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from ..checkpoint.rank_sockets import broadcast
+from ..checkpoint.coordinator import ask_folder
 from ..errors import Unavailable
 from ..sidecar import sample_files
 from ..sidecar.sample_files import REMEDIES, Skip
@@ -140,7 +140,7 @@ def steps(folder: Path) -> Result:
 
 def checkpoint(folder: Path) -> Result:
     """Asked by a command that changes nothing."""
-    heard = broadcast(folder, "status", {"id": "doctor"})
+    heard = ask_folder(folder, "status", {"id": "doctor"})
     if not heard.ranks:
         return Warn(f"{heard.silent[0]}: see the check `sockets`") if heard.silent else NONE
     unable = [rank for rank in heard.ranks if not rank.callback]

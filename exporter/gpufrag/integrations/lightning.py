@@ -10,7 +10,7 @@ from typing import Any
 
 import gpufrag
 
-from ..checkpoint.saving import CheckpointRequest
+from ..checkpoint.participant import CheckpointRequest
 
 
 def checkpoint_callback(folder: str | Path) -> Any:

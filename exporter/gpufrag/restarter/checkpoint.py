@@ -6,7 +6,6 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from ..errors import GpufragError
 from .kubernetes.owners import Resolved
 
 Waiting = Generator[float, None, "Checkpoint"]
@@ -23,10 +22,6 @@ class Checkpoint:
     """The training step at which all ranks saved."""
     let_go: Callable[[], None] = field(default=lambda: None, compare=False, repr=False)
     """Tells ranks that stand still that no restart comes. Returns at once."""
-
-
-class CheckpointFailed(GpufragError):
-    """The ranks were asked and did not save; the text says which, and why."""
 
 
 class Checkpointer(Protocol):

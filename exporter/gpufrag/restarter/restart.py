@@ -13,10 +13,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 
+from ..checkpoint.protocol import CheckpointFailed
 from ..logs import event
 from . import decisions, reasons
 from .alerts import Alert
-from .checkpoint import Checkpoint, Checkpointer, CheckpointFailed
+from .checkpoint import Checkpoint, Checkpointer
 from .circuit import STORE_ERRORS
 from .clock import delays
 from .decisions import about

@@ -1,11 +1,9 @@
-"""The control endpoint: whoever has its token may have the ranks of this sidecar's folder save, and end.
+"""The checkpoint API of the sidecar. A bearer token is required; without a configured token the paths do not exist.
 
-    POST /v1/checkpoint             all of it, where this folder has all ranks: {"timeout": 600, "exit": false}
-    GET  /v1/checkpoint             how that stands
-    POST /v1/checkpoint/<command>   one command of the agreement, handed on to all ranks here: for a receiver that
-                                    leads it over several pods
-
-Off without a token: then no such paths exist, for whatever method.
+POST /v1/checkpoint             checkpoint all ranks of this folder: {"timeout": 600, "exit": false}
+GET  /v1/checkpoint             its progress
+POST /v1/checkpoint/<command>   send one protocol command to all ranks of this folder, for a coordinator whose job
+                                spans several pods (the restarter)
 """
 
 from __future__ import annotations
@@ -14,7 +12,6 @@ import logging
 import os
 import secrets
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from http import HTTPStatus
@@ -25,9 +22,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from ..checkpoint import rank_sockets
-from ..checkpoint.agree import agree
-from ..checkpoint.records import COMMANDS, NotSaved, Saved, Terms, release
+from ..checkpoint.coordinator import Coordinator, ask_folder, ranks_in
+from ..checkpoint.protocol import COMMANDS, CheckpointFailed, Saved, Terms
 from ..config.sidecar import ControlSettings
 from ..errors import Unavailable
 from ..logs import event
@@ -35,18 +31,18 @@ from ..web.bearer import TokenFile
 from ..web.routes import only
 from ..web.runner import Service
 from ..web.worker import Worker
-from ..wire import codec as json_record
+from ..wire import codec
 
 PATH = "/v1/checkpoint"
 PATHS = frozenset({PATH, *(f"{PATH}/{command}" for command in COMMANDS)})
 MAX_BODY = 4096
-LONGEST_S = 3600.0
+MAX_TIMEOUT_S = 3600.0
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Of the last checkpoint that was asked for here. `outcome`: running, saved, failed or no-callback."""
+    """The latest checkpoint of this sidecar. `outcome`: running, saved, failed or no-callback."""
 
     id: str
     outcome: str
@@ -56,127 +52,131 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class _Wish:
+class _Options:
     """The body of POST /v1/checkpoint."""
 
     timeout: float = 600.0
     exit: bool = False
 
 
-class Control:
-    """`folder` tells where the ranks are, at each request."""
+class CheckpointApi:
+    """`folder` returns the folder of the ranks; it is called for each request."""
 
     def __init__(self, token: TokenFile, folder: Callable[[], Path]) -> None:
         self._token, self._folder = token, folder
-        self._worker = Worker("gpufrag-asks")
-        self._busy = threading.Lock()
+        self._worker = Worker("gpufrag-checkpoint-command")
+        self._running = threading.Lock()
         self.progress: Progress | None = None
 
     def routes(self) -> list[Route]:
-        handing = [Route(f"{PATH}/{command}", self._hand_on, methods=["POST"]) for command in COMMANDS]
-        own = [Route(PATH, self._begin, methods=["POST"]), Route(PATH, self._status, methods=["GET"])]
-        return own + handing
+        return [
+            Route(PATH, self._start, methods=["POST"]),
+            Route(PATH, self._status, methods=["GET"]),
+            *(Route(f"{PATH}/{command}", self._forward, methods=["POST"]) for command in COMMANDS),
+        ]
 
-    async def _begin(self, request: Request) -> Response:
-        if not self._admits(request):
+    async def _start(self, request: Request) -> Response:
+        if not self._is_authorized(request):
             return _UNAUTHORIZED
         try:
-            wish = json_record.read(_Wish, _parsed(await request.body()))
-        except _BAD as error:
-            return _said(HTTPStatus.BAD_REQUEST, f"no request: {error}")
-        if not 0 < wish.timeout <= LONGEST_S:
-            return _said(HTTPStatus.BAD_REQUEST, f"timeout: seconds up to {LONGEST_S:g} belong here")
-        if not self._busy.acquire(blocking=False):
-            return _said(HTTPStatus.CONFLICT, "a checkpoint is under way", self.progress)
-        self.progress = Progress(f"sidecar-{secrets.token_hex(4)}", "running", "The ranks are asked.")
-        threading.Thread(target=self._lead, args=(self.progress.id, wish), name="gpufrag-lead", daemon=True).start()
-        return _said(HTTPStatus.ACCEPTED, "begun", self.progress)
+            options = codec.read(_Options, _parse(await request.body()))
+        except _BAD_BODY as error:
+            return _response(HTTPStatus.BAD_REQUEST, f"invalid body: {error}")
+        if not 0 < options.timeout <= MAX_TIMEOUT_S:
+            return _response(HTTPStatus.BAD_REQUEST, f"timeout must be above 0 and at most {MAX_TIMEOUT_S:g} seconds")
+        if not self._running.acquire(blocking=False):
+            return _response(HTTPStatus.CONFLICT, "a checkpoint is already running", self.progress)
+        self.progress = Progress(f"sidecar-{secrets.token_hex(4)}", "running", "Waiting for the ranks.")
+        arguments = (self.progress.id, options)
+        threading.Thread(target=self._run, args=arguments, name="gpufrag-checkpoint", daemon=True).start()
+        return _response(HTTPStatus.ACCEPTED, "started", self.progress)
 
     async def _status(self, request: Request) -> Response:
-        if not self._admits(request):
+        if not self._is_authorized(request):
             return _UNAUTHORIZED
         if self.progress is None:
-            return _said(HTTPStatus.NOT_FOUND, "no checkpoint was asked for here")
-        return _said(HTTPStatus.OK, self.progress.text, self.progress)
+            return _response(HTTPStatus.NOT_FOUND, "no checkpoint was requested from this sidecar")
+        return _response(HTTPStatus.OK, self.progress.text, self.progress)
 
-    async def _hand_on(self, request: Request) -> Response:
-        if not self._admits(request):
+    async def _forward(self, request: Request) -> Response:
+        if not self._is_authorized(request):
             return _UNAUTHORIZED
-        command = request.url.path.rpartition("/")[2]
+        name = request.url.path.rpartition("/")[2]
         try:
-            fields = {key: value for key, value in _parsed(await request.body()).items() if key != "command"}
-        except _BAD as error:
-            return _said(HTTPStatus.BAD_REQUEST, f"no request: {error}")
+            fields = {key: value for key, value in _parse(await request.body()).items() if key != "command"}
+        except _BAD_BODY as error:
+            return _response(HTTPStatus.BAD_REQUEST, f"invalid body: {error}")
         try:
-            heard = await self._worker.run(lambda: rank_sockets.broadcast(self._folder(), command, fields))
+            answers = await self._worker.run(lambda: ask_folder(self._folder(), name, fields))
         except Unavailable as error:
-            return _said(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
-        return JSONResponse(heard.as_json(), headers=_NO_STORE)
+            return _response(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
+        return JSONResponse(answers.as_json(), headers=_NO_STORE)
 
-    def _admits(self, request: Request) -> bool:
+    def _is_authorized(self, request: Request) -> bool:
         given = request.headers.getlist("authorization")
         return len(given) == 1 and self._token.admits(given[0].encode("latin-1"))
 
-    def _lead(self, checkpoint: str, wish: _Wish) -> None:
-        ask = rank_sockets.in_folder(self._folder())
+    def _run(self, checkpoint: str, options: _Options) -> None:
         try:
-            saved = rank_sockets.lead(agree(Terms(checkpoint, wish.timeout), time.monotonic), ask)
+            coordinator = Coordinator(ranks_in(self._folder()), Terms(checkpoint, options.timeout))
+            saved = coordinator.save()
             if saved is not None:
-                ask(release(checkpoint, end=wish.exit))
-            self.progress = _told(checkpoint, saved)
-        except (NotSaved, Unavailable) as error:
+                coordinator.release(end=options.exit)
+            self.progress = _progress(checkpoint, saved)
+        except (CheckpointFailed, Unavailable) as error:
             self.progress = Progress(checkpoint, "failed", str(error))
         finally:
-            self._busy.release()
-        event(log, logging.INFO, "checkpoint", **{k: v for k, v in asdict(self.progress).items() if v is not None})
+            self._running.release()
+        fields = {key: value for key, value in asdict(self.progress).items() if value is not None}
+        event(log, logging.INFO, "checkpoint", **fields)
 
 
-def added(service: Service, routes: list[Route], control: Control | None) -> Service:
-    """The service with these paths too. They ask for the token themselves: no password of the web config opens them.
+def add_api(service: Service, routes: list[Route], api: CheckpointApi | None) -> Service:
+    """Return the service with these routes and, unless `api` is None, those of the API.
 
-    Without control they are not found, with or without a password: who asks learns that it is off, and no more.
+    The API checks its own token, so the web config's passwords do not apply to its paths. Without the API they answer
+    404 with or without a password.
     """
     return replace(
         service,
-        app=only([*routes, *(control.routes() if control else ())]),
+        app=only([*routes, *(api.routes() if api else ())]),
         open_paths=service.open_paths | PATHS,
         methods=(*service.methods, "POST"),
         max_body=MAX_BODY,
     )
 
 
-def control(settings: ControlSettings, folder: Callable[[], Path]) -> Control | None:
-    """None where there is no token. Raises Unavailable or BadInput for a file that admits nobody."""
+def checkpoint_api(settings: ControlSettings, folder: Callable[[], Path]) -> CheckpointApi | None:
+    """Return None if no token is configured. Raises Unavailable or BadInput for a file without a usable token."""
     if settings.token_file is None:
         return None
     if settings.optional and not os.path.exists(settings.token_file):
-        event(log, logging.INFO, "nobody may ask for a checkpoint", missing=settings.token_file)
+        event(log, logging.INFO, "checkpoint API is off", missing=settings.token_file)
         return None
     token = TokenFile(settings.token_file)
     token.check()
-    return Control(token, folder)
+    return CheckpointApi(token, folder)
 
 
-def _told(checkpoint: str, saved: Saved | None) -> Progress:
+def _progress(checkpoint: str, saved: Saved | None) -> Progress:
     if saved is None:
-        return Progress(checkpoint, "no-callback", "No rank has a checkpoint callback: call gpufrag.on_checkpoint.")
-    where = f" to {saved.path}" if saved.path else ""
-    text = f"{saved.ranks} ranks saved at step {saved.step}{where}."
-    return Progress(checkpoint, "saved", text, saved.step, saved.path)
+        text = "No rank has a checkpoint callback: call gpufrag.on_checkpoint in the training script."
+        return Progress(checkpoint, "no-callback", text)
+    return Progress(checkpoint, "saved", str(saved), saved.step, saved.path)
 
 
-_BAD = (ValueError, RecursionError, json_record.Misfit)
+_BAD_BODY = (ValueError, RecursionError, codec.Misfit)
 _NO_STORE = {"cache-control": "no-store"}
 
 
-def _parsed(body: bytes) -> dict[str, Any]:
-    raw = json_record.loads(body) if body else {}
+def _parse(body: bytes) -> dict[str, Any]:
+    raw = codec.loads(body) if body else {}
     if not isinstance(raw, dict):
-        raise ValueError("a JSON object belongs here")
+        raise ValueError("expected a JSON object")
     return raw
 
 
-def _said(status: HTTPStatus, text: str, progress: Progress | None = None) -> Response:
+def _response(status: HTTPStatus, text: str, progress: Progress | None = None) -> Response:
     content = {"text": text} | (asdict(progress) if progress else {})
     return JSONResponse(content, status, headers=_NO_STORE)
 

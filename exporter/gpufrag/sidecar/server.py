@@ -20,7 +20,8 @@ from ..web.listen import Address
 from ..web.routes import only
 from ..web.runner import Reload, Service
 from ..web.worker import Worker
-from . import control, page
+from . import page
+from .control import add_api, checkpoint_api
 from .sample_files import REMEDIES, Skip
 from .source import FleetSource, nvml_collector
 
@@ -43,7 +44,7 @@ class Sidecar:
         self._folder = folder(config)
         self._source = _source(config, self._folder)
         self._detail = config.metrics.detail
-        self._control = control.control(config.control, lambda: self._folder)
+        self._checkpoint_api = checkpoint_api(config.control, lambda: self._folder)
 
     def service(self) -> Service:
         """What the runner is to run."""
@@ -60,7 +61,7 @@ class Sidecar:
             started=self._started,
             background=self._keep_reading,
         )
-        return control.added(service, routes, self._control)
+        return add_api(service, routes, self._checkpoint_api)
 
     async def _metrics(self, request: Request) -> Response:
         zipped = _accepts_gzip(request.headers.get("accept-encoding", ""))

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 
-from ...checkpoint.records import Ask, Heard, decode
+from ...checkpoint.coordinator import AskRanks
+from ...checkpoint.protocol import Answers, RankCommand
 from ...errors import Unavailable
 from ...wire.codec import Misfit, loads
-from ..agreed import Asker
 from ..settings import CheckpointSettings
 from .cluster import Cluster, GroupKind, Pod
 from .owners import Resolved
@@ -33,21 +33,21 @@ class Sidecars:
         self._settings = settings
         self._context = _context(settings)
 
-    def ask(self, pod: Pod, ask: Ask) -> Heard | NoEndpoint:
+    def ask(self, pod: Pod, ask: RankCommand) -> Answers | NoEndpoint:
         """What the ranks of one pod answer; its silence is told in the answer."""
         try:
             return self._asked(pod, ask)
         except NoEndpoint as error:
             return error
         except (OSError, HTTPException, ValueError, RecursionError, Misfit) as error:
-            return Heard(silent=(f"pod {pod.name}: {type(error).__name__}: {error}",))
+            return Answers(silent=(f"pod {pod.name}: {type(error).__name__}: {error}",))
 
-    def _asked(self, pod: Pod, ask: Ask) -> Heard:
+    def _asked(self, pod: Pod, ask: RankCommand) -> Answers:
         if not pod.ip:
             raise NoEndpoint(f"pod {pod.name} has no address yet")
         connection = self._connection(pod.ip)
         try:
-            connection.request("POST", f"{PATH}/{ask.command}", json.dumps(dict(ask.fields)), self._headers())
+            connection.request("POST", f"{PATH}/{ask.name}", json.dumps(dict(ask.fields)), self._headers())
             answer = connection.getresponse()
             body = answer.read(MAX_ANSWER)
         except ConnectionRefusedError:
@@ -58,7 +58,7 @@ class Sidecars:
             raise NoEndpoint(f"pod {pod.name}: its sidecar takes no commands: give it control.token_file")
         if answer.status != 200:
             raise ValueError(_REFUSALS.get(answer.status, f"answered {answer.status}"))
-        return decode(loads(body))
+        return Answers.from_json(loads(body))
 
     def _connection(self, address: str) -> HTTPConnection:
         port, timeout = self._settings.port, self._settings.call_timeout
@@ -88,15 +88,15 @@ class _NamedHTTPS(HTTPSConnection):
 
 def reaching(
     cluster: Cluster, targets: Mapping[GroupKind, Target], settings: CheckpointSettings
-) -> Callable[[Resolved], Asker]:
+) -> Callable[[Resolved], AskRanks]:
     """For each job, what asks all its pods."""
     sidecars = Sidecars(settings)
 
-    def ranks(job: Resolved) -> Asker:
+    def ranks(job: Resolved) -> AskRanks:
         pods: list[Pod] = []
 
-        def ask(wanted: Ask) -> Heard:
-            if wanted.command == "prepare":  # the others are for those who were prepared
+        def ask(wanted: RankCommand) -> Answers:
+            if wanted.name == "prepare":  # the others are for those who were prepared
                 found = targets[job.owner.group_kind].pods(cluster, job.owner)
                 pods[:] = [pod for pod in found if pod.alive and not pod.deleting]
             return _all(sidecars, pods, wanted)
@@ -106,17 +106,17 @@ def reaching(
     return ranks
 
 
-def _all(sidecars: Sidecars, pods: Sequence[Pod], wanted: Ask) -> Heard:
+def _all(sidecars: Sidecars, pods: Sequence[Pod], wanted: RankCommand) -> Answers:
     if not pods:
-        return Heard(silent=("the job has no pod that runs",))
+        return Answers(silent=("the job has no pod that runs",))
     with ThreadPoolExecutor(min(AT_ONCE, len(pods))) as threads:
         answers = list(threads.map(lambda pod: sidecars.ask(pod, wanted), pods))
-    heard = [answer for answer in answers if isinstance(answer, Heard)]
+    heard = [answer for answer in answers if isinstance(answer, Answers)]
     without = [str(answer) for answer in answers if isinstance(answer, NoEndpoint)]
     ranks = tuple(rank for one in heard for rank in one.ranks)
     silent = tuple(text for one in heard for text in one.silent)
     whole = {one.world_size for one in ranks} == {len(ranks)}  # then a pod without a sidecar is a mere launcher
-    return Heard(ranks, silent if whole else (*silent, *without))
+    return Answers(ranks, silent if whole else (*silent, *without))
 
 
 _REFUSALS = {

@@ -9,14 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ...checkpoint.rank_sockets import broadcast
-from ...checkpoint.records import Ask, Heard
+from ...checkpoint.coordinator import AskRanks, ask_folder
+from ...checkpoint.protocol import Answers, RankCommand
 from ...errors import BadInput
 from ...wire.codec import loads
 from ...wire.control_client import AccessDenied, ControlError, NotListening, Rejected, ask
 from ...wire.folder import open_plain
 from ...wire.supervised_job import CONFLICT, RECORD, SOCKET, JobFile, SupervisedJob, decode
-from ..agreed import Asker
 from ..alerts import Alert, Place
 from ..commanded import PROCESS, Commanded, expected_restarts, owner, pod, reference
 from ..errors import Away, Conflict, Invalid, NotFound, Refused
@@ -89,12 +88,12 @@ class ProcessCluster(OffCluster):
     def create_command(self, ref: Ref, action: str, name: str, dry_run: bool = False) -> None:
         self._ask(ref, action, restarts=expected_restarts(name), dry_run=dry_run)
 
-    def ranks(self, job: Resolved) -> Asker:
+    def ranks(self, job: Resolved) -> AskRanks:
         """What asks the agents of the job's own processes, of all that share the folder."""
 
-        def ask(wanted: Ask) -> Heard:
+        def ask(wanted: RankCommand) -> Answers:
             processes = frozenset(self._ask(job.owner.ref, "job").processes)
-            return broadcast(self._folder, wanted.command, wanted.fields, processes)
+            return ask_folder(self._folder, wanted.name, wanted.fields, processes)
 
         return ask
 

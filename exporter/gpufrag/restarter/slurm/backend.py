@@ -12,8 +12,9 @@ import re
 from collections.abc import Collection, Generator, Mapping
 from dataclasses import dataclass, replace
 
+from ...checkpoint.protocol import CheckpointFailed
 from ..alerts import Alert, Place
-from ..checkpoint import Checkpoint, CheckpointFailed
+from ..checkpoint import Checkpoint
 from ..clock import Clock
 from ..commanded import RESTART, SLURM_JOB, Commanded, expected_restarts, owner, pod, reference
 from ..errors import ClusterError, Conflict, Denied, Invalid, NotFound, Refused

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from gpufrag.checkpoint.saving import CheckpointRequest, Saving
+from gpufrag.checkpoint.participant import CheckpointRequest, Participant
 from gpufrag.wire.sample import Identity
 
 WHO = Identity("host", 7, 1.0, rank=3, world_size=8)
@@ -18,12 +18,12 @@ class Trainer:
 
     def __init__(self, save: Callable[[CheckpointRequest], Any]) -> None:
         self.ended: list[str] = []
-        self.saving = Saving(end=lambda: self.ended.append("exit"))
+        self.participant = Participant(end=lambda: self.ended.append("exit"))
         self._work: list[Callable[[], None]] = []
         self._something = threading.Condition()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
-        self.do(lambda: self.saving.register(save, counted=True))
+        self.do(lambda: self.participant.register(save, hooked=True))
 
     def start(self, work: Callable[[], None]) -> threading.Event:
         done = threading.Event()
@@ -37,13 +37,13 @@ class Trainer:
 
     def step(self, count: int = 1) -> None:
         for _ in range(count):
-            self.do(lambda: self.saving.hooked("optimizer"))
+            self.do(lambda: self.participant.optimizer_stepped("optimizer"))
 
     def start_step(self) -> threading.Event:
-        return self.start(lambda: self.saving.hooked("optimizer"))
+        return self.start(lambda: self.participant.optimizer_stepped("optimizer"))
 
     def ask(self, command: str, **fields: Any) -> dict[str, Any]:
-        return self.saving.command(command, {"id": "one", "patience": PATIENCE, "hold": PATIENCE, **fields}, WHO)
+        return self.participant.command(command, {"id": "one", "patience": PATIENCE, "hold": PATIENCE, **fields}, WHO)
 
     def close(self) -> None:
         with self._something:

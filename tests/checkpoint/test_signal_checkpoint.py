@@ -1,4 +1,4 @@
-"""Signals that ask for a checkpoint, in real processes: one rank alone, and two that agree."""
+"""Checkpoints on a signal in real processes: a single rank, and two ranks that agree."""
 
 from __future__ import annotations
 
@@ -44,38 +44,38 @@ def _run(scripts, program: str, number: int, **environment: str) -> tuple[int, l
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_a_rank_alone_saves_and_ends_with_42_without_any_agent(scripts, number: int) -> None:
+def test_single_rank_saves_and_ends_without_an_agent(scripts, number: int) -> None:
     code, lines, err = _run(scripts, _program(), number)
     assert (code, err) == (42, "")
     assert len(lines) == 1
     assert lines[0].startswith("saved ")
 
 
-def test_the_programs_own_handler_comes_where_nothing_can_be_saved(scripts) -> None:
+def test_own_handler_runs_if_nothing_can_be_saved(scripts) -> None:
     code, lines, err = _run(scripts, _program(OWN, save=""), signal.SIGTERM)
     assert (code, lines) == (3, ["own handler"])
-    assert "no checkpoint at SIGTERM: nobody has called gpufrag.on_checkpoint" in err
+    assert "no checkpoint on SIGTERM: the program has not called gpufrag.on_checkpoint" in err
 
 
-def test_without_a_handler_the_signal_does_what_it_always_did(scripts) -> None:
+def test_default_action_runs_if_nothing_can_be_saved(scripts) -> None:
     code, lines, _ = _run(scripts, _program(save=""), signal.SIGTERM)
     assert (code, lines) == (-signal.SIGTERM, [])
 
 
-def test_a_callback_that_raises_does_not_keep_the_process(scripts) -> None:
+def test_raising_callback_is_followed_by_the_own_handler(scripts) -> None:
     code, _, err = _run(scripts, _program(OWN, "gpufrag.on_checkpoint(lambda request: 1 / 0)"), signal.SIGTERM)
     assert code == 3
     assert "ZeroDivisionError" in err
 
 
-def test_ranks_on_another_host_cannot_be_asked(scripts, folder: Path) -> None:
+def test_ranks_on_another_host_fail_the_checkpoint(scripts, folder: Path) -> None:
     place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "16"}
     code, lines, err = _run(scripts, _program(OWN), signal.SIGTERM, **place)
     assert (code, lines) == (3, ["own handler"])
     assert "no rank was found" in err  # it has no agent here
 
 
-def test_two_ranks_agree(scripts, folder: Path, eventually: Callable[[Callable[[], object]], None]) -> None:
+def test_two_ranks_save_at_one_step(scripts, folder: Path, eventually: Callable[[Callable[[], object]], None]) -> None:
     agent = "from fake_source import ScriptedSource; gpufrag.agent.start(source=ScriptedSource(steps=False))"
     program = _program("import gpufrag.agent; " + agent)
     places = [{"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"} for rank in range(2)]
@@ -97,7 +97,7 @@ from gpufrag.agent.identity import identify
 
 def ask(command, **fields):
     wanted = {"id": "restart-1", "patience": 60, "hold": 60, "step": 100, **fields}
-    return checkpoint.here().command(command, wanted, identify())
+    return checkpoint.this_process().command(command, wanted, identify())
 """
 SAVED_FOR_A_RESTART = """
 def lead():
@@ -112,7 +112,7 @@ RANKS = [{}, {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}, {"RANK": "1", 
 
 
 @pytest.mark.parametrize("place", RANKS, ids=["alone", "rank 0", "rank 1"])
-def test_a_rank_that_has_saved_for_a_restart_ends_at_once(scripts, folder: Path, place: dict[str, str]) -> None:
+def test_rank_saved_for_a_restart_ends_at_once(scripts, folder: Path, place: dict[str, str]) -> None:
     program = _program(UNDER_WAY + ENDS, SAVE + SAVED_FOR_A_RESTART)
     with scripts.start(program, **place) as process:
         while process.stdout.readline() != "waits\n":
@@ -122,13 +122,13 @@ def test_a_rank_that_has_saved_for_a_restart_ends_at_once(scripts, folder: Path,
     assert (process.returncode, out, err) == (42, "cleaned up\n", "")
 
 
-def test_one_that_is_called_off_meanwhile_is_followed_by_the_signals_own(scripts) -> None:
+def test_cancelled_checkpoint_is_followed_by_the_signals_own(scripts) -> None:
     calls_off = "ask('prepare'); threading.Timer(1.0, ask, ['cancel']).start()"
     code, lines, err = _run(scripts, _program(UNDER_WAY, SAVE + "\n" + calls_off), signal.SIGTERM)
     assert (code, len(lines), err) == (42, 1, "")
 
 
-def test_one_that_hangs_does_not_keep_the_process_for_ever(scripts) -> None:
+def test_hanging_checkpoint_ends_with_the_own_handler(scripts) -> None:
     hangs = "gpufrag.on_checkpoint(lambda request: time.sleep(60))\nask('prepare'), ask('at'), ask('confirm')"
     program = _program(UNDER_WAY + OWN, hangs).replace("timeout=30", "timeout=-9")  # on top come 10 s
     code, lines, err = _run(scripts, program, signal.SIGTERM)
@@ -136,7 +136,7 @@ def test_one_that_hangs_does_not_keep_the_process_for_ever(scripts) -> None:
     assert "takes part in another checkpoint" in err
 
 
-def test_elsewhere_than_in_the_main_thread_it_is_refused(scripts) -> None:
+def test_call_outside_the_main_thread_is_refused(scripts) -> None:
     program = """
 import threading, gpufrag
 from gpufrag.errors import UsageError
@@ -149,4 +149,4 @@ thread = threading.Thread(target=call)
 thread.start()
 thread.join()
 """
-    assert "call it in the main thread" in scripts.run(program)
+    assert "in the main thread" in scripts.run(program)

@@ -1,12 +1,12 @@
-"""Whatever the order of steps and words: all save at one step, or none does, and nobody stands still for ever."""
+"""Whatever the order of steps and commands: all ranks save at one step or none does, and none waits for ever."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agreement.simulated_ranks import TERMS, Job, SimulatedRank
-from gpufrag.checkpoint.records import NotSaved, Saved
+from checkpoint.simulated_ranks import TERMS, Job, SimulatedRank
+from gpufrag.checkpoint.protocol import CheckpointFailed, Saved
 
 FOREVER = 100_000.0
 sizes = st.integers(1, 4)
@@ -19,17 +19,17 @@ def _job(data: st.DataObject, size: int, lossy: bool) -> Job:
     ]
 
     def meanwhile(ask, rank) -> bool:
-        """Any rank may make some steps, whoever is spoken to; and what is lost is lost before the word to save."""
+        """Before any delivery, any ranks may make steps; a command before `confirm` may be lost."""
         for one in data.draw(st.lists(st.sampled_from(ranks), max_size=4)):
             one.tick(job.now)
-        return lossy and ask.command not in ("confirm", "status", "release") and data.draw(st.integers(0, 19)) == 0
+        return lossy and ask.name not in ("confirm", "status", "release") and data.draw(st.integers(0, 19)) == 0
 
     job = Job(ranks, meanwhile)
     return job
 
 
-def _go_on(job: Job) -> None:
-    """Whatever was promised, no rank stands still for longer than it said."""
+def _train_on(job: Job) -> None:
+    """No rank waits longer than it promised."""
     goal = max(rank.step or 0 for rank in job.ranks) + 200
     for _ in range(400):
         job.now += TERMS.hold
@@ -38,25 +38,25 @@ def _go_on(job: Job) -> None:
 
 
 @given(data=st.data(), size=sizes)
-def test_all_or_none(data: st.DataObject, size: int) -> None:
+def test_all_ranks_save_or_none(data: st.DataObject, size: int) -> None:
     job = _job(data, size, lossy=True)
     try:
         result: Saved | None = job.run()
-    except NotSaved:
+    except CheckpointFailed:
         assert [rank.saved_at for rank in job.ranks] == [[]] * size
     else:
         assert result is not None
         assert [rank.saved_at for rank in job.ranks] == [[result.step]] * size
-    _go_on(job)
+    _train_on(job)
 
 
 @given(data=st.data(), size=sizes, questions=st.integers(0, 12))
-def test_whoever_leads_it_may_die(data: st.DataObject, size: int, questions: int) -> None:
-    """Between two of its commands: all save at one step or none does, and nobody is held for ever."""
+def test_dead_coordinator_leaves_all_or_none_saved(data: st.DataObject, size: int, questions: int) -> None:
+    """The coordinator may die between any two commands."""
     job = _job(data, size, lossy=False)
     job.run(TERMS, most=questions)
-    _go_on(job)
+    _train_on(job)
     saved = [rank.saved_at for rank in job.ranks]
-    told = "confirm" in job.asked  # a word that was given is kept, however late the step comes
-    assert all(len(steps) == 1 for steps in saved) if told else saved == [[]] * size
+    confirmed = "confirm" in job.asked  # kept, however late the step comes
+    assert all(len(steps) == 1 for steps in saved) if confirmed else saved == [[]] * size
     assert len({step for steps in saved for step in steps}) <= 1

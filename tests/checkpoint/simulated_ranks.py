@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from gpufrag.checkpoint.agree import agree
 from gpufrag.checkpoint.promise import Promise
-from gpufrag.checkpoint.records import CONFIRMED, PROMISED, SAVED, Ask, Heard, RankState, Saved, Terms
+from gpufrag.checkpoint.protocol import CONFIRMED, PROMISED, SAVED, Answers, RankCommand, RankState, Saved, Terms, agree
 from gpufrag.errors import GpufragError
 
 TERMS = Terms("one", timeout=60.0, patience=10.0, hold=20.0)
@@ -33,7 +32,7 @@ class SimulatedRank:
         """One step, unless it stands still at one."""
         if self.waits_until is None and self.alive and self.step is not None:
             self.step += 1
-            if self.promise.due(self.step, now):
+            if self.promise.is_due(self.step, now):
                 self.waits_until = now + self.promise.patience
         self.look(now)
 
@@ -42,7 +41,7 @@ class SimulatedRank:
         if self.waits_until is None or not self.alive:
             return
         if self.promise.state == PROMISED and now >= self.waits_until:
-            self.promise.gave_up(now)
+            self.promise.expired()
         if self.promise.state == CONFIRMED:
             self._save(now)
         released = self.promise.leave is not None or now >= self.waits_until
@@ -60,10 +59,10 @@ class SimulatedRank:
             self.promise.saved(f"checkpoint-{self.step}")
             self.waits_until = now + self.promise.hold
 
-    def hear(self, ask: Ask, now: float) -> RankState | str:
+    def hear(self, ask: RankCommand, now: float) -> RankState | str:
         fields = ask.fields
         try:
-            self._obey(ask.command, fields["id"], fields, now)
+            self._obey(ask.name, fields["id"], fields, now)
         except GpufragError as error:
             return f"rank {self.rank}: {error}"
         if self.promise.state == SAVED:
@@ -96,20 +95,20 @@ class Job:
     """`meanwhile` is called before each delivery: it may let ranks step, kill one, or lose the message (True)."""
 
     ranks: list[SimulatedRank]
-    meanwhile: Callable[[Ask, SimulatedRank], bool | None] = lambda ask, rank: None
+    meanwhile: Callable[[RankCommand, SimulatedRank], bool | None] = lambda ask, rank: None
     now: float = 1000.0
     asked: list[str] = field(default_factory=list)
 
     def clock(self) -> float:
         return self.now
 
-    def ask(self, ask: Ask) -> Heard:
-        self.asked.append(ask.command)
+    def ask(self, ask: RankCommand) -> Answers:
+        self.asked.append(ask.name)
         answers = [answer for rank in self.ranks for answer in self._deliver(ask, rank)]
         states = tuple(answer for answer in answers if isinstance(answer, RankState))
-        return Heard(states, tuple(answer for answer in answers if isinstance(answer, str)))
+        return Answers(states, tuple(answer for answer in answers if isinstance(answer, str)))
 
-    def _deliver(self, ask: Ask, rank: SimulatedRank) -> Iterator[RankState | str]:
+    def _deliver(self, ask: RankCommand, rank: SimulatedRank) -> Iterator[RankState | str]:
         lost = self.meanwhile(ask, rank)
         if rank.alive:
             yield f"rank {rank.rank}: no answer" if lost else rank.hear(ask, self.now)
@@ -120,7 +119,7 @@ class Job:
         try:
             wanted = next(agreement)
             for _ in range(most):
-                self.now += wanted.after
+                self.now += wanted.delay_s
                 heard = self.ask(wanted)
                 self.step()
                 wanted = agreement.send(heard)
