@@ -1,7 +1,8 @@
-"""`gpufrag oom list` and `gpufrag oom show` as they are called."""
+"""`gpufrag oom list`, `show` and `explain`: text, JSON, exit codes."""
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 from dataclasses import replace
@@ -14,9 +15,10 @@ from gpufrag.cli import main
 from gpufrag.model.fragmentation import measure
 from gpufrag.wire.oom_report import Frame, OomReport, Point
 from gpufrag.wire.sample import DriverReading, Identity
-from helpers import golden_case_named
+from helpers import TESTS, golden_case_named
 
 GIB = 1 << 30
+LOG = str(TESTS / "oom_log" / "fixtures" / "torch-ranks.log")
 EVIL = "\x1b[31m\nforged"
 
 
@@ -62,7 +64,7 @@ def _refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, 
     return code, err
 
 
-def test_a_line_a_report_the_latest_first(capsys, folder: Path) -> None:
+def test_list_has_a_line_per_report_newest_first(capsys, folder: Path) -> None:
     for number in (1, 2):
         oom_files.keep(folder, _report(number))
     head, *lines = _run(capsys, "list").splitlines()
@@ -72,7 +74,7 @@ def test_a_line_a_report_the_latest_first(capsys, folder: Path) -> None:
         assert word in lines[1]
 
 
-def test_programs_get_what_explain_gives_them_too(capsys, folder: Path) -> None:
+def test_list_json_has_the_keys_of_explain(capsys, folder: Path) -> None:
     report = _report()
     oom_files.keep(folder, report)
     (record,) = json.loads(_run(capsys, "list", "--json"))
@@ -83,12 +85,12 @@ def test_programs_get_what_explain_gives_them_too(capsys, folder: Path) -> None:
     assert (record["next_step"], record["place"]["line"]) == ("restart", 40)
 
 
-def test_an_empty_folder_is_an_empty_list(capsys, folder: Path) -> None:
+def test_list_of_empty_folder_is_empty(capsys, folder: Path) -> None:
     assert json.loads(_run(capsys, "list", "--json")) == []
-    assert _run(capsys, "list").startswith("no report is kept")
+    assert _run(capsys, "list").startswith("No recent out-of-memory errors.")
 
 
-def test_what_bears_a_reports_name_and_is_none_is_not_passed_over_in_silence(capsys, folder: Path) -> None:
+def test_list_names_skipped_files(capsys, folder: Path) -> None:
     oom_files.keep(folder, _report(1))
     (report,) = folder.iterdir()
     for number in (2, 3):
@@ -96,26 +98,26 @@ def test_what_bears_a_reports_name_and_is_none_is_not_passed_over_in_silence(cap
     assert main(["oom", "list", "--json"]) == 0
     out, err = capsys.readouterr()
     assert len(json.loads(out)) == 1
-    assert err.endswith(" and 1 more: not shown, for its content is no report\n")
-    assert err.startswith(f"gpufrag: {folder}/node-7-4242-")
+    assert err.endswith(" and 1 more: its content is not a report\n")
+    assert err.startswith(f"gpufrag: skipped {folder}/node-7-4242-")
 
 
-def test_another_folder_can_be_named(capsys, tmp_path: Path) -> None:
+def test_list_reads_named_folder(capsys, tmp_path: Path) -> None:
     oom_files.keep(tmp_path, _report())
     assert "4242-1" in _run(capsys, "list", "--folder", str(tmp_path))
 
 
-def test_a_folder_that_is_not_there_is_told(capsys, tmp_path: Path) -> None:
+def test_list_without_folder_fails(capsys, tmp_path: Path) -> None:
     code, told = _refused(capsys, "list", "--folder", str(tmp_path / "none"))
     assert code == 1
-    assert "no such folder; name the agents' with --folder" in told
+    assert "no such folder; the first agent creates it" in told
 
 
-def test_the_page_of_one_tells_everything(capsys, folder: Path) -> None:
+def test_show_prints_everything(capsys, folder: Path) -> None:
     oom_files.keep(folder, _report())
     text = _run(capsys, "show", "4242-1")
     for words in (
-        "out of memory: fragmentation; 6.00 GiB were asked for",
+        "out of memory: fragmentation; 6.00 GiB requested",
         "rank 3, device 0, pid 4242 on node-7, 2025-11-24 16:00:01 UTC, about step 120",
         "the request would fit, but no piece of it",
         "who else is there",
@@ -124,26 +126,26 @@ def test_the_page_of_one_tells_everything(capsys, folder: Path) -> None:
         "/job/train.py:40 in forward",
         "max_split_size_mb:64",
         "7.00 GiB",
-        "to copy the heap took 4.00 ms, to explain it 11.0 ms",
+        "the snapshot took 4.00 ms, the explanation 11.0 ms",
     ):
         assert words in text
 
 
-def test_one_without_a_heap_is_told_too(capsys, folder: Path) -> None:
+def test_show_without_heap_leaves_out_figures(capsys, folder: Path) -> None:
     oom_files.keep(folder, _report(measured=None, driver=None, stack=(), recent=(), evidence=(), alloc_conf=None))
     text = _run(capsys, "show", "4242-1")
     assert "memory at the error" not in text
     assert "unknown" not in text
 
 
-def test_programs_get_the_whole_report(capsys, folder: Path) -> None:
+def test_show_json_has_the_whole_report(capsys, folder: Path) -> None:
     oom_files.keep(folder, _report())
     record = json.loads(_run(capsys, "show", "4242-1", "--json"))
     assert record["verdict"] == "fragmentation"
     assert record["report"]["recent"][0]["reserved"] == 7 * GIB
 
 
-def test_two_containers_may_have_the_same_number(capsys, folder: Path) -> None:
+def test_show_with_ambiguous_id_names_the_files(capsys, folder: Path) -> None:
     for host in ("a", "b"):
         oom_files.keep(folder, _report(host=host))
     code, told = _refused(capsys, "show", "4242-1")
@@ -152,20 +154,20 @@ def test_two_containers_may_have_the_same_number(capsys, folder: Path) -> None:
     assert "on b," in _run(capsys, "show", "b-4242-1000000.oom-1.json")
 
 
-def test_an_unknown_one_is_told(capsys, folder: Path) -> None:
+def test_show_with_unknown_id_fails(capsys, folder: Path) -> None:
     code, told = _refused(capsys, "show", "5-1")
-    assert (code, "see `gpufrag oom list`" in told) == (2, True)
+    assert (code, "list the reports with `gpufrag oom list`" in told) == (2, True)
 
 
 @pytest.mark.parametrize("action", [("list",), ("show", "4242-1")])
-def test_nothing_in_a_report_steers_the_terminal(capsys, folder: Path, action: tuple[str, ...]) -> None:
+def test_report_text_has_no_control_characters(capsys, folder: Path, action: tuple[str, ...]) -> None:
     frame = Frame(EVIL, 1, EVIL)
     oom_files.keep(folder, _report(cause=EVIL, evidence=(EVIL,), stack=(frame,), next_step=EVIL, alloc_conf=EVIL))
     assert "\x1b" not in _run(capsys, *action)
 
 
 @pytest.mark.parametrize(("encoding", "shown"), [("ascii", "?"), ("utf-8", "–"), ("latin-1", "?")])
-def test_a_terminal_without_its_characters_is_no_fault(monkeypatch, folder: Path, encoding: str, shown: str) -> None:
+def test_list_on_terminal_without_utf8_works(monkeypatch, folder: Path, encoding: str, shown: str) -> None:
     oom_files.keep(folder, _report(identity=Identity("node", 4242, 1000.0)))
     terminal = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
     monkeypatch.setattr("sys.stdout", terminal)
@@ -175,6 +177,57 @@ def test_a_terminal_without_its_characters_is_no_fault(monkeypatch, folder: Path
 
 
 @pytest.mark.parametrize("command", [["oom", "list"], ["oom", "show", "1"], ["serve"], ["doctor"]])
-def test_an_empty_name_is_no_folder_anywhere(command: list[str], capsys) -> None:
+def test_empty_folder_name_is_refused(command: list[str], capsys) -> None:
     assert main([*command, "--folder", ""]) == 2
     assert "an empty DIR names no folder" in capsys.readouterr().err
+
+
+def test_explain_json_has_an_object_per_error(capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = json.loads(_run(capsys, "explain", LOG, "--json"))
+    assert (first["verdict"], first["requested_bytes"], first["line"]) == ("fragmentation", 3 << 29, 6)
+    assert first["free_total_bytes"] == (13 << 29) + (5 << 28)
+    assert (second["line"], second["device"]) == (13, 3)
+    assert all(first[name] for name in ("evidence", "missing", "next_step"))
+
+
+def test_explain_undecided_totals_are_unknown(capsys: pytest.CaptureFixture[str]) -> None:
+    (found,) = json.loads(_run(capsys, "explain", str(Path(LOG).with_name("cudamallocasync.log")), "--json"))
+    assert (found["verdict"], found["device"], found["free_total_bytes"]) == ("unknown", 5, None)
+    assert found["missing"] == ["how much of that the allocator has cached"]
+
+
+def test_explain_log_without_errors_is_empty(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("all is well\n")
+    assert json.loads(_run(capsys, "explain", str(tmp_path / "log"), "--json")) == []
+    assert "No out-of-memory errors" in _run(capsys, "explain", str(tmp_path / "log"))
+
+
+def test_explain_text_has_verdict_and_advice(capsys: pytest.CaptureFixture[str]) -> None:
+    text = _run(capsys, "explain", LOG)
+    assert "FRAGMENTATION  (line 6, GPU 0, torch)" in text
+    assert "7.75 GiB was free in total, enough for 1.50 GiB, but in no single piece" in text
+    assert "expandable_segments:True" in text
+
+
+def test_explain_lists_doubts_about_the_text_first(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "log").write_text(
+        "Allocator (GPU_0_bfc) ran out of memory trying to allocate 1.00MiB (rounded to 1048576)\n"
+    )
+    (found,) = json.loads(_run(capsys, "explain", str(tmp_path / "log"), "--json"))
+    assert "dump" in found["missing"][0]
+
+
+def test_explain_json_is_closed_before_an_error(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    whole = gzip.compress(Path(LOG).read_bytes() + b"x" * 10_000)
+    (tmp_path / "log.gz").write_bytes(whole[:-9])
+    assert main(["oom", "explain", str(tmp_path / "log.gz"), "--json"]) == 1
+    shown = capsys.readouterr()
+    assert isinstance(json.loads(shown.out), list)
+    assert "cut off" in shown.err
+
+
+def test_explain_missing_file_prints_no_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["oom", "explain", "nowhere.log", "--json"]) == 1
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert "nowhere.log: no such file" in shown.err

@@ -1,4 +1,4 @@
-"""The verdict on a failed request: each rule, which of two comes first, and what is said to be missing."""
+"""The verdict on a failed allocation: each rule, their order, and what is listed as unknown."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from gpufrag.model.remedies import NEXT_STEPS
-from gpufrag.model.verdict import RULES, Cause, Facts, judge
+from gpufrag.model.advice import NEXT_STEPS, OTHER_HARDWARE, PLATFORMS, next_step
+from gpufrag.model.verdict import RULES, Cause, Facts, contradiction, judge
 
 MIB, GIB = 1 << 20, 1 << 30
 DEVICE = Facts(
@@ -23,8 +23,9 @@ DEVICE = Facts(
     free_cached=10 * GIB,
     others=0,
 )
-"""Torn: 11 GiB are free. Each case below changes what it is about."""
+"""11 GiB free, in pieces. Each case below changes what it is about."""
 FULL = replace(DEVICE, free_cached=0, reserved=78 * GIB, allocated=78 * GIB, active=78 * GIB)
+HALF = replace(FULL, reserved=40 * GIB, allocated=40 * GIB, active=40 * GIB)
 
 
 @pytest.mark.parametrize(
@@ -38,113 +39,183 @@ FULL = replace(DEVICE, free_cached=0, reserved=78 * GIB, allocated=78 * GIB, act
         (FULL, Cause.CAPACITY),
         (replace(FULL, captive=4 * GIB), Cause.CAPACITY),
         (Facts(81 * GIB, size=80 * GIB), Cause.CAPACITY),
+        (Facts(80 * GIB, size=80 * GIB), Cause.UNKNOWN),
         (Facts(1 << 60), Cause.CAPACITY),
+        (Facts(1 << 50), Cause.CAPACITY),
         (replace(FULL, limit=79 * GIB, driver_free=20 * GIB, size=100 * GIB), Cause.LIMIT),
         (Facts(GIB, refused_by_limit=True), Cause.LIMIT),
-        (replace(FULL, reserved=40 * GIB, allocated=40 * GIB, active=40 * GIB, others=39 * GIB), Cause.NEIGHBOURS),
+        (replace(HALF, others=39 * GIB), Cause.NEIGHBOURS),
         (Facts(None), Cause.UNKNOWN),
         (Facts(GIB), Cause.UNKNOWN),
         (replace(FULL, driver_free=3 * GIB, size=81 * GIB, limit=81 * GIB), Cause.UNKNOWN),
+        (Facts(GIB, reserved=10 * GIB, allocated=8 * GIB), Cause.FRAGMENTATION),
+        (Facts(2 * GIB, reserved=10 * GIB, allocated=8 * GIB), Cause.FRAGMENTATION),
+        (Facts(3 * GIB, reserved=10 * GIB, allocated=8 * GIB), Cause.UNKNOWN),
     ],
 )
-def test_each_cause(facts: Facts, cause: Cause) -> None:
+def test_facts_give_cause(facts: Facts, cause: Cause) -> None:
     assert judge(facts).cause is cause
 
 
-def test_a_limit_and_neighbours_both_in_the_way_are_the_limit() -> None:
-    both = replace(FULL, requested=10 * GIB, limit=20 * GIB, reserved=14 * GIB, active=14 * GIB, others=65 * GIB)
+def test_limit_and_neighbours_together_are_limit() -> None:
+    both = replace(FULL, requested=10 * GIB, limit=20 * GIB, reserved=14 * GIB, allocated=14 * GIB, active=14 * GIB)
+    both = replace(both, others=65 * GIB)
     assert judge(both).cause is Cause.LIMIT
-    assert judge(replace(both, requested=5 * GIB)).cause is Cause.NEIGHBOURS
+    assert judge(replace(both, requested=6 * GIB + 1)).cause is Cause.LIMIT
+    assert judge(replace(both, requested=6 * GIB)).cause is Cause.NEIGHBOURS
 
 
-def test_a_limit_that_rounding_may_hide_is_not_taken_to_have_allowed_the_request() -> None:
-    """It printed 20.00 GiB: by it the request would just have fitted, and the driver had plenty."""
-    tight = replace(DEVICE, driver_free=50 * GIB, limit=20 * GIB, reserved=20 * GIB - 3 * MIB, requested=2 * MIB)
+def test_limit_within_rounding_error_is_not_trusted() -> None:
+    """By the printed 20.00 GiB the request just fits, and the driver had plenty."""
+    tight = replace(
+        DEVICE, driver_free=50 * GIB, limit=20 * GIB, reserved=20 * GIB - 3 * MIB, requested=2 * MIB, allocated=GIB
+    )
     assert judge(tight).cause is Cause.UNKNOWN
+    assert judge(replace(tight, precision=MIB)).cause is Cause.UNKNOWN
     assert judge(replace(tight, precision=5 * MIB)).cause is Cause.FRAGMENTATION
 
 
-def test_a_limit_that_would_not_help_is_no_limit() -> None:
+def test_limit_that_would_not_help_is_capacity() -> None:
     facts = replace(FULL, limit=79 * GIB, size=100 * GIB, driver_free=20 * GIB)
     assert judge(replace(facts, requested=30 * GIB)).cause is Cause.CAPACITY
 
 
-def test_the_last_two_mebibytes_of_the_driver_count_for_nothing() -> None:
+def test_last_two_mebibytes_of_driver_do_not_count() -> None:
     facts = replace(FULL, driver_free=4 * MIB, requested=4 * MIB)
     assert judge(facts).cause is Cause.CAPACITY
     assert judge(replace(facts, free_cached=4 * MIB, reserved=78 * GIB + 4 * MIB)).cause is Cause.FRAGMENTATION
 
 
-def test_memory_outside_the_allocator_is_others_only_beyond_a_context() -> None:
-    facts = replace(FULL, others=None, reserved=40 * GIB, allocated=40 * GIB, active=40 * GIB)
-    told = judge(facts)
-    assert (told.cause, told.missing) == (Cause.NEIGHBOURS, ("which processes hold the device's memory",))
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"driver_free": 85 * GIB}, "free memory (85.0 GiB) exceeds the device's size"),
+        ({"reserved": 90 * GIB}, "reserved memory (90.0 GiB)"),
+        ({"allocated": 90 * GIB, "reserved": None}, "allocated memory (90.0 GiB) exceeds the device's size"),
+        ({"allocated": 71 * GIB}, "allocated memory (71.0 GiB) exceeds reserved memory (70.0 GiB)"),
+        ({"driver_free": 11 * GIB}, "free and reserved memory together (81.0 GiB)"),
+    ],
+)
+def test_contradictory_figures_are_unknown(change: dict[str, int | None], named: str) -> None:
+    found = judge(replace(DEVICE, requested=100 * GIB, **change))
+    assert found.cause is Cause.UNKNOWN
+    assert f"contradict each other: {named}" in found.evidence[0]
+
+
+def test_contradiction_within_rounding_is_none() -> None:
+    just = replace(DEVICE, allocated=70 * GIB + 10 * MIB, precision=5 * MIB)
+    assert contradiction(just) is None
+    assert contradiction(replace(just, allocated=70 * GIB + 10 * MIB + 1)) is not None
+    assert contradiction(replace(DEVICE, driver_free=10 * GIB + (64 << 20))) is None
+    assert contradiction(replace(DEVICE, driver_free=10 * GIB + (64 << 20) + 1)) is not None
+
+
+def test_unaccounted_memory_names_the_allowance_and_the_doubt() -> None:
+    found = judge(replace(HALF, others=None))
+    assert (found.cause, found.missing) == (
+        Cause.NEIGHBOURS,
+        ("who holds the unaccounted memory: other processes, or a larger context of this process",),
+    )
+    assert "38.0 GiB of unaccounted memory: 39.0 GiB is outside this allocator, of which 1.00 GiB" in found.evidence[0]
     small = judge(replace(FULL, requested=GIB + 512 * MIB, others=None))
     assert (small.cause, "1.00 GiB outside" in small.missing[0]) == (Cause.CAPACITY, True)
 
 
-def test_free_memory_that_was_refused_points_to_a_limit_nobody_told() -> None:
+def test_neighbours_many_times_the_request_come_before_fragmentation() -> None:
+    crowded = replace(HALF, requested=20 * MIB, driver_free=0, size=79 * GIB, limit=None, others=38 * GIB)
+    crowded = replace(crowded, reserved=40 * GIB, allocated=39 * GIB, active=39 * GIB, free_cached=GIB)
+    found = judge(crowded)
+    assert found.cause is Cause.NEIGHBOURS
+    assert "nvidia-smi" in found.next_step
+    assert "expandable_segments:True" in found.next_step
+    assert judge(replace(crowded, requested=4 * GIB)).cause is not Cause.FRAGMENTATION
+    assert judge(replace(crowded, others=200 * MIB)).cause is Cause.FRAGMENTATION  # ten times, but few of the device
+    assert judge(replace(crowded, others=4 * GIB, requested=GIB)).cause is Cause.FRAGMENTATION
+    limited = judge(replace(crowded, limit=40 * GIB))
+    assert limited.cause is Cause.FRAGMENTATION
+    guessed = judge(replace(crowded, others=None))
+    assert (guessed.cause, "may hold 38.0 GiB" in guessed.next_step) == (Cause.FRAGMENTATION, True)
+
+
+def test_refused_free_memory_without_known_limit_is_unknown() -> None:
     found = judge(Facts(GIB, driver_free=30 * GIB, size=80 * GIB, reserved=10 * GIB, allocated=10 * GIB))
-    assert found.cause is Cause.LIMIT
+    assert found.cause is Cause.UNKNOWN
+    assert "a limit may have refused it" in found.evidence[0]
     assert "limit" in found.missing[0]
 
 
-def test_the_cache_alone_proves_fragmentation() -> None:
-    assert judge(Facts(GIB, reserved=10 * GIB, allocated=8 * GIB)).cause is Cause.FRAGMENTATION
-    assert judge(Facts(3 * GIB, reserved=10 * GIB, allocated=8 * GIB)).cause is Cause.UNKNOWN
-
-
-def test_a_limit_set_below_what_is_held_leaves_the_cache() -> None:
+def test_limit_below_what_is_held_leaves_the_cache() -> None:
     facts = replace(DEVICE, limit=50 * GIB)
-    assert judge(facts).evidence[0].startswith("10.0 GiB was free in all")
-    assert (
-        judge(replace(facts, requested=10 * GIB + 512 * MIB))
-        .evidence[0]
-        .startswith("under the limit of 50.0 GiB, 10.0 GiB")
-    )
+    assert judge(facts).evidence[0].startswith("10.0 GiB was free in total")
+    more = judge(replace(facts, requested=10 * GIB + 512 * MIB))
+    assert more.evidence[0].startswith("10.0 GiB was left below the limit of 50.0 GiB")
 
 
-def test_a_limit_is_not_guessed_on_a_full_device() -> None:
-    """The driver's last megabytes cannot always be had."""
+def test_limit_is_not_suspected_on_full_device() -> None:
     facts = Facts(32 * MIB, driver_free=41 * MIB, size=4 * GIB, reserved=2 * GIB, allocated=2 * GIB)
-    assert judge(facts).cause is Cause.UNKNOWN
-    assert judge(replace(facts, driver_free=410 * MIB)).cause is Cause.LIMIT
+    assert "limit" not in judge(facts).evidence[0]
+    assert "limit" in judge(replace(facts, driver_free=4 * GIB // 20 + 1)).evidence[0]
 
 
-def test_sums_alone_prove_fragmentation_and_say_what_they_lack() -> None:
+def test_sums_without_layout_state_what_is_missing() -> None:
     found = judge(DEVICE)
-    assert found.evidence[0] == "11.0 GiB was free in all, enough for 2.00 GiB, but not in one piece"
-    assert "largest free block" in found.missing[0]
+    assert found.evidence[0] == "11.0 GiB was free in total, enough for 2.00 GiB, but in no single piece"
+    assert len(found.missing) == 1
+    assert "another stream or a private pool" in found.missing[0]
     assert judge(replace(DEVICE, largest_free_block=GIB)).missing == ()
+    beyond_cache = replace(DEVICE, limit=None, requested=10 * GIB + 512 * MIB)
+    assert "limit" in judge(beyond_cache).missing[1]
 
 
-def test_a_close_call_on_rounded_figures_is_told() -> None:
+@pytest.mark.parametrize(("size", "doubt"), [(None, "the size of the device"), (80 * GIB, "outside this allocator")])
+def test_capacity_states_what_could_change_it(size: int | None, doubt: str) -> None:
+    facts = replace(FULL, size=size, others=None, requested=3 * GIB // 2)
+    assert doubt in judge(facts).missing[0]
+    assert judge(replace(FULL, others=0)).missing == ()
+
+
+def test_close_call_on_rounded_figures_is_stated() -> None:
     close = replace(DEVICE, requested=11 * GIB - 4 * MIB, precision=5 * MIB)
     assert "5.00 MiB" in judge(close).missing[-1]
     assert len(judge(replace(close, requested=GIB)).missing) < len(judge(close).missing)
 
 
-def test_a_device_that_is_nearly_full_is_told_as_such() -> None:
+def test_nearly_full_device_is_stated() -> None:
     full = replace(DEVICE, free_cached=3 * GIB, reserved=63 * GIB, size=65 * GIB, limit=65 * GIB, driver_free=0)
     assert "nearly full" in judge(full).evidence[-1]
-    assert judge(full).next_step.startswith("ask for less as well; ")
+    assert judge(full).next_step.startswith("request less; ")
     assert "nearly full" not in " ".join(judge(DEVICE).evidence)
 
 
-def test_the_driver_s_own_failure_has_its_own_advice() -> None:
-    found = judge(Facts(None, allocator="driver"))
-    assert (found.cause, "leave the driver room" in found.next_step) == (Cause.UNKNOWN, True)
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        (DEVICE, "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"),
+        (replace(DEVICE, expandable=True), "already on"),
+        (replace(DEVICE, platform="hip"), "PYTORCH_HIP_ALLOC_CONF=expandable_segments:True if"),
+        (replace(DEVICE, platform="hip", expandable_supported=False), "no expandable segments: set PYTORCH_HIP_ALLOC"),
+        (replace(DEVICE, platform="npu"), "PYTORCH_NPU_ALLOC_CONF=expandable_segments:True"),
+        (replace(DEVICE, platform="xpu"), "torch.xpu.empty_cache()"),
+        (replace(HALF, others=39 * GIB, platform="hip"), "amd-smi"),
+        (replace(HALF, others=39 * GIB), "nvidia-smi"),
+        (Facts(None, allocator="driver"), "leave room for the driver"),
+        (Facts(GIB, allocator="driver", platform="hip"), "amd-smi"),
+    ],
+)
+def test_advice_fits_hardware_and_settings(facts: Facts, words: str) -> None:
+    assert words in judge(facts).next_step
 
 
-def test_expandable_segments_are_not_advised_twice() -> None:
-    assert "expandable_segments:True" in judge(DEVICE).next_step
-    assert "already" in judge(replace(DEVICE, expandable=True)).next_step
-
-
-def test_every_cause_has_a_next_step_for_every_allocator() -> None:
+def test_every_cause_has_advice_for_every_allocator_and_platform() -> None:
     allocators = {allocator for _, allocator in NEXT_STEPS}
     assert set(NEXT_STEPS) == {(cause.value, allocator) for cause in Cause for allocator in allocators}
     assert {rule.cause for rule in RULES} == set(Cause)
+    assert {platform for *_, platform in OTHER_HARDWARE} < set(PLATFORMS)
+    for platform in (*PLATFORMS, "tpu"):  # tpu: not in the table
+        for cause, allocator in NEXT_STEPS:
+            text = next_step(cause, Facts(None, allocator=allocator, platform=platform))
+            assert "{" not in text
+            assert platform not in ("hip", "xpu", "npu") or ("nvidia-smi" not in text and "CUDA_ALLOC" not in text)
 
 
 sizes = st.integers(0, 100 * GIB)
@@ -160,7 +231,7 @@ facts_of_any_kind = st.builds(
 
 
 @given(facts_of_any_kind)
-def test_every_set_of_facts_has_a_verdict(facts: Facts) -> None:
+def test_any_facts_have_a_verdict(facts: Facts) -> None:
     found = judge(facts)
     assert found.evidence
     assert found.next_step
@@ -168,7 +239,7 @@ def test_every_set_of_facts_has_a_verdict(facts: Facts) -> None:
 
 
 @given(need=st.integers(1, 100 * GIB), free=sizes, largest=sizes)
-def test_with_both_totals_known_the_definition_decides(need: int, free: int, largest: int) -> None:
+def test_both_totals_known_decide(need: int, free: int, largest: int) -> None:
     assume(largest <= free)
     expected = Cause.UNKNOWN if need <= largest else Cause.FRAGMENTATION if need <= free else Cause.CAPACITY
     found = judge(Facts(need, free_total=free, largest_allocatable=largest))
@@ -178,7 +249,7 @@ def test_with_both_totals_known_the_definition_decides(need: int, free: int, lar
 
 @st.composite
 def failures(draw: st.DrawFn) -> Facts:
-    """Whole and consistent facts, by which nothing at all could be served."""
+    """Complete and consistent facts, under which nothing could be served."""
     active, cached, free, others = (draw(sizes) for _ in range(4))
     size = active + cached + free + others + GIB
     return Facts(
@@ -195,7 +266,7 @@ def failures(draw: st.DrawFn) -> Facts:
 
 
 @given(failures())
-def test_a_cause_is_gone_once_it_is_cured(facts: Facts) -> None:
+def test_cured_cause_is_not_given_again(facts: Facts) -> None:
     free, others = facts.driver_free or 0, facts.others or 0
     cured = {
         Cause.LIMIT: replace(facts, limit=facts.size),
@@ -208,7 +279,7 @@ def test_a_cause_is_gone_once_it_is_cured(facts: Facts) -> None:
 
 
 @given(failures())
-def test_more_free_memory_never_turns_fragmentation_into_capacity(facts: Facts) -> None:
+def test_more_free_memory_keeps_fragmentation(facts: Facts) -> None:
     assume(judge(facts).cause is Cause.FRAGMENTATION)
     freed = min(facts.active or 0, GIB)
     more = replace(facts, active=(facts.active or 0) - freed, free_cached=(facts.free_cached or 0) + freed)

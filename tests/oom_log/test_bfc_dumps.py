@@ -1,4 +1,4 @@
-"""The BFC allocator's dump and the errors that follow it; JAX's and TensorFlow's errors without one."""
+"""The BFC allocator's dump and the errors after it; errors of JAX and TensorFlow without a dump."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def verdict(line: str) -> Verdict:
 
 
 @pytest.mark.parametrize(("name", "allocator"), [("tensorflow-dump", "tensorflow"), ("jax-dump", "jax")])
-def test_a_dump_and_its_errors_are_one(name: str, allocator: str) -> None:
+def test_dump_and_its_errors_are_one(name: str, allocator: str) -> None:
     (found,) = read((FIXTURES / f"{name}.log").read_text().splitlines())
     facts = found.facts
     assert (found.line, found.device, facts.allocator, found.missing) == (1, 0, allocator, ())
@@ -43,7 +43,7 @@ sizes = st.integers(1, 1 << 12).map(lambda blocks: blocks * 256)
 
 
 @given(used=st.lists(sizes, min_size=1, max_size=9), free=st.lists(sizes, max_size=9), need=sizes)
-def test_totals_of_any_dump_are_exact(used: list[int], free: list[int], need: int) -> None:
+def test_dump_totals_are_exact(used: list[int], free: list[int], need: int) -> None:
     total = sum(used) + sum(free)
     (found,) = read(dump(need, used, free, limit=total))
     facts = found.facts
@@ -52,14 +52,14 @@ def test_totals_of_any_dump_are_exact(used: list[int], free: list[int], need: in
     assert judge(facts).cause is expected
 
 
-def test_a_pool_that_could_have_grown_leaves_it_open() -> None:
+def test_pool_that_could_grow_is_unknown() -> None:
     (found,) = read(dump(64 * MIB, [50 * MIB], [20 * MIB], limit=GIB))
     told = judge(found.facts)
     assert told.cause is Cause.UNKNOWN
     assert "driver" in told.missing[0]
 
 
-def test_a_dump_with_lines_missing_is_not_believed() -> None:
+def test_incomplete_dump_is_not_used() -> None:
     lines = [
         line for line in dump(64 * MIB, [50 * MIB, 9 * MIB], [40 * MIB, 40 * MIB], 140 * MIB) if " 9437184 " not in line
     ]
@@ -69,7 +69,7 @@ def test_a_dump_with_lines_missing_is_not_believed() -> None:
     assert found.facts.limit == 140 * MIB
 
 
-def test_two_dumps_line_by_line_are_kept_apart_by_their_marks() -> None:
+def test_interleaved_dumps_of_marked_ranks_are_separate() -> None:
     first, second = (dump(64 * MIB, [50 * MIB], [n * MIB], (50 + n) * MIB, device=n - 60) for n in (60, 61))
     mixed = [line for a, b in zip(first, second) for line in (f"[rank0]: {a}", f"[rank1]: {b}")]
     found = read(mixed)
@@ -78,7 +78,7 @@ def test_two_dumps_line_by_line_are_kept_apart_by_their_marks() -> None:
 
 
 def marked(lines: Iterable[str], thread: int) -> Iterator[str]:
-    """As absl logs: each call's first line bears its thread, the statistics follow without."""
+    """As absl logs: the first line of each call has its thread, the statistics have none."""
     call: list[str] = []
     for line in lines:
         if call and LEVEL in line:
@@ -89,19 +89,44 @@ def marked(lines: Iterable[str], thread: int) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("prefix", ["", "[rank4]: "])
-def test_two_threads_dumps_are_kept_apart(prefix: str) -> None:
+def test_interleaved_dumps_of_threads_are_separate(prefix: str) -> None:
     first, second = (dump(64 * MIB, [50 * MIB], [n * MIB], (50 + n) * MIB, JAX, n - 60) for n in (60, 61))
     pairs = zip(marked(first, 4242), marked(second, 4343))
     lines = [f"{prefix}{line}" for pair in pairs for call in pair for line in call.split("\n")]
     assert [oom.facts.free_cached for oom in read(lines)] == [60 * MIB, 61 * MIB]
 
 
-def test_a_dump_survives_lines_of_others() -> None:
+def test_dump_between_other_lines_is_read() -> None:
     lines = [text for line in dump(64 * MIB, [50 * MIB], [60 * MIB], 110 * MIB) for text in (line, "step 7 loss 0.1")]
     assert [oom.facts.free_cached for oom in read(lines)] == [60 * MIB]
 
 
-def test_an_attempt_that_tensorflow_can_do_without_is_no_error() -> None:
+@pytest.mark.parametrize(
+    ("path", "framework"),
+    [
+        ("tensorflow/core/common_runtime/bfc_allocator.cc:213] Ran", "tensorflow"),
+        ("tensorflow/core/common_runtime/bfc_allocator.cc:497] Allocator (GPU_0_bfc) ran", "tensorflow"),
+        ("external/local_tsl/tsl/framework/bfc_allocator.cc:1] Allocator (GPU_0_bfc) ran", "tensorflow"),
+        ("external/local_xla/xla/tsl/framework/bfc_allocator.cc:1] Allocator (GPU_0_bfc) ran", "tensorflow"),
+        ("external/xla/xla/tsl/framework/bfc_allocator.cc:1] Allocator (GPU_0_bfc) ran", "jax"),
+        ("external/org_tensorflow/tensorflow/core/common_runtime/bfc_allocator.cc:1] Allocator (GPU_0_bfc) ran", "jax"),
+    ],
+)
+def test_framework_is_that_of_the_source_path(path: str, framework: str) -> None:
+    (found,) = read([f"W {path} out of memory trying to allocate 1.00GiB.  See logs for memory state"])
+    assert (found.facts.allocator, found.facts.requested) == (framework, GIB)
+
+
+@pytest.mark.parametrize(
+    ("error", "framework"),
+    [("tensorflow.python.framework.errors_impl.ResourceExhaustedError", "tensorflow"), ("XlaRuntimeError", "jax")],
+)
+def test_framework_is_that_of_the_exception(error: str, framework: str) -> None:
+    (found,) = read([f"{error}: Out of memory while trying to allocate 2147483648 bytes."])
+    assert found.facts.allocator == framework
+
+
+def test_harmless_attempt_is_no_error() -> None:
     text = "Allocator (GPU_0_bfc) ran out of memory trying to allocate 1.02GiB with freed_by_count=0."
     assert read([f"{text} The caller indicates that this is not a failure, but may mean"]) == []
     assert len(read([text])) == 1
@@ -143,12 +168,12 @@ def test_an_attempt_that_tensorflow_can_do_without_is_no_error() -> None:
         ("RESOURCE_EXHAUSTED: Failed to allocate 2147483648 bytes for new constant", Cause.UNKNOWN, 2 * GIB),
     ],
 )
-def test_errors_without_a_dump(line: str, cause: Cause, requested: int | None) -> None:
+def test_error_without_dump(line: str, cause: Cause, requested: int | None) -> None:
     (found,) = read([line])
     assert (found.facts.requested, verdict(line).cause) == (requested, cause)
 
 
-def test_the_next_step_is_the_framework_s_own() -> None:
+def test_next_step_is_the_frameworks() -> None:
     assert "TF_CPP_MIN_LOG_LEVEL" in verdict("Failed to allocate request for 2.0GiB (2147483648B) on device").next_step
     (found,) = read(dump(64 * MIB, [50 * MIB], [40 * MIB, 40 * MIB], 130 * MIB, JAX))
     assert "XLA_PYTHON_CLIENT" in judge(found.facts).next_step
@@ -165,11 +190,11 @@ def test_the_next_step_is_the_framework_s_own() -> None:
         "failed to alloc 8387559424 bytes unified memory; result: CUDA_ERROR_OUT_OF_MEMORY: out of memory",
     ],
 )
-def test_memory_of_the_host_and_steps_of_a_growing_pool_are_no_errors(line: str) -> None:
+def test_host_memory_and_growing_pools_are_no_errors(line: str) -> None:
     assert read([line]) == []
 
 
-def test_cudamallocasync_under_xla() -> None:
+def test_cudamallocasync_of_tensorflow_is_read() -> None:
     lines = [
         "E1103 gpu_cudamallocasync_allocator.cc:361] gpu_async_3 cuMemAllocAsync failed to allocate 2147483648 bytes: "
         "RESOURCE_EXHAUSTED: : CUDA_ERROR_OUT_OF_MEMORY: out of memory",
@@ -184,12 +209,12 @@ def test_cudamallocasync_under_xla() -> None:
     assert judge(facts).evidence[0].startswith("19.0 GiB of the device is neither free nor live")
 
 
-def test_a_shape_without_its_type_belongs_to_the_dump_before_it() -> None:
+def test_shape_without_type_is_a_copy_of_the_dump() -> None:
     bare = "Resource exhausted: OOM when allocating tensor with shape[1000,1000]"
     assert len(read([*dump(64 * MIB, [50 * MIB], [60 * MIB], 110 * MIB), bare])) == 1
 
 
-def test_two_dumps_for_one_size_are_two_errors() -> None:
+def test_two_dumps_of_one_size_are_two_errors() -> None:
     first, second = (dump(64 * MIB, [50 * MIB], [n * MIB], 200 * MIB) for n in (60, 61))
     assert [oom.facts.free_cached for oom in read([*first, TENSOR, *second, TENSOR])] == [60 * MIB, 61 * MIB]
 

@@ -1,4 +1,4 @@
-"""A log as it comes: whose line it is, what is told twice, junk, encodings, packing."""
+"""Whole logs: sources, copies, junk, encodings, compression, recorded cases."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import gzip
 import io
 import lzma
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpufrag.errors import BadInput, GpufragError
+from gpufrag.model.verdict import judge
 from gpufrag.oom_log import Oom, log_chunks, read_log
-from gpufrag.oom_log.lines import LONGEST, line_of
+from gpufrag.oom_log.log_file import LONGEST, line_of
+from gpufrag.oom_log.reading import Duplicates, _Seen
 from helpers import TESTS
 
 FIXTURES = TESTS / "oom_log" / "fixtures"
@@ -64,15 +67,121 @@ def sources(*lines: str) -> list[str]:
         ('{"time": "2024-05-05", "rank": 3, "message": "', "rank3"),
         ('{"log":"[rank3]: ', "rank3"),
         ("10.0.0.7: [rank3]: ", "10.0.0.7 / rank3"),
+        ("[rank: 3] ", "rank: 3"),
+        ("[trainer3]:", "trainer3"),
+        ("Tue May 20 10:42:56 2025[1,3]<stderr>:", "1,3"),
+        ("[prterun-node-7@1,3]<stderr>: ", "prterun-node-7@1,3"),
+        ("May 20 10:42:56 node-7 python3[4242]: ", "node-7 python3[4242]"),
     ],
 )
-def test_whose_a_line_is(prefix: str, source: str) -> None:
+def test_prefix_names_the_source(prefix: str, source: str) -> None:
     assert line_of(1, (prefix + "RuntimeError: " + ONE).encode()).source == source
 
 
-def test_a_whole_job_s_log_with_each_error_told_three_times() -> None:
+def test_job_log_with_each_error_three_times() -> None:
     found = list(read_log(log_chunks(str(FIXTURES / "torch-ranks.log"))))
     assert [(oom.line, oom.device) for oom in found] == [(6, 0), (13, 3)]
+
+
+RANK = ("fragmentation", 14.06, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "errors"),
+    [
+        ("retry-notice", []),
+        ("retry-notice-fatal", [(2, "", "unknown", None, None)]),
+        ("impossible-figures", [(1, "", "unknown", 16, 0)]),
+        ("figures-denied", [(1, "", "unknown", 9866 / 1024, 1)]),
+        ("doc-overclaim", [(1, "", "fragmentation", 2, 0)]),
+        ("rank-marks-lightning", [(n + 1, f"rank: {n}", *RANK) for n in range(3)]),
+        ("rank-marks-mpirun-timestamp", [(n + 1, f"1,{n}", *RANK) for n in range(3)]),
+        ("rank-marks-ray-repeated", [(1, "W pid=1", *RANK), (2, "W pid=7", *RANK)]),
+        ("rank-marks-torchrun-role", [(n + 1, f"trainer{n}", *RANK) for n in range(3)]),
+        ("other-hardware-hip", [(2, "", "fragmentation", 8.54, 0)]),
+        ("other-hardware-hip-neighbours", [(1, "", "neighbours", 76 / 1024, 0)]),
+    ],
+)
+def test_public_report_gives_verdict(name: str, errors: list[tuple[int, str, str, float | None, int | None]]) -> None:
+    found = [
+        (oom.line, oom.source, judge(oom.facts).cause.value, oom.facts.requested, oom.device)
+        for oom in read_log(log_chunks(str(FIXTURES / f"{name}.log")))
+    ]
+    expected = [(*error[:3], None if error[3] is None else int(error[3] * (1 << 30)), error[4]) for error in errors]
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("impossible-figures", "free memory (85.0 GiB) exceeds the device's size (15.5 GiB)"),
+        ("doc-overclaim", "the largest free block, and whether free bytes belong to another stream or a private pool"),
+        ("rank-marks-ray-repeated", "the 6 further errors that the logger folded into this line"),
+        ("other-hardware-hip", "this build has no expandable segments"),
+        ("other-hardware-hip-neighbours", "amd-smi"),
+        ("figures-denied", "the error gives no free memory"),
+    ],
+)
+def test_public_report_states_doubt_and_fitting_advice(name: str, words: str) -> None:
+    oom = list(read_log(log_chunks(str(FIXTURES / f"{name}.log"))))[-1]
+    verdict = judge(oom.facts)
+    assert words in " ".join((*verdict.evidence, *oom.missing, *verdict.missing, verdict.next_step))
+    assert "nvidia-smi" not in verdict.next_step or oom.facts.platform == "cuda"
+
+
+@pytest.mark.parametrize(
+    "notice",
+    [
+        "cuMemCreate CUDA_ERROR_OUT_OF_MEMORY (may not be an issue e.g. torch allocator will free cache and retry)",
+        "CUDA error: out of memory; retrying with a smaller batch",
+        "cudaMalloc failed: out of memory, falling back to host memory",
+        "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 2147483648 bytes. Will retry.",
+    ],
+)
+def test_notice_of_a_retry_is_no_error(notice: str) -> None:
+    assert read(notice.encode()) == []
+
+
+def test_copies_under_unknown_prefix_are_stated_as_doubt() -> None:
+    """The prefix may be a rank's: then these are three errors, not copies."""
+    first, *others = read("\n".join(f"w#{rank} > {ONE}" for rank in (0, 1, 1, 2)).encode())
+    assert first.missing == ()
+    assert [other.line for other in others] == [2, 4]
+    assert all("does not know the prefix" in other.missing[0] for other in others)
+
+
+@pytest.mark.parametrize("times", [("10:42:56", "10:42:58,1"), ("2025-05-20", "2025-05-21"), ("May 20", "May 21")])
+def test_copy_at_another_time_counts_once(times: tuple[str, str]) -> None:
+    assert len(sources(*(f"{time} ERROR {ONE}" for time in times))) == 1
+
+
+def test_message_repeated_by_syslog_is_mentioned() -> None:
+    (found,) = read(f"May 20 10:42:56 node-7 python3[4242]: message repeated 5 times: [ {ONE}]".encode())
+    assert "the 5 further errors" in found.missing[0]
+
+
+@pytest.mark.parametrize("text", [NEW, "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 2.00 GiB."])
+def test_many_distinct_errors_are_compared_with_few(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    compared = 0
+
+    def is_of(seen: _Seen, names: frozenset[str]) -> bool:
+        nonlocal compared
+        compared += 1
+        return False
+
+    monkeypatch.setattr(_Seen, "is_of", is_of)
+    found = read("\n".join(text.replace("2.00 GiB", f"{size} MiB") for size in range(2000, 8000, 2)).encode())
+    assert len(found) == 3000
+    assert compared < 3 * len(found)
+
+
+def test_only_recent_errors_are_remembered() -> None:
+    duplicates, (oom,) = Duplicates(), read(ONE.encode())
+    for line in range(1, 3000):
+        facts = replace(oom.facts, requested=line)
+        assert [*duplicates.new(replace(oom, facts=facts))]
+    assert len(duplicates._seen) <= 1000
+    assert [*duplicates.new(replace(oom, facts=facts))] == []
 
 
 @pytest.mark.parametrize(
@@ -94,22 +203,22 @@ def test_a_whole_job_s_log_with_each_error_told_three_times() -> None:
         ([NEW, "torch.OutOfMemoryError: Allocation on device"], 2),
     ],
 )
-def test_what_is_told_twice_counts_once(lines: list[str], number: int) -> None:
+def test_copies_count_once(lines: list[str], number: int) -> None:
     assert len(sources(*lines)) == number
 
 
-def test_colours_carriage_returns_and_junk() -> None:
+def test_error_among_colours_and_junk_is_found() -> None:
     junk = b"\xff\xfe\x00binary\x80\r\n\r" + b"\x1b[31m50%|#####\r75%|#######\r" + ONE.encode() + b"\r\n\x9f\n"
     (found,) = read(junk)
     assert (found.line, found.device) == (2, 0)
 
 
-def test_a_message_at_the_end_of_a_very_long_line(tmp_path: Path) -> None:
+def test_message_at_the_end_of_a_long_line(tmp_path: Path) -> None:
     (tmp_path / "log").write_text("x" * (3 * LONGEST + 100) + f" {ONE}\n{MESSAGE.format(1)}\n")
     assert [oom.line for oom in read_log(log_chunks(str(tmp_path / "log")))] == [1, 2]
 
 
-def test_a_message_that_does_not_end_hides_no_other() -> None:
+def test_unfinished_message_hides_no_other() -> None:
     cut, other = ONE.split("; 38.50")[0], "Failed to allocate request for 2.0GiB (2147483648B) on device ordinal 0"
     for noise in ([], ["noise"] * 6):
         lines = [cut, *noise, other, *noise, "RuntimeError: CUDA error: out of memory"]
@@ -130,7 +239,7 @@ CHUNK = "[rank1]: bfc_allocator.cc:1] InUse at 7f of size 256"
         ([ONE.split("; 38.50")[0]], ["noise"] * 500),
     ],
 )
-def test_what_never_ends_is_given_up(begin: list[str], then: list[str]) -> None:
+def test_message_without_end_is_closed(begin: list[str], then: list[str]) -> None:
     lines = iter([f"{line}\n".encode() for line in (*begin, *then)])
     next(read_log(lines))
     assert len(list(lines)) > 400
@@ -139,20 +248,20 @@ def test_what_never_ends_is_given_up(begin: list[str], then: list[str]) -> None:
 @pytest.mark.parametrize(
     "text", ["[" * LONGEST, "(" * LONGEST, "1: " * LONGEST, "Tried to allocate 1" + "1," * LONGEST, "a." * LONGEST]
 )
-def test_lines_made_to_keep_a_pattern_busy(text: str) -> None:
+def test_hostile_line_is_no_error(text: str) -> None:
     assert read(f"{text} out of memory GPU \n".encode()) == []
 
 
 @pytest.mark.parametrize(
     "pack", [bytes, gzip.compress, bz2.compress, lzma.compress, lambda data: data.decode().encode("utf-16")]
 )
-def test_packed_or_in_another_encoding(pack: Callable[[bytes], bytes], tmp_path: Path) -> None:
+def test_compressed_or_encoded_log_is_read(pack: Callable[[bytes], bytes], tmp_path: Path) -> None:
     (tmp_path / "log").write_bytes(pack(b"start\n" + ONE.encode() + b"\n"))
     (found,) = read_log(log_chunks(str(tmp_path / "log")))
     assert (found.line, found.device) == (2, 0)
 
 
-def test_standard_input() -> None:
+def test_standard_input_is_read() -> None:
     assert len(list(read_log(log_chunks("-", io.BufferedReader(io.BytesIO(ONE.encode())))))) == 1
 
 
@@ -164,13 +273,13 @@ def test_standard_input() -> None:
         (b"PK\x03\x04..", "unzip"),
     ],
 )
-def test_packed_badly_or_strangely(data: bytes, told: str, tmp_path: Path) -> None:
+def test_unsupported_compression_is_refused(data: bytes, told: str, tmp_path: Path) -> None:
     (tmp_path / "log").write_bytes(data)
     with pytest.raises(BadInput, match=told):
         list(log_chunks(str(tmp_path / "log")))
 
 
-def test_a_standard_input_that_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closed_standard_input_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", None)
     with pytest.raises(GpufragError, match="is closed"):
         list(log_chunks("-"))
@@ -179,7 +288,7 @@ def test_a_standard_input_that_is_closed(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize(
     ("name", "told"), [("nowhere", "no such file"), (".", "is a directory"), ("a\0b", "cannot be read")]
 )
-def test_a_file_that_cannot_be_read(name: str, told: str, tmp_path: Path) -> None:
+def test_unreadable_file_is_refused(name: str, told: str, tmp_path: Path) -> None:
     with pytest.raises(GpufragError, match=told):
         list(log_chunks(str(tmp_path / name)))
 
@@ -200,13 +309,13 @@ WORDS = [
 
 
 @given(st.lists(st.sampled_from(WORDS), max_size=60).map(" ".join))
-def test_any_pieces_of_messages_in_any_order_are_read(text: str) -> None:
+def test_any_pieces_of_messages_are_read(text: str) -> None:
     for oom in read(text.encode()):
         assert oom.line <= text.count("\n") + 1
         assert oom.facts.requested is None or oom.facts.requested >= 0
 
 
 @given(st.lists(st.sampled_from(["noise", "[rank1]: more noise", "Traceback", ""]), max_size=9), st.integers(0, 9))
-def test_an_error_is_found_wherever_it_stands(noise: list[str], place: int) -> None:
+def test_error_is_found_anywhere(noise: list[str], place: int) -> None:
     lines = [*noise[:place], ONE, *noise[place:]]
     assert [oom.line for oom in read("\n".join(lines).encode())] == [len(noise[:place]) + 1]

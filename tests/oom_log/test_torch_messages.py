@@ -1,11 +1,14 @@
-"""Torch's message in the words of every version, and what is made of its figures."""
+"""Torch's message in the words of every version and its figures; sizes as logs print them."""
 
 from __future__ import annotations
+
+import re
 
 import pytest
 
 from gpufrag.model.verdict import Cause, judge
 from gpufrag.oom_log import Oom, read_log
+from gpufrag.oom_log.messages import SIZE, read_size
 
 MIB, GIB = 1 << 20, 1 << 30
 NEW = (
@@ -53,9 +56,10 @@ def new(need: str = "2.00 GiB", free: str = "8.00 MiB", processes: str = "", una
         (new().replace("GPU 0", "GPU \x00"), Cause.CAPACITY, 2 * GIB, 0),
         (new().replace("GPU 0", "GPU "), Cause.CAPACITY, 2 * GIB, None),
         (new(processes="10.00 GiB allowed; "), Cause.CAPACITY, 2 * GIB, 0),
-        (new(free="6.00 GiB", processes="14.75 GiB allowed; "), Cause.LIMIT, 2 * GIB, 0),
-        (new(free="6.00 GiB"), Cause.LIMIT, 2 * GIB, 0),
+        (new(free="6.00 GiB", processes="14.75 GiB allowed; ").replace("16.00", "24.00"), Cause.LIMIT, 2 * GIB, 0),
+        (new(free="6.00 GiB").replace("16.00", "24.00"), Cause.UNKNOWN, 2 * GIB, 0),
         ("torch.OutOfMemoryError: " + new(free="6.00 GiB").replace("14.00", "8.00"), Cause.UNKNOWN, 2 * GIB, 0),
+        (new(free="6.00 GiB"), Cause.UNKNOWN, 2 * GIB, 0),
         (
             "XPU out of memory. Tried to allocate 4.00 GiB. GPU 0 has a total capacity of 12.00 GiB of which 3.00 GiB "
             "is free. Of the allocated memory 8.00 GiB is allocated by PyTorch, and 0 bytes is reserved by PyTorch but "
@@ -91,7 +95,10 @@ def new(need: str = "2.00 GiB", free: str = "8.00 MiB", processes: str = "", una
         ("ncclInternalError: Cuda failure 2 'out of memory'", Cause.UNKNOWN, None, None),
         ("RuntimeError: cuda runtime error (2) : out of memory at /torch/THCStorage.cu:58", Cause.UNKNOWN, None, None),
         ("THCudaCheck FAIL file=/torch/THCStorage.cu line=58 error=2 : out of memory", Cause.UNKNOWN, None, None),
-        ("alloc_buffer: allocating 4096.00 MiB: cudaMalloc failed: out of memory", Cause.UNKNOWN, None, None),
+        ("alloc_buffer: allocating 4096.00 MiB: cudaMalloc failed: out of memory", Cause.UNKNOWN, 4 * GIB, None),
+        ("Failed to CUDA calloc async 608 bytes: Cuda failure 2 'out of memory'", Cause.UNKNOWN, 608, None),
+        ("allocating 64.00 MiB on device 3: hipMalloc failed: out of memory", Cause.UNKNOWN, 64 * MIB, 3),
+        ("[saver.cpp] cudaError error: 2 (out of memory)  file=core.cpp", Cause.UNKNOWN, None, None),
         ("cuda failed with error 2 out of memory. use CUDA_LAUNCH_BLOCKING=1", Cause.UNKNOWN, None, None),
         ("RuntimeError: HIP error: HIPBLAS_STATUS_ALLOC_FAILED", Cause.UNKNOWN, None, None),
         ("RuntimeError: UR error: 39 (UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY)", Cause.UNKNOWN, None, None),
@@ -111,12 +118,12 @@ def new(need: str = "2.00 GiB", free: str = "8.00 MiB", processes: str = "", una
         ),
     ],
 )
-def test_every_form(text: str, cause: Cause, requested: int | None, device: int | None) -> None:
+def test_form_gives_verdict_and_figures(text: str, cause: Cause, requested: int | None, device: int | None) -> None:
     found = only(text)
     assert (judge(found.facts).cause, found.facts.requested, found.device) == (cause, requested, device)
 
 
-def test_all_figures_of_the_longest_form() -> None:
+def test_longest_form_has_every_figure() -> None:
     text = (
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 3 has a total capacity of 80.00 "
         "GiB of which 1.00 GiB is free. Process 77 has 1.50 GiB memory in use. Including non-PyTorch memory, this "
@@ -131,12 +138,28 @@ def test_all_figures_of_the_longest_form() -> None:
     assert facts.precision == GIB // 200
 
 
-def test_without_a_limit_in_versions_that_would_tell_there_is_none() -> None:
-    assert only("torch.OutOfMemoryError: " + new()).facts.limit == 16 * GIB
-    assert only("torch.cuda.OutOfMemoryError: " + new()).facts.limit is None
+@pytest.mark.parametrize("error", ["torch.OutOfMemoryError", "torch.cuda.OutOfMemoryError"])
+def test_message_without_limit_leaves_it_unknown(error: str) -> None:
+    assert only(f"{error}: " + new()).facts.limit is None
 
 
-def test_neighbours_are_counted() -> None:
+@pytest.mark.parametrize(
+    ("text", "platform"),
+    [
+        (new(), "cuda"),
+        (new().replace("CUDA", "HIP"), "hip"),
+        (new().replace("CUDA", "XPU"), "xpu"),
+        (new().replace("CUDA", "NPU").replace("GPU", "NPU"), "npu"),
+        ("hipErrorOutOfMemory", "hip"),
+        ("UR error: 39 (UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY)", "xpu"),
+        ("RuntimeError: CUDA error: out of memory", "cuda"),
+    ],
+)
+def test_platform_is_that_of_the_message(text: str, platform: str) -> None:
+    assert only(text).facts.platform == platform
+
+
+def test_listed_processes_are_neighbours() -> None:
     hog = (
         "Process 77 has 9.00 GiB memory in use. Including non-PyTorch memory, this process has 6.90 GiB memory in use. "
     )
@@ -144,34 +167,28 @@ def test_neighbours_are_counted() -> None:
     assert judge(only(text).facts).cause is Cause.NEIGHBOURS
 
 
-def test_in_a_container_the_process_itself_is_among_those_listed() -> None:
+def test_own_process_in_container_is_not_a_neighbour() -> None:
     listed = "Process 77 has 1.00 GiB memory in use. Process 78 has 14.80 GiB memory in use. "
     assert only(new(processes=listed)).facts.others == GIB
     assert only(new()).facts.others is None
 
 
-def test_a_figure_that_torch_could_not_have_is_none() -> None:
-    assert only(
-        new(processes="Including non-PyTorch memory, this process has 17179869184.00 GiB memory in use. ")
-    ).facts
+def test_figure_that_torch_could_not_read_is_unknown() -> None:
+    own = "Including non-PyTorch memory, this process has 17179869184.00 GiB memory in use. "
+    assert only(new(processes=own)).facts.others is None
 
 
-def test_expandable_segments_that_are_on_are_seen() -> None:
+def test_expandable_segments_in_text_are_recorded() -> None:
     assert only(new() + " expandable_segments is enabled. If instead").facts.expandable is True
     assert only(new()).facts.expandable is None
 
 
-def test_a_message_that_a_terminal_has_wrapped() -> None:
-    whole = only(new())
-    assert only(new().replace(" of which", "\nof which").replace(", and", ",\nand")).facts == whole.facts
-
-
-def test_several_in_one_line_of_json() -> None:
+def test_several_messages_in_one_json_line() -> None:
     line = '{"error": "' + new() + '", "cause": "' + new("1.00 GiB") + '"}\n'
     assert [oom.facts.requested for oom in read_log([line.encode()])] == [2 * GIB, GIB]
 
 
-def test_the_table_of_cudamallocasync() -> None:
+def test_cudamallocasync_table_is_read() -> None:
     text = (
         "Allocation on device 5 would exceed allowed memory. (out of memory)\nCurrently allocated     : 54.00 GiB\n"
         "Requested               : 686.50 MiB\nDevice limit            : 79.00 GiB\n"
@@ -196,5 +213,29 @@ def test_the_table_of_cudamallocasync() -> None:
         "all is well",
     ],
 )
-def test_what_is_no_failure_of_gpu_memory(text: str) -> None:
+def test_other_text_is_no_error(text: str) -> None:
     assert list(read_log([text.encode()])) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("2.00 GiB", 2 << 30),
+        ("2147483648 bytes", 2 << 30),
+        ("2,147,483,648 bytes", 2 << 30),
+        ("3206B", 3206),
+        ("1.50G", 3 << 29),
+        ("2 GB", 2_000_000_000),
+    ],
+)
+def test_size_is_read(text: str, size: int) -> None:
+    found = re.fullmatch(SIZE, text)
+    assert found is not None
+    read = read_size(found[1])
+    assert read is not None
+    assert read.bytes == size
+
+
+@pytest.mark.parametrize("text", ["2,5 GiB", "12,34 MiB", "1.2.3 GiB", "-GiB", "lots", "1,2345 KiB"])
+def test_broken_size_is_not_read_in_part(text: str) -> None:
+    assert re.search(SIZE, text) is None

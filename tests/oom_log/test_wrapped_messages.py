@@ -1,4 +1,4 @@
-"""Torch's message as terminals and printers of tracebacks wrap it, and as a full disk cuts it off."""
+"""Torch's message wrapped by terminals and traceback printers, or cut off."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def read(lines: list[str]) -> list[Oom]:
 
 @pytest.mark.parametrize("width", [64, 72, 80, 100, 132])
 @pytest.mark.parametrize("printer", [terminal, wrap, box, launcher])
-def test_it_tells_the_same_at_any_width(printer: Printer, width: int) -> None:
+def test_message_wrapped_at_any_width_is_the_same(printer: Printer, width: int) -> None:
     (whole,), (wrapped,) = read([MESSAGE]), read([*printer(MESSAGE, width), "and the log goes on"])
     assert (wrapped.facts, wrapped.device) == (whole.facts, whole.device)
 
@@ -50,7 +50,7 @@ def sentences(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("mark", ["", "[rank1]: ", "3: ", "worker | "])
-def test_it_tells_the_same_with_a_line_for_each_sentence(mark: str) -> None:
+def test_message_with_a_line_per_sentence_is_the_same(mark: str) -> None:
     lines = [mark + line for line in sentences(MESSAGE)]
     assert lines[0].endswith("CUDA out of memory.")
     (whole,), (broken,) = read([MESSAGE]), read([*lines, "and the log goes on"])
@@ -61,10 +61,10 @@ def test_it_tells_the_same_with_a_line_for_each_sentence(mark: str) -> None:
     "line",
     ["CUDA out of memory. Tried to allocate 2.0", "HIP out of memory. Tried", "OutOfMemoryError: XPU out of memory."],
 )
-def test_one_that_is_cut_off_before_its_size_is_an_error_and_hides_no_other(line: str) -> None:
+def test_message_cut_off_before_its_size_hides_no_other(line: str) -> None:
     first, second = read([line, "Traceback (most recent call last):", MESSAGE])
     assert (first.line, first.facts.requested, second.line) == (1, None, 3)
 
 
-def test_a_program_that_tells_what_it_does_about_one_has_none() -> None:
+def test_program_that_mentions_an_error_has_none() -> None:
     assert read(["caught: CUDA out of memory. Retrying with half the batch", "if 'CUDA out of memory' in text:"]) == []

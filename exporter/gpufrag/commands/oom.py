@@ -1,41 +1,152 @@
-"""`gpufrag oom`: out-of-memory errors, explained. Each action is a module here with add_arguments and run."""
+"""`gpufrag oom`: out-of-memory errors, as agents reported them or as a log has them."""
 
 from __future__ import annotations
 
 import argparse
-import importlib
-from typing import NamedTuple
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
+from ..errors import Unavailable, UsageError, one_line
+from ..model.verdict import judge
+from ..oom_log import Oom, log_chunks, read_log
+from ..reports import oom, terminal
+from ..sidecar.oom_files import Look, read_all
+from ..sidecar.sample_files import Skip
+from ..units import argument
+from ..wire.folder import FileName, ReportName, to_read
+from ..wire.oom_report import OomReport
+from .arguments import folder_name
 
-class Action(NamedTuple):
-    name: str
-    help: str
-    example: str
-
-    @property
-    def module(self) -> str:
-        return f"oom_{self.name}"
-
-
-ACTIONS = (
-    Action("list", "the errors that agents have reported, the latest first", "gpufrag oom list --json"),
-    Action("show", "all that was known when a request failed", "gpufrag oom show 4711-1"),
-    Action(
-        "explain",
-        "a verdict on each error in the text of a log, of torch, TensorFlow or JAX",
-        "gpufrag oom explain job.log",
-    ),
-)
+MOST = 1000
+"""Reports that are read, the newest."""
+WHY = {
+    Skip.ALIEN: "no agent wrote it under this name",
+    Skip.DENIED: "permission denied; run this as the job's user",
+    Skip.HUGE: "it is larger than any report",
+    Skip.NEWER: "a newer gpufrag wrote it; upgrade this one",
+    Skip.TORN: "its content is not a report",
+}
+"""Why a file with a report's name is skipped."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    for row in ACTIONS:
-        module = importlib.import_module(f".{row.module}", __package__)
-        child = actions.add_parser(row.name, help=row.help, description=row.help, epilog=f"example: {row.example}")
-        module.add_arguments(child)
-        child.set_defaults(act=module.run)
+
+    def action(name: str, run: object, text: str, example: str, json_help: str) -> argparse.ArgumentParser:
+        child = actions.add_parser(name, help=text, description=text, epilog=f"example: {example}")
+        child.add_argument("--json", action="store_true", help=f"print JSON ({json_help}; sizes in bytes)")
+        child.set_defaults(act=run)
+        return child
+
+    listing = action(
+        "list", _list, "list the errors that agents reported, newest first", "gpufrag oom list --json", "one list"
+    )
+    showing = action("show", _show, "show one report", "gpufrag oom show 4711-1", "the whole report")
+    explain = action(
+        "explain",
+        _explain,
+        "find out-of-memory errors in a log (torch, TensorFlow, JAX) and name their cause",
+        "gpufrag oom explain job.log",
+        "a list with one object per error",
+    )
+    showing.add_argument("id", metavar="ID", help="id from `gpufrag oom list`, or the name of the report's file")
+    for child in (listing, showing):
+        child.add_argument(
+            "--folder", metavar="DIR", type=argument(folder_name), help="the agents' folder (default: $GPUFRAG_DIR)"
+        )
+    explain.add_argument("file", metavar="FILE", help="a job's log, compressed or not; - for standard input")
 
 
 def run(options: argparse.Namespace) -> int:
-    return int(options.act(options))
+    options.act(options)
+    return 0
+
+
+def _list(options: argparse.Namespace) -> None:
+    kept = _reports(options.folder)
+    if options.json:
+        print(json.dumps(list(map(oom.as_record, kept)), indent=2))
+    elif kept:
+        print(oom.list_text(kept, terminal.bold(sys.stdout)))
+    else:
+        print("No recent out-of-memory errors.")
+
+
+def _show(options: argparse.Namespace) -> None:
+    report = _find(options.id, _reports(options.folder))
+    if options.json:
+        print(json.dumps(oom.whole_record(report), indent=2))
+    else:
+        print(oom.as_text(report, terminal.bold(sys.stdout)))
+
+
+def _reports(named: Path | None) -> tuple[OomReport, ...]:
+    """Return the reports in the folder, newest first. Raises Unavailable if there is no such folder."""
+    folder = named or to_read(os.environ)
+    try:
+        look = read_all(folder, MOST)
+    except FileNotFoundError:
+        raise Unavailable(
+            f"{folder}: no such folder; the first agent creates it, or name another one with --folder"
+        ) from None
+    except OSError as error:
+        raise Unavailable(f"{folder}: {error.strerror}; name the agents' folder with --folder") from None
+    for line in _skipped(folder, look):
+        print(line, file=sys.stderr)
+    return look.reports
+
+
+def _skipped(folder: Path, look: Look) -> Iterator[str]:
+    for why, names in look.skipped.items():
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        yield f"gpufrag: skipped {one_line(str(folder / names[0]))}{more}: {WHY[why]}"
+
+
+def _find(wanted: str, reports: Sequence[OomReport]) -> OomReport:
+    """Raises UsageError if no report, or more than one, has this id."""
+    found = [report for report in reports if wanted in (report.id, _file(report))]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        names = ", ".join(map(_file, found))
+        raise UsageError(f"report {wanted}: several containers have this pid; name the file: {names}")
+    raise UsageError(f"no report {wanted}; list the reports with `gpufrag oom list`")
+
+
+def _file(report: OomReport) -> str:
+    return ReportName(FileName.of(report.identity), report.number).file
+
+
+def _explain(options: argparse.Namespace) -> None:
+    """Print each error as soon as it is read: a log may be larger than memory."""
+    explained = map(_judged, read_log(log_chunks(options.file)))
+    if options.json:
+        _print_list(explained)
+        return
+    bold, number = terminal.bold(sys.stdout), 0
+    for number, found in enumerate(explained, start=1):
+        print(("\n" if number > 1 else "") + oom.explained_text(found, bold))
+    if number == 0:
+        print("No out-of-memory errors of torch, TensorFlow or JAX in this log.")
+
+
+def _judged(found: Oom) -> oom.Explained:
+    verdict = judge(found.facts)
+    return oom.Explained(found, verdict._replace(missing=(*found.missing, *verdict.missing)))
+
+
+def _print_list(explained: Iterator[oom.Explained]) -> None:
+    """If reading fails midway, close the list; if nothing was found by then, print none."""
+    before = "["
+    try:
+        for found in explained:
+            print(before + json.dumps(oom.explained_record(found)), end="")
+            before = ",\n "
+    except BaseException:
+        if before != "[":
+            print("]")
+        raise
+    print("[]" if before == "[" else "]")

@@ -1,4 +1,4 @@
-"""What is known of one failed request for memory, and what the free bytes could have served at most."""
+"""What is known about one failed allocation, and how much all free bytes together could have served."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from .allocatable import Driver
 
 CONTEXT = 1 << 30
-"""A process's own context and libraries, outside its allocator, are taken to hold at most this."""
+"""Allowance for a process's own context and libraries, where nothing says how much they hold."""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """In bytes, None where unknown, at the failure: after the allocator's own flush and retry."""
+    """Bytes at the failure, after the allocator's own flush and retry; None where unknown."""
 
     requested: int | None
-    """What the driver was asked for: torch's own figure, rounded up to 2 MiB, or 20 MiB for 1 to 10 MiB."""
+    """What the allocator asked of the driver: torch rounds up to 2 MiB, and to 20 MiB for 1 to 10 MiB."""
     free_total: int | None = None
     largest_allocatable: int | None = None
     free_cached: int | None = None
@@ -26,31 +26,35 @@ class Facts:
     driver_free: int | None = None
     size: int | None = None
     limit: int | None = None
-    """The process's cap; where it is known that there is none, the device's size."""
+    """The per-process limit; the device's size if the process is known to have no limit."""
     reserved: int | None = None
     allocated: int | None = None
     active: int | None = None
     others: int | None = None
     """Memory of other processes on the device."""
     precision: int = 0
-    """By how much each figure may be wrong, as those of a text are: they are rounded."""
+    """Largest rounding error of a figure: log messages print rounded sizes."""
     refused_by_limit: bool = False
-    """The allocator said itself that the cap was the reason."""
+    """Whether the allocator named the limit as the reason."""
     expandable: bool | None = None
     """Whether torch's expandable segments were on."""
+    expandable_supported: bool = True
+    """False if the build reported that it has no expandable segments."""
     allocator: str = "torch"
-    """Whose it is: torch (on CUDA, HIP or XPU), mps, tensorflow, jax, or the driver itself."""
+    """torch, mps, tensorflow, jax, or driver for the driver itself."""
+    platform: str = "cuda"
+    """cuda, hip, xpu or npu; empty if unknown."""
 
     @property
     def held(self) -> int | None:
-        """What the allocator can give to no request: live blocks, and all that private pools hold."""
+        """Bytes that the allocator can give to no request: live blocks and private pools."""
         if self.reserved is not None and self.free_cached is not None:
             return self.reserved - self.free_cached
         return self.allocated if self.active is None else self.active
 
     @property
     def cached(self) -> int | None:
-        """The free bytes of the cache, or the most that they can be."""
+        """Free bytes of the cache, or their upper bound."""
         if self.free_cached is not None:
             return self.free_cached
         return None if self.reserved is None or self.held is None else max(0, self.reserved - self.held)
@@ -61,35 +65,32 @@ class Facts:
 
     @property
     def known_free(self) -> int | None:
-        """free_total, or what is known of it: the cache and, where the driver has told, the headroom."""
+        """free_total, or the part of it that is known: the cache and, if the driver's figure is known, the headroom."""
         if self.free_total is not None or self.cached is None:
             return self.free_total
-        return self.cached + (self._known_headroom or 0)
-
-    @property
-    def _known_headroom(self) -> int | None:
-        if self.headroom is not None or self.driver_free is None:
-            return self.headroom
-        below_cap = None if self.cap is None or self.reserved is None else self.cap - self.reserved
-        return self.driver_free if below_cap is None else max(0, min(self.driver_free, below_cap))
+        headroom = self.headroom
+        if headroom is None and self.driver_free is not None:
+            below_cap = self.driver_free if self.cap is None or self.reserved is None else self.cap - self.reserved
+            headroom = max(0, min(self.driver_free, below_cap))
+        return self.cached + (headroom or 0)
 
     @property
     def outside(self) -> int | None:
-        """Used bytes that are not this allocator's: the process's own context, or other processes."""
+        """Used bytes outside this allocator: the process's own context, and other processes."""
         if self.size is None or self.driver_free is None or self.reserved is None:
             return None
         return max(0, self.size - self.driver_free - self.reserved)
 
     @property
     def unexplained(self) -> int | None:
-        """Neither free nor live, where the allocator does not say what it holds."""
+        """Bytes neither free nor live, if the allocator's reserved bytes are unknown."""
         if self.reserved is not None or self.size is None or self.driver_free is None or self.held is None:
             return None
         return max(0, self.size - self.driver_free - self.held)
 
     @property
     def foreign(self) -> int:
-        """What other processes hold; where nobody has told, what no context of this process accounts for."""
+        """Memory of other processes; if unknown, what exceeds CONTEXT outside this allocator."""
         return max(0, (self.outside or 0) - CONTEXT) if self.others is None else self.others
 
     @property
@@ -98,19 +99,19 @@ class Facts:
         return self.driver_room_with(0)
 
     def driver_room_with(self, given_back: int) -> int | None:
-        """The same, had `given_back` bytes of other processes gone back too."""
+        """Return driver_room as if other processes also returned `given_back` bytes."""
         if self.driver_free is None or self.cached is None:
             return None
         return Driver.usable(self.driver_free + self.cached + given_back)
 
     def room_below(self, cap: int | None) -> int | None:
-        """What could be served under a cap, wherever the free bytes lie."""
+        """Return what could be served under a cap, wherever the free bytes lie."""
         return None if cap is None or self.held is None else max(0, cap - self.held)
 
     def ceiling(self, *, limit: bool = True, others: bool = True) -> int | None:
-        """What all free bytes together could serve at most, by what is known; None where nothing tells.
+        """Return the most that all free bytes together could serve; None if unknown.
 
-        limit, others: whether the cap, and the memory of other processes, stands in the way.
+        limit, others: whether the limit, and the memory of other processes, count as obstacles.
         """
         bounds = [
             self.driver_room_with(0 if others else self.foreign),

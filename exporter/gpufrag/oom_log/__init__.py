@@ -1,7 +1,7 @@
-"""A job's log: what it tells of requests for memory that failed, by any framework. Text in, records out."""
+"""Finds the out-of-memory errors of any framework in a job's log."""
 
-from .oom import Oom
-from .opening import log_chunks
+from .log_file import log_chunks
+from .messages import Oom
 from .reading import read_log
 
 __all__ = ["Oom", "log_chunks", "read_log"]

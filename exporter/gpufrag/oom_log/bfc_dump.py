@@ -1,4 +1,4 @@
-"""The dump of the BFC allocator, TensorFlow's and XLA's: every chunk it holds, and its statistics."""
+"""The dump of the BFC allocator of TensorFlow and XLA: every chunk it holds, and its statistics."""
 
 from __future__ import annotations
 
@@ -6,28 +6,22 @@ import re
 from dataclasses import replace
 
 from ..model.facts import Facts
-from .lines import Line
-from .oom import Oom
-from .other_messages import device_in, is_of_host
-from .sizes import SIZE, Size, read_size
+from .log_file import Line
+from .messages import SIZE, Oom, Size, device_in, framework_in, is_notice, is_of_host, oom_at, platform_in, read_size
 
-_BEGIN = re.compile(rf"ran out of memory trying to allocate {SIZE}(?: ?\(rounded to ([0-9]{{1,20}})\))?")
-_HARMLESS = "not a failure"
-"""It tried for speed's sake, and does without."""
+_BEGIN = re.compile(rf"[Rr]an out of memory trying to allocate {SIZE}(?: ?\(rounded to ([0-9]{{1,20}})\))?")
 _CHUNK = re.compile(
     r"\b(InUse|Chunk|Free) {1,2}at (?:0x)?[0-9a-fA-F]{1,20} (?:next [0-9]{1,20} )?of size ([0-9]{1,20})"
 )
 _STATISTIC = re.compile(r"\b(Limit|InUse|MaxInUse|NumAllocs|MaxAllocSize): {1,40}([0-9]{1,20})\s*$")
 _LAST = "MaxAllocSize"
-"""Of those that matter; newer versions have more."""
-_PATH_OF_JAX = re.compile(r"\bexternal/(?!local_)")
-
-_NO_DUMP = "the allocator's dump, which follows its warning in a full log: it lists every chunk"
-_TORN = "a whole dump: lines of this one are missing, or mixed with another process's"
+"""The last statistic that matters; newer versions print more."""
+_NO_DUMP = "the allocator's dump, which follows its warning in a full log and lists every chunk"
+_TORN = "a complete dump: lines of this one are missing, or mixed with another process's"
 
 
 class BfcDump:
-    """Gathers one dump; chunks are added up as they come, so that its length costs nothing."""
+    """Collects one dump; adds up chunks as they come, so a long dump needs no memory."""
 
     def __init__(self, line: Line) -> None:
         self._line = line
@@ -35,18 +29,16 @@ class BfcDump:
         assert found is not None
         rounded = None if found[2] is None else Size(int(found[2]), 0)
         self._need = rounded or read_size(found[1])
-        self._device = device_in(line.text)
-        self._allocator = "jax" if _PATH_OF_JAX.search(line.text) else "tensorflow"
         self._used = self._free = self._largest = 0
         self._statistics: dict[str, int] = {}
         self.done = False
 
     @staticmethod
     def begins(text: str) -> bool:
-        return _BEGIN.search(text) is not None and _HARMLESS not in text and not is_of_host(text)
+        return _BEGIN.search(text) is not None and not is_notice(text) and not is_of_host(text)
 
     def take(self, text: str) -> bool:
-        """Whether the line is of this dump; `done` is set when no more will come."""
+        """Return whether the line is part of this dump; `done` is set after the last one."""
         if _BEGIN.search(text):
             self.done = True
             return False
@@ -73,29 +65,23 @@ class BfcDump:
         return found is not None
 
     def ooms(self) -> list[Oom]:
-        missing: tuple[str, ...] = ()
-        if not self._is_whole:
-            missing = (_TORN if self._used or self._statistics else _NO_DUMP,)
-        return [Oom(self._line.number, self._line.source, self._device, self._facts(), missing)]
-
-    @property
-    def _is_whole(self) -> bool:
-        """The chunks in use add up to what the statistics say, which are kept apart from them."""
-        return self._statistics.get("InUse") == self._used
-
-    def _facts(self) -> Facts:
+        complete = self._statistics.get("InUse") == self._used  # kept apart from the chunks
+        missing = () if complete else (_TORN if self._used or self._statistics else _NO_DUMP,)
         need = self._need and self._need.bytes
         facts = Facts(
             requested=need,
             limit=self._statistics.get("Limit"),
             allocated=self._statistics.get("InUse"),
             precision=self._need.precision if self._need else 0,
-            allocator=self._allocator,
+            allocator=framework_in(self._line.text, "tensorflow"),
+            platform=platform_in(self._line.text),
         )
-        return self._with_chunks(facts, need or 0) if self._is_whole else facts
+        if complete:
+            facts = self._with_chunks(facts, need or 0)
+        return [oom_at(self._line, device_in(self._line.text), facts, *missing)]
 
     def _with_chunks(self, facts: Facts, need: int) -> Facts:
-        """Where the pool could not have grown any more, what is free in its chunks is all there is."""
+        """If the pool could not grow any more, the free chunks are all there is."""
         reserved = self._used + self._free
         grown = facts.limit is not None and need > facts.limit - reserved
         return replace(

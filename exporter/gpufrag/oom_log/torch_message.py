@@ -1,4 +1,4 @@
-"""Torch's message when its allocator fails: CUDA, HIP and XPU since 1.0, and MPS."""
+"""Torch's message when its allocator fails (CUDA, HIP, XPU, NPU, MPS), and the table of cudaMallocAsync."""
 
 from __future__ import annotations
 
@@ -7,51 +7,50 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from ..model.facts import Facts
-from .lines import Line, without_marks
-from .oom import Oom
-from .sizes import SIZE, Size, read_size
+from .log_file import Line, without_marks
+from .messages import SIZE, Oom, Size, oom_at, platform_in, read_size
 
 _NEED = re.compile(f"Tried to allocate {SIZE}(?=[. (]|$)")
 _CUT = re.compile(
     r"(?:CUDA|HIP|XPU|NPU) out of memory\. {1,2}Tried(?: [\w.,]{0,20}){0,4}(?<!\.\.\.)$"
     r"|OutOfMemoryError: (?:CUDA|HIP|XPU|NPU) out of memory\.?\s{0,4}$"
 )
-"""A first line that a terminal has wrapped, or a log cut off, before the size was whole. A summary's has three dots."""
+"""A first line that was wrapped or cut off before its size was complete. A summary's line ends in three dots."""
 _SECOND = "Tried to alloc"
 _ENDS = ("by PyTorch)", " cached)", "PyTorch but unallocated", "on private pool", "on shared pool")
 _ANOTHER = (" to allocate ", "n allocating ", "ut of memory", "Traceback (most", '  File "')
 _FRAME = " \t│┃|"
-"""Around the lines of a printer that draws a box."""
+"""Drawn around the lines by some printers of tracebacks."""
 _MOST_LINES = 12
-"""That a terminal, or a printer of tracebacks, may have wrapped a message to."""
+"""Lines over which a terminal or a printer of tracebacks may wrap a message."""
 _LONGEST = 8000
-"""Characters of a message: more are not looked at."""
+"""Characters of a message that are read."""
 _FIGURES = {
-    name: re.compile(pattern)
-    for name, pattern in {
-        "size": f"{SIZE} total capacity|has a total capac(?:i)?ty of {SIZE}",
-        "driver_free": f"{SIZE} free[;.)]|of which {SIZE} is free",
-        "limit": f"{SIZE} allowed;",
-        "already": f"{SIZE} already allocated",
-        "allocated": f"{SIZE} is allocated by PyTorch",
-        "captive": f"with {SIZE} allocated in private pools",
-        "cached": rf"{SIZE} cached\)",
-        "reserved": f"{SIZE} reserved in total by PyTorch",
-        "unallocated": f"{SIZE} is reserved by PyTorch but unallocated",
-        "own": f"this process has {SIZE} memory in use",
-        "mps_torch": f"MPS allocated: {SIZE}",
-        "mps_other": f"other allocations: {SIZE}",
-        "mps_limit": f"max allowed: {SIZE}",
-    }.items()
+    name: (words, re.compile(pattern))
+    for name, words, pattern in (
+        ("size", "total capac", f"{SIZE} total capacity|has a total capac(?:i)?ty of {SIZE}"),
+        ("driver_free", " free", f"{SIZE} free[;.)]|of which {SIZE} is free"),
+        ("limit", " allowed;", f"{SIZE} allowed;"),
+        ("already", " already allocated", f"{SIZE} already allocated"),
+        ("allocated", " allocated by PyTorch", f"{SIZE} is allocated by PyTorch"),
+        ("captive", " in private pools", f"with {SIZE} allocated in private pools"),
+        ("cached", " cached)", rf"{SIZE} cached\)"),
+        ("reserved", " reserved in total", f"{SIZE} reserved in total by PyTorch"),
+        ("unallocated", " but unallocated", f"{SIZE} is reserved by PyTorch but unallocated"),
+        ("own", "this process has ", f"this process has {SIZE} memory in use"),
+        ("mps_torch", "MPS allocated", f"MPS allocated: {SIZE}"),
+        ("mps_other", "other allocations", f"other allocations: {SIZE}"),
+        ("mps_limit", "max allowed", f"max allowed: {SIZE}"),
+    )
 }
+"""Words that a text with the figure has, which are fast to look for, and its pattern."""
 _PROCESS = re.compile(f"Process [0-9]{{1,12}} has {SIZE} memory in use")
 _DEVICE = re.compile(r"\([GN]PU {1,2}([0-9]{1,4});|[GN]PU ([0-9]{1,4}|.?) ?has a total")
-_TELLS_LIMITS = ("torch.OutOfMemoryError", "docs.pytorch.org", "total capacity; ")
-"""Signs of versions whose message would name a limit if there were one."""
+_EXPANDABLE_ON = ("expandable_segments is enabled", "expandable-segment reserve")
 
 
 class TorchMessage:
-    """Gathers one message, which may go over several lines."""
+    """Collects one message, which may span several lines."""
 
     def __init__(self, line: Line) -> None:
         self._line = line
@@ -60,8 +59,8 @@ class TorchMessage:
 
     @staticmethod
     def begins(text: str) -> bool:
-        told = _NEED.search(text) is not None and ("out of memory" in text or "GPU " in text)
-        return told or _CUT.search(text.rstrip(_FRAME)) is not None
+        whole = _NEED.search(text) is not None and ("out of memory" in text or "GPU " in text)
+        return whole or _CUT.search(text.rstrip(_FRAME)) is not None
 
     def take(self, text: str) -> bool:
         self.done = not self._waits_for(text) and any(sign in text for sign in _ANOTHER)
@@ -72,20 +71,20 @@ class TorchMessage:
         return True
 
     def _waits_for(self, text: str) -> bool:
-        """Its second sentence, at the beginning of a line of its own."""
+        """Return whether the line begins with the message's second sentence."""
         return without_marks(text).lstrip(_FRAME).startswith(_SECOND) and _NEED.search(self._text()) is None
 
     def ooms(self) -> list[Oom]:
-        """One for each message in the text: a report in JSON may hold several in a line."""
+        """Return one error per message in the text: a report in JSON may hold several in a line."""
         text = self._text()
         starts = list(_NEED.finditer(text))
         ends = [start.start() for start in starts[1:]] + [len(text)]
         found = [self._oom(text, start, end) for start, end in zip(starts, ends)]
-        return found or [Oom(self._line.number, self._line.source, None, Facts(None))]
+        return found or [oom_at(self._line, None, Facts(None, platform=platform_in(text)))]
 
     def _text(self) -> str:
-        """Wrapped in the middle of words, as terminals do, or between them: whichever tells more."""
-        return max(self._joined(), key=_told_in) if len(self._lines) > 1 else self._lines[0]
+        """Join wrapped lines: broken within words, as terminals do, or between them, whichever yields more figures."""
+        return max(self._joined(), key=_figures_in) if len(self._lines) > 1 else self._lines[0]
 
     def _joined(self) -> tuple[str, ...]:
         first, *others = self._lines
@@ -101,13 +100,13 @@ class TorchMessage:
         if "MPS backend" in before:
             facts = _mps(read_size(start[1], binary=True), before)
         else:
-            facts = _on_device(read_size(start[1]), before, body)
+            facts = _on_device(read_size(start[1]), body, platform_in(before[-40:] + body[:200]))
         device = _DEVICE.search(body)
-        return Oom(self._line.number, self._line.source, device and _index(device), facts)
+        return oom_at(self._line, device and _index(device), facts)
 
 
 def _mps(need: Size | None, text: str) -> Facts:
-    """All in one memory with the processor's: what counts is the watermark. Its GB are powers of 1024."""
+    """CPU and GPU share one memory: the watermark is the limit. MPS prints GB for powers of 1024."""
     known = {name: _figure(name, text, binary=True) for name in ("mps_torch", "mps_other", "mps_limit")}
     torch, other, limit = known["mps_torch"], known["mps_other"], known["mps_limit"]
     return Facts(
@@ -120,12 +119,12 @@ def _mps(need: Size | None, text: str) -> Facts:
     )
 
 
-def _told_in(text: str) -> int:
-    return sum(pattern.search(text) is not None for pattern in (_NEED, *_FIGURES.values()))
+def _figures_in(text: str) -> int:
+    return (_NEED.search(text) is not None) + sum(_figure(name, text) is not None for name in _FIGURES)
 
 
 class _Sums(NamedTuple):
-    """The allocator's own, None where this version does not tell."""
+    """The allocator's sums; None if this version of torch does not print them."""
 
     reserved: int | None = None
     allocated: int | None = None
@@ -133,24 +132,23 @@ class _Sums(NamedTuple):
     captive: int | None = None
 
 
-def _on_device(need: Size | None, before: str, body: str) -> Facts:
+def _on_device(need: Size | None, body: str, platform: str) -> Facts:
     figures = {name: _figure(name, body) for name in _FIGURES}
     known = {name: size.bytes for name, size in figures.items() if size is not None}
-    size, limit, sums = known.get("size"), known.get("limit"), _sums(known)
-    if limit is None and any(sign in before + body for sign in _TELLS_LIMITS):
-        limit = size
+    sums = _sums(known)
     return Facts(
         requested=need and need.bytes,
         free_cached=sums.free_cached,
         captive=sums.captive,
         driver_free=known.get("driver_free"),
-        size=size,
-        limit=limit,
+        size=known.get("size"),
+        limit=known.get("limit"),
         reserved=sums.reserved,
         allocated=sums.allocated,
         others=_others(body, sums.reserved, "own" in known),
         precision=_precision([need, *figures.values()]),
-        expandable="expandable_segments is enabled" in body or "expandable-segment reserve" in body or None,
+        expandable=any(sign in body for sign in _EXPANDABLE_ON) or None,
+        platform=platform,
     )
 
 
@@ -163,18 +161,18 @@ def _sums(known: dict[str, int]) -> _Sums:
         free = max(0, known["reserved"] - allocated)
     if free is None:
         return _Sums(allocated=allocated)
-    captive = known.get("captive")  # torch counts what private pools hold free as allocated
+    captive = known.get("captive")  # torch counts free memory of private pools as allocated
     return _Sums(allocated + free, allocated - (captive or 0), free, captive)
 
 
-def _others(body: str, reserved: int | None, itself_told: bool) -> int | None:
-    """Memory of the other processes that the message lists; None where it lists none.
+def _others(body: str, reserved: int | None, own_listed: bool) -> int | None:
+    """Return the memory of the other processes that the message lists; None if it lists none.
 
-    In a container torch does not know its own number, and lists itself among the others: the one whose memory
-    comes nearest above what its allocator holds.
+    In a container torch does not know its own host pid and lists itself among the others: the process whose memory is
+    just above what its allocator has reserved.
     """
     listed = sorted(size.bytes for text in _PROCESS.findall(body) if (size := read_size(text)) is not None)
-    if itself_told:
+    if own_listed:
         return sum(listed)
     if not listed or reserved is None:
         return None
@@ -183,7 +181,8 @@ def _others(body: str, reserved: int | None, itself_told: bool) -> int | None:
 
 
 def _figure(name: str, text: str, binary: bool = False) -> Size | None:
-    found = _FIGURES[name].search(text)
+    words, pattern = _FIGURES[name]
+    found = pattern.search(text) if words in text else None
     return None if found is None else read_size(next(filter(None, found.groups())), binary)
 
 
@@ -192,8 +191,89 @@ def _precision(sizes: Iterable[Size | None]) -> int:
 
 
 def _index(device: re.Match[str]) -> int | None:
-    """Torch 2.3 printed it as a character: device 0 is a NUL, which a log may have lost."""
+    """Torch 2.3 prints the index as a character: device 0 is a NUL, which a log may drop."""
     index = device[1] or device[2]
     if index is not None and index.isdecimal():
         return int(index)
     return ord(index) if index and ord(index) < 32 else None
+
+
+class AsyncForm(NamedTuple):
+    begin: re.Pattern[str]
+    """Its group is the device."""
+    figures: dict[str, re.Pattern[str]]
+    last: str
+    """The figure whose line is the last."""
+    allocator: str
+
+
+_ASYNC_FORMS = (
+    AsyncForm(
+        re.compile(r"Allocation on device ([0-9]{1,4}) would exceed allowed memory"),
+        {
+            "allocated": re.compile(rf"Currently allocated {{0,20}}: {SIZE}"),
+            "requested": re.compile(rf"Requested {{0,20}}: {SIZE}"),
+            "size": re.compile(rf"Device limit {{0,20}}: {SIZE}"),
+            "driver_free": re.compile(rf"Free \(according to CUDA\) {{0,20}}: {SIZE}"),
+            "limit": re.compile(rf"PyTorch limit \(set by user-supplied memory fraction\)\s{{0,60}}: {SIZE}"),
+        },
+        "limit",
+        "torch",
+    ),
+    AsyncForm(
+        re.compile(r"gpu_async_([0-9]{1,4}) cuMemAllocAsync failed to allocate "),
+        {
+            "requested": re.compile(f"cuMemAllocAsync failed to allocate {SIZE}"),
+            "driver_free": re.compile("Free memory/Total memory: ([0-9]{1,18}(?=/))"),
+            "size": re.compile("Free memory/Total memory: [0-9]{1,18}/([0-9]{1,18})"),
+            "allocated": re.compile(r"\bInUse: {1,40}([0-9]{1,18})"),
+        },
+        "allocated",
+        "tensorflow",
+    ),
+)
+
+
+class AsyncMessage:
+    """Collects the table of cudaMallocAsync, torch's or TensorFlow's, which has totals alone."""
+
+    def __init__(self, line: Line) -> None:
+        self._line = line
+        self._text = _unescaped(line.text)
+        self._lines = 1
+        self._form = next(form for form in _ASYNC_FORMS if form.begin.search(line.text))
+        self.done = self._complete()
+
+    @staticmethod
+    def begins(text: str) -> bool:
+        return any(form.begin.search(text) for form in _ASYNC_FORMS)
+
+    def take(self, text: str) -> bool:
+        self._lines += 1
+        self._text += "\n" + _unescaped(text)
+        self.done = self._complete()
+        return True
+
+    def ooms(self) -> list[Oom]:
+        begin = self._form.begin.search(self._text)
+        found = {name: pattern.search(self._text) for name, pattern in self._form.figures.items()}
+        sizes = {name: read_size(match and match[1]) for name, match in found.items()}
+        known = {name: size.bytes for name, size in sizes.items() if size is not None}
+        facts = Facts(
+            requested=known.get("requested"),
+            allocated=known.get("allocated"),
+            driver_free=known.get("driver_free"),
+            size=known.get("size"),
+            limit=known.get("limit", known.get("size") if found.get("limit") else None),
+            precision=_precision(sizes.values()),
+            allocator=self._form.allocator,
+        )
+        return [oom_at(self._line, begin and int(begin[1]), facts)]
+
+    def _complete(self) -> bool:
+        return self._lines >= _MOST_LINES or self._form.figures[self._form.last].search(self._text) is not None
+
+
+def _unescaped(text: str) -> str:
+    """In JSON the whole table is one line."""
+    return text.replace("\\n", "\n")

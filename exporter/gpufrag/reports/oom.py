@@ -1,28 +1,32 @@
-"""Reports of out-of-memory errors, as text or as JSON: a line each, or all that one of them tells."""
+"""Out-of-memory errors as text or JSON: agents' reports, and the errors of a log with their verdicts."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from typing import Any
+from textwrap import wrap
+from typing import Any, NamedTuple
 
 from ..errors import one_line
+from ..model.verdict import Verdict
+from ..oom_log import Oom
 from ..units import format_bytes, format_duration
 from ..wire.oom_report import OomReport, Point
 from .terminal import Emphasis
 
 UNKNOWN = "–"
-_STACKS = {"thread": "the thread that asked", "main": "the main thread, while one without Python asked"}
+_STACKS = {"thread": "the requesting thread", "main": "the main thread (the requesting thread runs no Python)"}
 _SUMS = (
     "free_total", "largest_allocatable", "free_cached", "largest_free_block", "reclaimable", "stranded", "captive",
     "headroom", "limit", "reserved", "private_pool_reserved",
 )  # fmt: skip
+_WIDTH, _LABEL = 110, 12
 _LIST = "{:<14}{:<21}{:<12}{:>7}  {:<14}{:>11}  {}"
 
 
 def as_record(report: OomReport) -> dict[str, Any]:
-    """The form of --json: bytes, by names that stay. None is what was not known."""
+    """Return one object of --json: sizes in bytes, None if unknown."""
     who, found, place = report.identity, report.measured, report.place
     return {
         "id": report.id,
@@ -43,13 +47,11 @@ def as_record(report: OomReport) -> dict[str, Any]:
 
 
 def whole_record(report: OomReport) -> dict[str, Any]:
-    """The same with all the rest, as the report has it."""
     return as_record(report) | {"report": asdict(report)}
 
 
 def list_text(reports: Sequence[OomReport], bold: Emphasis = str) -> str:
-    """A line each."""
-    head = _LIST.format("report", "time", "rank", "device", "verdict", "asked for", "where")
+    head = _LIST.format("report", "time", "rank", "device", "verdict", "requested", "where")
     return "\n".join([bold(head), *map(_line, reports)])
 
 
@@ -68,30 +70,29 @@ def _line(report: OomReport) -> str:
 
 
 def as_text(report: OomReport, bold: Emphasis = str) -> str:
-    """A page for people."""
     who = report.identity
     step = "" if report.steps is None else f", about step {report.steps}"
     lines = [
-        bold(one_line(f"out of memory: {report.cause}; {format_bytes(report.requested)} were asked for")),
+        bold(one_line(f"out of memory: {report.cause}; {format_bytes(report.requested)} requested")),
         one_line(
             f"rank {_rank(report)}, device {report.device}, pid {who.pid} on {who.host}, {_when(report.time)} UTC{step}"
         ),
         *_section("why", report.evidence, bold),
-        *_section("to be sure, one would have to know", report.missing, bold),
+        *_section("not known", report.missing, bold),
         *_section("next", [report.next_step], bold),
         *_section("memory at the error", list(_figures(report)), bold),
         *_section(f"stack of {_STACKS.get(report.stack_of, report.stack_of)}, innermost first", _stack(report), bold),
-        *_section("the last samples before it", list(_samples(report)), bold),
-        *_section("settings of the allocator", [report.alloc_conf] if report.alloc_conf else [], bold),
+        *_section("last samples before the error", list(_samples(report)), bold),
+        *_section("allocator settings", [report.alloc_conf] if report.alloc_conf else [], bold),
         "",
-        f"to copy the heap took {format_duration(report.snapshot_seconds)}, "
-        f"to explain it {format_duration(report.explain_seconds)}",
+        f"the snapshot took {format_duration(report.snapshot_seconds)}, "
+        f"the explanation {format_duration(report.explain_seconds)}",
     ]
     return "\n".join(lines)
 
 
 def _section(title: str, lines: Sequence[str], bold: Emphasis) -> list[str]:
-    """Whatever is in a report, one line of it stays one, and steers no terminal."""
+    """Keep each text of a report on one line, without control characters."""
     return ["", bold(one_line(title)), *(f"  {one_line(line)}" for line in lines)] if lines else []
 
 
@@ -131,3 +132,42 @@ def _where(report: OomReport) -> str:
 
 def _when(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(min(seconds, 1 << 37)))
+
+
+class Explained(NamedTuple):
+    oom: Oom
+    verdict: Verdict
+
+
+def explained_record(explained: Explained) -> dict[str, Any]:
+    """Return one object of `oom explain --json`: sizes in bytes, None if the log does not have them."""
+    oom, verdict = explained
+    return {
+        "line": oom.line,
+        "source": oom.source or None,
+        "device": oom.device,
+        "allocator": oom.facts.allocator,
+        "verdict": verdict.cause.value,
+        "requested_bytes": oom.facts.requested,
+        "free_total_bytes": oom.facts.known_free,
+        "evidence": list(verdict.evidence),
+        "missing": list(verdict.missing),
+        "next_step": verdict.next_step,
+    }
+
+
+def explained_text(explained: Explained, bold: Emphasis = str) -> str:
+    oom, verdict = explained
+    where = [f"line {oom.line:,}", oom.source, "" if oom.device is None else f"GPU {oom.device}", oom.facts.allocator]
+    lines = [bold(f"{verdict.cause.value.upper()}  ({', '.join(filter(None, where))})")]
+    if oom.facts.requested is not None:
+        lines += _row("requested", format_bytes(oom.facts.requested))
+    for label, texts in (("because", verdict.evidence), ("not known", verdict.missing), ("next", (verdict.next_step,))):
+        for index, text in enumerate(texts):
+            lines += _row("" if index else label, text)
+    return "\n".join(lines)
+
+
+def _row(label: str, text: str) -> Iterator[str]:
+    for index, line in enumerate(wrap(text, _WIDTH - _LABEL, break_on_hyphens=False)):
+        yield f"  {'' if index else label:<{_LABEL}}{line}"
