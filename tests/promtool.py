@@ -1,4 +1,4 @@
-"""promtool as the judge of the rules: which figures make an alert fire, and with which text."""
+"""Unit tests of rules with promtool: which series make an alert fire, and with which text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Line = dict[str, str]
 
 @dataclass(frozen=True)
 class Firing:
-    """An alert as it is expected: its text, its job, and annotations beside the usual."""
+    """An expected alert: its description, its job, and additional annotations."""
 
     description: str
     job: Mapping[str, str] = field(default_factory=lambda: JOB)
@@ -30,7 +30,7 @@ class Firing:
 
 @dataclass(frozen=True)
 class Case:
-    """What an alert does at the time `at` with `series`: one Firing, or None where it must be silent."""
+    """What an alert does at time `at` with `series`: one Firing, or None if it must not fire."""
 
     alert: str
     why: str
@@ -44,20 +44,20 @@ class Case:
 
 
 def line(name: str, values: str, **labels: str) -> Line:
-    """One series of the job's pod llm-0; `values` are promtool's, one each half minute."""
+    """One series of the job's pod llm-0; `values` are promtool's, one per half minute."""
     everything = {**JOB, "instance": "10.0.0.1:9836", "pod": "llm-0", **labels}
     text = ", ".join(f'{label}="{value}"' for label, value in everything.items() if value)
     return {"series": f"{name}{{{text}}}", "values": values}
 
 
 def device(name: str, values: str | float, **labels: str) -> Line:
-    """A series of rank 0, device 0 (unless labels say otherwise); a number stands still for an hour."""
+    """A series of rank 0, device 0 (unless overridden by labels); a number is constant for an hour."""
     text = values if isinstance(values, str) else f"{values:.0f}+0x120"
     return line(name, text, **{"rank": "0", "device": "0", **labels})
 
 
 class Judge:
-    """Runs `promtool test rules` on all alerts, by default also on those that are off by default."""
+    """Runs `promtool test rules` on all alerts, including those that are off by default."""
 
     def __init__(self, promtool: str, folder: Path, config: Config = EVERYTHING) -> None:
         self.promtool, self.folder = promtool, folder
@@ -66,7 +66,7 @@ class Judge:
         self.alerts = {rule["alert"]: rule for rule in every if "alert" in rule}
 
     def __call__(self, case: Case) -> None:
-        """Fails where the alert does not do what the case says."""
+        """Fails if the alert does not behave as in the case."""
         expected = [] if case.firing is None else [self.expected(case.alert, case.firing)]
         question = {"eval_time": case.at, "alertname": case.alert, "exp_alerts": expected}
         self.ask({"input_series": list(case.series), "alert_rule_test": [question]})
@@ -80,7 +80,7 @@ class Judge:
         assert done.returncode == 0, done.stdout + done.stderr
 
     def expected(self, alert: str, firing: Firing) -> dict[str, Any]:
-        """The rule's own labels and fixed texts, and those of the case."""
+        """The rule's own labels and static texts, and those of the case."""
         rule = self.alerts[alert]
         fixed = {key: text for key, text in rule["annotations"].items() if "{{" not in text}
         texts = {**fixed, "description": firing.description, **firing.annotations}

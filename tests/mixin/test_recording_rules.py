@@ -1,10 +1,11 @@
-"""The recorded figures of a job of two ranks, beside the same by hand."""
+"""The recorded figures of a job with two ranks, compared with values computed by hand."""
 
 from collections.abc import Mapping
 
 import pytest
 
 from gpufrag.mixin import recording
+from gpufrag.mixin.config import Config
 from promtool import GIB, device
 
 OTHER = {"rank": "1", "pod": "llm-1", "instance": "10.0.0.2:9836"}
@@ -58,7 +59,7 @@ VALUES = {
     f'{recording.RANK_UNUSED}{{rank="0"}}': 0.25,
     f'{recording.RANK_PEAK}{{rank="0"}}': 0.1,
     recording.JOB_FRAGMENTATION: 4,
-    recording.JOB_ACTIONABLE: 4,  # rank 1 has but 2 % free
+    recording.JOB_ACTIONABLE: 4,  # rank 1 has only 2 % free
     recording.JOB_FREE_SHARE: 0.02,
     recording.JOB_CACHE: 5,
     recording.JOB_UNUSED_WORST: 0.25,
@@ -72,8 +73,8 @@ VALUES = {
 }
 
 
-def asked(values: Mapping[str, float]) -> list[dict[str, object]]:
-    """Rounded, for promtool compares to the last bit."""
+def expected(values: Mapping[str, float]) -> list[dict[str, object]]:
+    """Rounded, because promtool compares exactly."""
     return [
         {
             "expr": f"sum(round({expr}, 0.0001))",
@@ -84,37 +85,33 @@ def asked(values: Mapping[str, float]) -> list[dict[str, object]]:
     ]
 
 
-def beside(framework: str, **figures: float) -> list[dict[str, str]]:
-    """What a second framework tells in the process of rank 0, in GiB."""
-    return [device(f"gpufrag_allocator_{n}_bytes", GIB * v, framework=framework) for n, v in figures.items()]
+@pytest.mark.real
+def test_recorded_figures_match_manual_computation(judge):
+    judge.ask({"input_series": job(), "promql_expr_test": expected(VALUES)})
 
 
 @pytest.mark.real
-def test_recorded_figures_are_those_by_hand(judge):
-    judge.ask({"input_series": job(), "promql_expr_test": asked(VALUES)})
+@pytest.mark.parametrize(
+    ("figures", "unused", "peak"),
+    [
+        ({"allocated": 500, "peak_active": 500}, VALUES[recording.JOB_UNUSED], VALUES[recording.JOB_PEAK]),
+        ({"allocated": 40, "reserved": 60, "peak_active": 36, "peak_reserved": 60}, 1 - 120 / 160, 1 - 122 / 160),
+    ],
+    ids=["partial figures are left out", "complete figures count"],
+)
+def test_quotients_with_second_framework(judge, figures, unused, peak):
+    second = [device(f"gpufrag_allocator_{n}_bytes", GIB * v, framework="jax") for n, v in figures.items()]
+    values = {recording.JOB_UNUSED: unused, recording.JOB_PEAK: peak}
+    judge.ask({"input_series": [*job(), *second], "promql_expr_test": expected(values)})
+
+
+def test_every_recording_rule_has_a_value_and_a_meaning():
+    rules = [*recording.rank_rules(Config()), *recording.job_rules(Config())]
+    assert {rule.record for rule in rules if rule.meaning} == {expr.partition("{")[0] for expr in VALUES}
 
 
 @pytest.mark.real
-def test_what_a_second_framework_tells_by_half_is_in_no_quotient(judge):
-    half = beside("tensorflow", allocated=500, peak_active=500)
-    values = {name: VALUES[name] for name in (recording.JOB_UNUSED, recording.JOB_PEAK)}
-    judge.ask({"input_series": [*job(), *half], "promql_expr_test": asked(values)})
-
-
-@pytest.mark.real
-def test_what_a_second_framework_tells_in_full_counts(judge):
-    full = beside("jax", allocated=40, reserved=60, peak_active=36, peak_reserved=60)
-    values = {recording.JOB_UNUSED: 1 - 120 / 160, recording.JOB_PEAK: 1 - 122 / 160}
-    judge.ask({"input_series": [*job(), *full], "promql_expr_test": asked(values)})
-
-
-def test_every_recorded_rule_is_looked_at():
-    names = {value for name, value in vars(recording).items() if name.startswith(("RANK_", "JOB_"))}
-    assert {name for name in names if not any(name in expr for expr in VALUES)} == set()
-
-
-@pytest.mark.real
-def test_a_job_keeps_only_the_labels_that_name_it(judge):
+def test_job_rule_has_only_job_labels(judge):
     labels = '{__name__="job:gpufrag_fragmentation:max_ratio", job="gpufrag", job_name="llm", namespace="ml"}'
     expected = [{"labels": labels, "value": 4}]
     test = {"expr": recording.JOB_FRAGMENTATION, "eval_time": "5m", "exp_samples": expected}
@@ -122,9 +119,9 @@ def test_a_job_keeps_only_the_labels_that_name_it(judge):
 
 
 @pytest.mark.real
-def test_a_missed_scrape_loses_no_rank(judge):
-    blinking = device("gpufrag_up", " ".join(["1 stale"] * 30), **{**OTHER, "device": ""})
-    series = [device("gpufrag_up", 1, device=""), blinking]
+def test_missed_scrape_does_not_reduce_rank_count(judge):
+    flapping = device("gpufrag_up", " ".join(["1 stale"] * 30), **{**OTHER, "device": ""})
+    series = [device("gpufrag_up", 1, device=""), flapping]
     expected = [{"labels": '{job="gpufrag", job_name="llm", namespace="ml"}', "value": 2}]
     test = {"expr": f"min_over_time({recording.JOB_RANKS}[5m])", "eval_time": "10m", "exp_samples": expected}
     judge.ask({"input_series": series, "promql_expr_test": [test]})

@@ -1,9 +1,11 @@
-"""`gpufrag mixin build`: recording rules, alerts and dashboards with one's own thresholds and labels."""
+"""`gpufrag mixin build`: recording rules, alerts and dashboards with your own thresholds and labels."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
+
+from ..errors import Unavailable
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -12,25 +14,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     build = actions.add_parser(
         "build", help=what, description=what, epilog="example: gpufrag mixin build --out mixin --rules-only"
     )
-    build.add_argument("--out", metavar="DIR", type=Path, required=True, help="the folder to write into")
-    build.add_argument("--config", metavar="FILE", type=Path, help="a YAML file with the keys of --set")
+    build.add_argument("--out", metavar="DIR", type=Path, required=True, help="folder to write to")
+    build.add_argument("--config", metavar="FILE", type=Path, help="YAML file with the same keys as --set")
     build.add_argument(
         "--set",
         dest="settings",
         metavar="KEY=VALUE",
         action="append",
         default=[],
-        help="as in selector='cluster=\"a\"', thresholds.fragmentation_ratio=6, severities.critical=page, "
-        "labels.team=ml, off=[]; wins over the file; may be repeated",
+        help="set one key, overriding the file; may be repeated. Examples: selector='cluster=\"a\"', "
+        "thresholds.fragmentation_ratio=6, severities.critical=page, labels.team=ml, off=[]",
     )
-    build.add_argument("--rules-only", action="store_true", help="no dashboards")
+    build.add_argument("--rules-only", action="store_true", help="write no dashboards")
 
 
 def run(options: argparse.Namespace) -> int:
-    from ..mixin import config, outputs
+    from ..mixin import config, dashboards, rules
 
     chosen = config.load(options.config, options.settings)
-    files = outputs.rule_files(chosen) | ({} if options.rules_only else outputs.dashboard_files(chosen))
-    outputs.write(files, options.out)
-    print("\n".join(str(options.out / name) for name in files))
+    files = rules.rule_files(chosen)
+    if not options.rules_only:
+        files |= {f"grafana/{name}": text for name, text in dashboards.files(chosen).items()}
+    for name, text in files.items():
+        path = options.out / name
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise Unavailable(f"cannot write {path}: {error.strerror}; choose another folder with --out") from None
+        print(path)
     return 0

@@ -14,12 +14,11 @@ from ..config import reader
 from ..config.reader import check_keys
 from ..config.schema import DAY, about, between, in_range, seconds, size
 from ..errors import UsageError
-from .alert import RESTART
+from ..metrics.names import AlertName, Label
 
 SEVERITIES = ("info", "warning", "critical")
 YEAR = 365 * DAY
 MILLISECOND = 0.001  # Prometheus counts in milliseconds
-
 
 _LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 _VALUE = r"""(?:"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*')"""
@@ -27,8 +26,8 @@ _TEST = rf"\s*(?:=~|!~|!=|=)\s*{_VALUE}"
 _MATCHER = rf"{_LABEL.pattern}{_TEST}"
 _NAMED_MATCHER = re.compile(rf"({_LABEL.pattern}){_TEST}")
 _SELECTOR = re.compile(rf"(?:\s*{_MATCHER}\s*(?:,\s*{_MATCHER}\s*)*,?\s*)?")
-_RANK_LABELS = ("rank", "device", "process", "framework", "pool", "at")
-_RESERVED = ("alertname", *RESTART)
+_RANK_LABELS = (Label.RANK, Label.DEVICE, Label.PROCESS, Label.FRAMEWORK, Label.POOL, Label.AT)
+_RESERVED = ("alertname", Label.ACTION)
 
 
 def parse_matchers(selector: str) -> list[tuple[str, str]]:
@@ -145,7 +144,7 @@ class Config:
     job_labels: Annotated[
         tuple[str, ...],
         about("Target labels that together identify a training job. Unset ones are harmless."),
-    ] = ("cluster", "namespace", "job", "job_name")
+    ] = ("cluster", Label.NAMESPACE, "job", Label.JOB_NAME)
     thresholds: Thresholds = Thresholds()
     timing: Timing = Timing()
     severity_label: Annotated[str, about("Name of the severity label.")] = "severity"
@@ -161,7 +160,7 @@ class Config:
         "https://github.com/gpufrag/gpufrag/blob/main/docs/runbooks"
     )
     off: Annotated[tuple[str, ...], about("Alerts to leave out. The default fires on healthy jobs too.")] = (
-        "GpuMemoryCacheFragmented",
+        AlertName.CACHE_FRAGMENTED,
     )
 
     def __post_init__(self) -> None:
@@ -178,15 +177,15 @@ class Config:
 
     @property
     def by_job(self) -> str:
-        """For `by (…)`: the labels that name one job."""
+        """The labels of a job, for `by (...)`."""
         return ", ".join(self.job_labels)
 
     def series(self, metric: str, *matchers: str) -> str:
-        """`metric`, or what is recorded of ranks, with the configured selector and the given matchers."""
+        """Return a metric or a `rank:` rule with the configured selector and the given matchers."""
         return _selected(metric, self.selector.strip(" ,"), *matchers)
 
     def rule(self, record: str, *matchers: str) -> str:
-        """What is recorded of jobs, or ALERTS: of the selector, what is about the labels that they have."""
+        """Return a `job:` rule or ALERTS with the given matchers and those of the selector that match job labels."""
         own = (matcher for label, matcher in parse_matchers(self.selector) if label in self.job_labels)
         return _selected(record, *own, *matchers)
 
@@ -211,7 +210,7 @@ def load(path: Path | None, settings: Sequence[str] = ()) -> Config:
 
 
 def duration(seconds: float) -> str:
-    """As Prometheus writes it: the largest unit that divides it, `90s`, `5m`, `1h`."""
+    """Return a duration as Prometheus writes it, in the largest unit that divides it: `90s`, `5m`, `1h`."""
     milliseconds = round(seconds * 1000)
     for unit, scale in (("h", 3_600_000), ("m", 60_000), ("s", 1000)):
         if milliseconds % scale == 0:
@@ -220,7 +219,7 @@ def duration(seconds: float) -> str:
 
 
 def number(value: float) -> str:
-    """As PromQL reads it, without a needless `.0`."""
+    """Return a number for PromQL, without a trailing `.0`."""
     return str(int(value)) if value == int(value) else repr(value)
 
 

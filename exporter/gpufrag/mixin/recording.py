@@ -1,8 +1,8 @@
-"""The recording rules: the ratios that metrics.TABLE leaves to its readers, per rank and per job.
+"""The recording rules: ratios by rank and by job.
 
-`rank:` rules keep all labels of a rank (rank, device, `at` where their parts have it, those of the scrape). `job:`
-rules have Config.job_labels and nothing else: they suffice for federation and remote write. A job is shown by its
-worst rank (`max_…`) or by a quotient of sums, never by a mean of ratios.
+`rank:` rules keep all labels of a rank (rank, device, `at` where present, and those of the scrape). `job:` rules have
+only Config.job_labels, which is enough for federation and remote write. A job is represented by its worst rank
+(`max_...`) or by a quotient of sums, never by a mean of ratios.
 """
 
 from __future__ import annotations
@@ -10,13 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from ..metrics import names
+from ..metrics.names import Label
 from .config import Config, duration, number
-
-FREE_TOTAL = "gpufrag_allocator_free_total_bytes"
-ALLOCATABLE = "gpufrag_allocator_largest_allocatable_bytes"
-LIMIT = "gpufrag_allocator_limit_bytes"
-ALLOCATED, RESERVED = "gpufrag_allocator_allocated_bytes", "gpufrag_allocator_reserved_bytes"
-PEAK_ACTIVE, PEAK_RESERVED = "gpufrag_allocator_peak_active_bytes", "gpufrag_allocator_peak_reserved_bytes"
 
 RANK_FRAGMENTATION = "rank:gpufrag_fragmentation:ratio"
 RANK_WORST = "rank:gpufrag_worst_fragmentation:ratio"
@@ -38,132 +34,107 @@ JOB_RESERVED = "job:gpufrag_allocator_reserved_bytes:sum"
 JOB_STRANDED = "job:gpufrag_allocator_stranded_bytes:sum"
 JOB_RANKS = "job:gpufrag_ranks_alive:count"
 
-HELD_UP = 'cause!="measure"'
-"""Of the agent's costs: what holds up the process. What it measures beside the process holds up nobody."""
+BETWEEN_PEAKS = f'{Label.AT}!="peak"'
+PAUSES = f'{Label.CAUSE}!="measure"'
+"""The agent's costs that pause the process; `measure` runs in a background thread."""
+WITHOUT_POOL = f"without ({Label.POOL})"
 
 URGENT = frozenset(
-    {
-        RANK_FRAGMENTATION,
-        RANK_WORST,
-        RANK_LEFT,
-        JOB_FRAGMENTATION,
-        JOB_ACTIONABLE,
-        JOB_FREE_SHARE,
-        JOB_RANKS,
-    }
+    {RANK_FRAGMENTATION, RANK_WORST, RANK_LEFT, JOB_FRAGMENTATION, JOB_ACTIONABLE, JOB_FREE_SHARE, JOB_RANKS}
 )
-"""What alerts read: a group of its own, so that the trigger does not wait for the figures that people read."""
+"""Rules that alerts read. They have their own group, so that the trigger does not wait for the other rules."""
 
 
 class Recording(NamedTuple):
-    """One rule, and what it means to a reader."""
-
     record: str
     expr: str
     meaning: str
 
 
 def rank_rules(config: Config) -> Iterator[Recording]:
-    """In the order in which they build on each other."""
+    """Yield the rules in evaluation order: later ones read earlier ones."""
     series = config.series
     yield Recording(
         RANK_FRAGMENTATION,
-        f"{series(FREE_TOTAL)} / {series(ALLOCATABLE)}",
-        "free_total / largest_allocatable: 1 is perfect, above 4 is trouble",
+        f"{series(names.FREE_TOTAL)} / {series(names.LARGEST_ALLOCATABLE)}",
+        "fragmentation ratio: free_total / largest_allocatable; 1 is perfect, above 4 is fragmented",
     )
+    # Recorded ratios of the same group and evaluation are cheaper than a division, and one series per job is stored.
     yield Recording(
         RANK_WORST,
-        _worst(config),
-        "the ratio of the one rank and moment of each job where it is highest, of those where enough is free",
+        f"topk by ({config.by_job}) (1, {series(RANK_FRAGMENTATION)} and {_enough_free(config, series)})",
+        "fragmentation ratio of the worst rank and moment of each job, among those with enough free memory",
     )
     yield Recording(
         RANK_LEFT,
         seconds_left(config),
-        "how long until a leak has filled the memory, at its pace; no series where nothing leaks",
+        "seconds until a leak fills the memory at the present rate; absent if nothing leaks",
     )
-    between_steps = 'at!="peak"'
     yield Recording(
         RANK_CACHE,
-        f"sum without (pool) ({series('gpufrag_allocator_free_cached_bytes', between_steps)})"
-        f" / max without (pool) ({series('gpufrag_allocator_largest_free_block_bytes', between_steps)})",
-        "the same rule from the cache alone, often alarming in a healthy job; at the peak the cache is in use",
+        f"sum {WITHOUT_POOL} ({series(names.FREE_CACHED, BETWEEN_PEAKS)})"
+        f" / max {WITHOUT_POOL} ({series(names.LARGEST_FREE_BLOCK, BETWEEN_PEAKS)})",
+        "cache ratio: free_cached / largest_free_block, outside of peaks; often high in healthy jobs",
     )
     yield Recording(
         RANK_UNUSED,
-        f"1 - sum without (pool) ({series(ALLOCATED)}) / sum without (pool) ({series(RESERVED)})",
-        "share of the reserved memory that no tensor uses",
+        f"1 - sum {WITHOUT_POOL} ({series(names.ALLOCATED)}) / sum {WITHOUT_POOL} ({series(names.RESERVED)})",
+        "unused share: share of the reserved memory that no tensor uses",
     )
     yield Recording(
         RANK_PEAK,
-        f"1 - {series(PEAK_ACTIVE)} / {series(PEAK_RESERVED)}",
-        "1 - peak active / peak reserved, the figure that papers report",
+        f"1 - {series(names.PEAK_ACTIVE)} / {series(names.PEAK_RESERVED)}",
+        "peak fragmentation: 1 - peak active / peak reserved",
     )
 
 
 def actionable(config: Config, series: Callable[[str], str]) -> str:
-    """The fragmentation ratio where enough is free for it to matter: no series on a full device.
+    """Return PromQL for the fragmentation ratio of ranks with enough free memory; no series for a full device.
 
-    It reads no recorded ratio, which may be of another moment than the share when somebody asks.
+    It reads no recorded ratio, which can be of another evaluation than the free share.
     """
-    return f"({_enough(config, series)}) / {series(ALLOCATABLE)}"
+    return f"({_enough_free(config, series)}) / {series(names.LARGEST_ALLOCATABLE)}"
 
 
-def _worst(config: Config) -> str:
-    """What `actionable` says, of each job's worst rank: what is written costs a Prometheus more than what is read.
-
-    In its group, directly after the ratios, the recorded ones are of this very moment, and cheaper than a division.
-    """
-    ratio = f"{config.series(RANK_FRAGMENTATION)} and {_enough(config, config.series)}"
-    return f"topk by ({config.by_job}) (1, {ratio})"
-
-
-def _enough(config: Config, series: Callable[[str], str]) -> str:
-    least = f"{number(config.thresholds.free_share)} * {series(LIMIT)}"
-    return f"{series(FREE_TOTAL)} > ignoring (at) group_left () ({least})"
+def _enough_free(config: Config, series: Callable[[str], str]) -> str:
+    least = f"{number(config.thresholds.free_share)} * {series(names.LIMIT)}"
+    return f"{series(names.FREE_TOTAL)} > ignoring ({Label.AT}) group_left () ({least})"
 
 
 def free_share(series: Callable[[str], str]) -> str:
-    """free_total as a share of the limit, by rank and moment."""
-    return f"{series(FREE_TOTAL)} / ignoring (at) group_left () {series(LIMIT)}"
+    """Return PromQL for free_total as a share of the limit, by rank and moment."""
+    return f"{series(names.FREE_TOTAL)} / ignoring ({Label.AT}) group_left () {series(names.LIMIT)}"
 
 
 def seconds_left(config: Config) -> str:
-    """A process that serves takes no steps: its growth is told by the second, as is that of a second framework.
+    """Return PromQL for the seconds until a leak fills the memory.
 
-    Few ranks leak, so that all else is done for them alone: for every allocator on the device, as one that leaks takes
-    from all, and may not tell what is free itself.
+    Growth is by step, or by second for a server or a second framework. Every allocator on the device is considered,
+    because a leak in one takes memory from all. The leaking ranks are selected first: they are few.
     """
-    by_step, by_second = (f"{config.series(f'gpufrag_leak_bytes_per_{unit}')} > 0" for unit in ("step", "second"))
-    leaking = f"{config.series(FREE_TOTAL)} and ignoring (at, framework) ({by_step} or {by_second})"
-    inside = "without (device, framework)"
-    steps = f"rate({config.series('gpufrag_steps_total')}[{duration(config.timing.rate_window)}])"
-    told_apart = f'label_replace(max {inside} ({by_second}), "framework", "any", "", "")'
-    a_second = f"max without (framework) (max {inside} ({by_step}) * {steps} or {told_apart})"
-    return f"min without (at, device, framework) ({leaking}) / ({a_second})"
+    by_step, by_second = (f"{config.series(name)} > 0" for name in (names.LEAK_PER_STEP, names.LEAK_PER_SECOND))
+    leaking = (
+        f"{config.series(names.FREE_TOTAL)} and ignoring ({Label.AT}, {Label.FRAMEWORK}) ({by_step} or {by_second})"
+    )
+    inside = f"without ({Label.DEVICE}, {Label.FRAMEWORK})"
+    steps = f"rate({config.series(names.STEPS)}[{duration(config.timing.rate_window)}])"
+    # `or` drops the right side where labels are equal, so the growth by second gets a label of its own.
+    labelled = f'label_replace(max {inside} ({by_second}), "{Label.FRAMEWORK}", "any", "", "")'
+    a_second = f"max without ({Label.FRAMEWORK}) (max {inside} ({by_step}) * {steps} or {labelled})"
+    return f"min without ({Label.AT}, {Label.DEVICE}, {Label.FRAMEWORK}) ({leaking}) / ({a_second})"
 
 
 def job_rules(config: Config) -> Iterator[Recording]:
-    """They build on rank_rules: one group, evaluated in this order, sees one moment."""
-    yield from _worst_rank(config)
-    yield from _sums(config)
-    up = config.series("gpufrag_up", 'rank!=""')
-    alive = f"max_over_time({up}[{duration(config.timing.window)}])"
-    yield Recording(
-        JOB_RANKS,
-        f"count by ({config.by_job}) (max by ({config.by_job}, rank) ({alive}) == 1)",
-        "ranks with a living agent, each counted once however often its pod was replaced",
-    )
-
-
-def _worst_rank(config: Config) -> Iterator[Recording]:
+    """Yield the rules by job, which read those of rank_rules in the same group."""
+    by_job, series = config.by_job, config.series
     yield Recording(
         JOB_ACTIONABLE,
-        f"max by ({config.by_job}) ({config.series(RANK_WORST)})",
-        "fragmentation ratio of the job's worst rank, where enough is free for it to matter",
+        f"max by ({by_job}) ({series(RANK_WORST)})",
+        "fragmentation ratio of the job's worst rank, among ranks with enough free memory",
     )
     yield Recording(
         JOB_FREE_SHARE,
-        f"min by ({config.by_job}) ({free_share(config.series)})",
+        f"min by ({by_job}) ({free_share(series)})",
         "free_total as a share of the limit, of the job's fullest rank",
     )
     for record, rank_rule, figure in (
@@ -172,34 +143,36 @@ def _worst_rank(config: Config) -> Iterator[Recording]:
         (JOB_UNUSED_WORST, RANK_UNUSED, "unused share"),
         (JOB_PEAK_WORST, RANK_PEAK, "peak fragmentation"),
     ):
-        yield Recording(
-            record, f"max by ({config.by_job}) ({config.series(rank_rule)})", f"{figure} of the job's worst rank"
-        )
-
-
-def _sums(config: Config) -> Iterator[Recording]:
-    by_job, series = config.by_job, config.series
-    for record, metric in ((JOB_ALLOCATED, ALLOCATED), (JOB_RESERVED, RESERVED)):
-        yield Recording(record, f"sum by ({by_job}) ({series(metric)})", "over all ranks, devices and pools")
-    stranded = f"max without (at) (sum without (pool) ({series('gpufrag_allocator_stranded_bytes')}))"
+        yield Recording(record, f"max by ({by_job}) ({series(rank_rule)})", f"{figure} of the job's worst rank")
+    for record, metric in ((JOB_ALLOCATED, names.ALLOCATED), (JOB_RESERVED, names.RESERVED)):
+        yield Recording(record, f"sum by ({by_job}) ({series(metric)})", "sum over all ranks, devices and pools")
+    stranded = f"max without ({Label.AT}) (sum {WITHOUT_POOL} ({series(names.STRANDED)}))"
     yield Recording(
         JOB_STRANDED,
         f"sum by ({by_job}) ({stranded})",
-        "over all ranks, each at its worst moment: what fragmentation costs",
+        "memory lost to fragmentation: sum over all ranks, each at its worst moment",
     )
-    allocated = f"{config.rule(JOB_ALLOCATED)} - {_half_told(config, ALLOCATED, RESERVED)}"
-    active = f"sum by ({by_job}) ({series(PEAK_ACTIVE)}) - {_half_told(config, PEAK_ACTIVE, PEAK_RESERVED)}"
+    allocated = f"{config.rule(JOB_ALLOCATED)} - {_without_whole(config, names.ALLOCATED, names.RESERVED)}"
+    active = f"sum by ({by_job}) ({series(names.PEAK_ACTIVE)})"
+    active += f" - {_without_whole(config, names.PEAK_ACTIVE, names.PEAK_RESERVED)}"
     for record, part, whole in (
         (JOB_UNUSED, allocated, config.rule(JOB_RESERVED)),
-        (JOB_PEAK, active, f"sum by ({by_job}) ({series(PEAK_RESERVED)})"),
+        (JOB_PEAK, active, f"sum by ({by_job}) ({series(names.PEAK_RESERVED)})"),
     ):
-        yield Recording(record, f"1 - ({part}) / {whole}", "of all ranks together: sums, then their quotient")
+        yield Recording(record, f"1 - ({part}) / {whole}", "over all ranks: quotient of sums")
+    with_rank = f'{Label.RANK}!=""'
+    alive = f"max_over_time({series(names.UP, with_rank)}[{duration(config.timing.window)}])"
+    yield Recording(
+        JOB_RANKS,
+        f"count by ({by_job}) (max by ({by_job}, {Label.RANK}) ({alive}) == 1)",
+        "ranks with a living agent; a rank counts once, even if its pod was replaced",
+    )
 
 
-def _half_told(config: Config, part: str, whole: str) -> str:
-    """Of each job's sum of `part`, what belongs in no quotient: there is no `whole` to it. 0 where all is told.
+def _without_whole(config: Config, part: str, whole: str) -> str:
+    """PromQL for each job's sum of `part` that has no matching `whole`, or 0.
 
-    TensorFlow tells what it has in use, and not what it holds. Only second frameworks are looked at, for they are few.
+    TensorFlow reports what it uses but not what it reserves. Only second frameworks are searched: they are few.
     """
-    told, entire = (config.series(metric, 'framework!=""') for metric in (part, whole))
-    return f"(sum by ({config.by_job}) ({told} unless {entire}) or 0 * {config.rule(JOB_RESERVED)})"
+    parts, wholes = (config.series(metric, f'{Label.FRAMEWORK}!=""') for metric in (part, whole))
+    return f"(sum by ({config.by_job}) ({parts} unless {wholes}) or 0 * {config.rule(JOB_RESERVED)})"

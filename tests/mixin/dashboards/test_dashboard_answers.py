@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from gpufrag.mixin.alert import AWAITED
 
 from gpufrag.metrics import TABLE
 from gpufrag.mixin import recording, rules
-from gpufrag.mixin.alert import AWAITED
 from gpufrag.mixin.config import Config
 from mixin.dashboards.grafana import Panel, panels, selectors, variables
 from mixin.dashboards.render import page, story

@@ -10,11 +10,11 @@ from itertools import combinations
 from pathlib import Path
 
 import pytest
+from gpufrag.mixin.alert import AWAITED
 
 from gpufrag.errors import Unavailable
 from gpufrag.metrics import TABLE
 from gpufrag.mixin import dashboards, recording
-from gpufrag.mixin.alert import AWAITED
 from gpufrag.mixin.config import Config, Thresholds
 from mixin.dashboards.grafana import fill, panels, selectors, targets, variables
 

@@ -1,10 +1,10 @@
 """Where the memory is: parts of one allocator, whatever another one in the same process leaves unsaid."""
 
 import pytest
+from gpufrag.mixin.dashboards.selection import RANK, Selection, of_jobs
 
 from gpufrag.mixin.config import Config
 from gpufrag.mixin.dashboards import memory
-from gpufrag.mixin.dashboards.selection import RANK, Selection, of_jobs
 from mixin.dashboards.grafana import fill
 from promtool import device
 

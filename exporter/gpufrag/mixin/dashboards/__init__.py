@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+import json
 
 from ...errors import Unavailable
 from ..config import Config
 
 
-def build(config: Config) -> dict[str, dict[str, Any]]:
-    """By file name. Raises Unavailable where the library that knows Grafana's JSON is not installed."""
+def files(config: Config) -> dict[str, str]:
+    """Return the dashboards as JSON, by file name. Raises Unavailable if the Grafana SDK is not installed."""
     try:
-        from . import device, fleet, frame, job
+        from . import device, document, fleet, job
     except ModuleNotFoundError as missing:
         raise Unavailable(
-            f"dashboards need {missing.name}, which is not installed: pip install 'gpufrag[mixin]' (Python >= 3.11)"
+            f"cannot build dashboards: {missing.name} is not installed; run: pip install 'gpufrag[mixin]' "
+            "(Python >= 3.11), or use --rules-only"
         ) from None
-    built = {frame.FLEET: fleet.build, frame.JOB: job.build, frame.DEVICE: device.build}
-    return {f"{uid}.json": make(config) for uid, make in built.items()}
+    built = {document.FLEET: fleet.build, document.JOB: job.build, document.DEVICE: device.build}
+    return {f"{uid}.json": json.dumps(build(config), indent=2, sort_keys=True) + "\n" for uid, build in built.items()}

@@ -1,52 +1,49 @@
-"""The Fleet dashboard: every job, the worst first; what went wrong, and whether all can be seen."""
+"""The Fleet dashboard: all jobs, the worst first; what went wrong; whether monitoring is complete."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from ...metrics import names
+from ...metrics.names import AlertName, Label
 from .. import recording
 from ..config import Config
-from . import fleet_faults
-from .frame import FLEET, Row, document, open_job
-from .panels import AnyPanel, Face, Query, lines, number
-from .selection import Selection, of_jobs
-from .tables import Column, rows
+from .document import FLEET, Row, document, open_job, started
+from .panels import AnyPanel, Column, Face, Query, lines, number, rows
+from .queries import Selection, of_jobs
 
-ABOUT = "All jobs with gpufrag: who has memory that cannot be used, what it costs, and what went wrong."
+ABOUT = "All jobs with gpufrag: how much memory is fragmented, what it costs, and what went wrong."
 
 
 def build(config: Config) -> dict[str, Any]:
-    selection = Selection(config, of_jobs(config, single=False))
-    return document(
-        FLEET,
-        ABOUT,
-        selection,
-        [_now(selection), _jobs(selection), fleet_faults.faults(selection), fleet_faults.health(selection)],
-    )
+    s = Selection(config, of_jobs(config, single=False))
+    return document(FLEET, ABOUT, s, [_overview(s), _jobs(s), _faults(s), _health(s)])
 
 
-def _now(s: Selection) -> Row:
-    config = s.config
-    trigger = config.thresholds.fragmentation_ratio
+def firing(s: Selection) -> str:
+    """PromQL for the alerts of gpufrag that fire."""
+    return s.rule("ALERTS", 'alertname=~"Gpu.+"', 'alertstate="firing"')
+
+
+def _overview(s: Selection) -> Row:
+    config, trigger = s.config, s.config.thresholds.fragmentation_ratio
     stranded, reserved = (f"sum({s.rule(record)})" for record in (recording.JOB_STRANDED, recording.JOB_RESERVED))
     jobs = f"count({s.rule(recording.JOB_RANKS)})"
+    out_of_memory = config.runbook(AlertName.OUT_OF_MEMORY)
     return Row(
-        "Is anything wrong?",
+        "Overview",
         [
+            number(Face("Jobs", "Training jobs with at least one living rank.", "short", 3, 4), Query(jobs)),
             number(
-                Face("Jobs", "Training jobs with at least one living rank.", "short", 3, 4),
-                Query(jobs),
-            ),
-            number(
-                Face("Ranks", "Processes that compute and report. Fewer than you started: some died.", "short", 3, 4),
+                Face("Ranks", "Living processes with an agent. Fewer than expected: some exited.", "short", 3, 4),
                 Query(f"sum({s.rule(recording.JOB_RANKS)})"),
             ),
             number(
                 Face(
                     "Fragmented jobs",
-                    f"Jobs in which a rank has memory free, but no piece of it is larger than 1/{trigger:g} of it: a "
-                    "larger request ends in an out-of-memory error although the memory is there. Should be 0.",
-                    "short", 4, 4, runbook=config.runbook("GpuMemoryFragmented"),
+                    f"Jobs with a rank that has free memory, but cannot allocate more than 1/{trigger:g} of it at "
+                    "once. A larger request fails although the memory is free. Should be 0.",
+                    "short", 4, 4, runbook=config.runbook(AlertName.FRAGMENTED),
                 ),
                 Query(f"count({s.rule(recording.JOB_ACTIONABLE)} > {trigger:g}) or 0 * {jobs}"),
                 [1],
@@ -54,16 +51,15 @@ def _now(s: Selection) -> Row:
             number(
                 Face(
                     "Stranded memory",
-                    "Free memory pinned between blocks in use, over all ranks, each at its worst moment. It is paid "
-                    "for and nobody can use it: the price of fragmentation.",
+                    "Free memory pinned between blocks in use, over all ranks, each at its worst moment. This memory "
+                    "is lost to fragmentation.",
                     "bytes", 4, 4,
                 ),
                 Query(stranded),
             ),
             number(
                 Face(
-                    "Stranded share",
-                    "The same as a share of all memory that the jobs have taken from the driver.",
+                    "Stranded share", "Stranded memory as a share of all reserved memory.",
                     "percentunit", 3, 4, decimals=1,
                 ),
                 Query(f"{stranded} / {reserved}"),
@@ -72,15 +68,15 @@ def _now(s: Selection) -> Row:
             number(
                 Face(
                     "Out-of-memory errors",
-                    "In the time shown, over all jobs; those that a program caught and survived are counted too.",
-                    "short", 4, 4, decimals=0, runbook=config.runbook("GpuMemoryOutOfMemory"),
+                    "In the selected time range, over all jobs, including errors that the program caught.",
+                    "short", 4, 4, decimals=0, runbook=out_of_memory,
                 ),
-                Query(f"sum(increase({s.series('gpufrag_allocator_ooms_total')}[$__range]))"),
+                Query(f"sum(increase({s.series(names.OOMS)}[$__range]))"),
                 [1],
             ),
             number(
-                Face("Alerts", "Alerts of gpufrag that fire now; the table below names them.", "short", 3, 4),
-                Query(f"count({fleet_faults.firing(s)}) or 0 * {jobs}"),
+                Face("Alerts", "Alerts of gpufrag that fire now; the table below lists them.", "short", 3, 4),
+                Query(f"count({firing(s)}) or 0 * {jobs}"),
                 [1],
             ),
         ],
@@ -89,54 +85,53 @@ def _now(s: Selection) -> Row:
 
 def _jobs(s: Selection) -> Row:
     config, limits = s.config, s.config.thresholds
-    legend = s.job
     link = open_job(config, "${__field.labels.%s}")
     return Row(
-        "Which job, and what does it waste?",
+        "Jobs",
         [
             _job_table(s),
             lines(
                 Face(
                     "Worst fragmentation ratio by job",
-                    "Memory that the job could have, divided by the largest single request that would succeed, for "
-                    f"the worst rank of each job. 1 is perfect; above the line ({limits.fragmentation_ratio:g}) the "
-                    "alert that may restart a job waits for it to last. No curve where the memory is simply full. "
-                    "Click a curve to open its job.",
-                    "none", decimals=2, runbook=config.runbook("GpuMemoryFragmented"),
+                    "Free memory divided by the largest possible allocation, for the worst rank of each job. 1 is "
+                    f"perfect. Above the line ({limits.fragmentation_ratio:g}) the alert that may restart the job "
+                    "fires after some minutes. Jobs with full memory have no curve. Click a curve to open its job.",
+                    "none", decimals=2, runbook=config.runbook(AlertName.FRAGMENTED),
                 ),
-                Query(s.rule(recording.JOB_ACTIONABLE), legend),
+                Query(s.rule(recording.JOB_ACTIONABLE), s.job),
                 thresholds=[limits.fragmentation_ratio],
                 link=link,
             ),
             lines(
                 Face(
                     "Stranded memory by job",
-                    "Free memory pinned between blocks in use, over all ranks of a job. The job on top wastes most.",
+                    "Free memory pinned between blocks in use, over all ranks of a job.",
                     "bytes",
                 ),
-                Query(s.rule(recording.JOB_STRANDED), legend),
+                Query(s.rule(recording.JOB_STRANDED), s.job),
                 link=link,
             ),
             lines(
                 Face(
                     "Unused share by job",
-                    "Share of the memory taken from the driver in which no tensor is, over all ranks of a job. Below "
-                    f"{limits.unused_tune:g} is fine, above {limits.unused_act:g} is waste. High while the ratio "
-                    "beside it stays near 1: the job has cached more than it needs, which harms only its neighbours.",
+                    "Share of the reserved memory that no tensor uses, over all ranks of a job. Below "
+                    f"{limits.unused_tune:g} is fine, above {limits.unused_act:g} is waste. If the fragmentation "
+                    "ratio is near 1, the job only caches more than it needs, which affects only other processes on "
+                    "the device.",
                     "percentunit", decimals=0,
                 ),
-                Query(s.rule(recording.JOB_UNUSED), legend),
+                Query(s.rule(recording.JOB_UNUSED), s.job),
                 thresholds=[limits.unused_tune, limits.unused_act],
                 link=link,
             ),
             lines(
                 Face(
                     "Peak fragmentation by job",
-                    "1 - peak active / peak reserved, the figure that papers report: how much more memory the "
-                    "allocator had to take than the tensors ever needed at once. Says what a cure could save.",
+                    "1 - peak active / peak reserved: the share of the reserved memory that tensors never needed at "
+                    "once. Better allocator settings can save up to this much.",
                     "percentunit", decimals=0,
                 ),
-                Query(s.rule(recording.JOB_PEAK), legend),
+                Query(s.rule(recording.JOB_PEAK), s.job),
                 link=link,
             ),
         ],
@@ -146,18 +141,17 @@ def _jobs(s: Selection) -> Row:
 def _job_table(s: Selection) -> AnyPanel:
     config, limits = s.config, s.config.thresholds
     by = config.by_job
-    ooms = f"sum by ({by}) (increase({s.series('gpufrag_allocator_ooms_total')}[$__range]))"
-    retries = f"60 * max by ({by}) (rate({s.series('gpufrag_allocator_alloc_retries_total')}[$__rate_interval]))"
+    ooms = f"sum by ({by}) (increase({s.series(names.OOMS)}[$__range]))"
+    retries = f"60 * max by ({by}) (rate({s.series(names.ALLOC_RETRIES)}[$__rate_interval]))"
     link = open_job(config, "${__data.fields.%s}")
     ratio, unused = [limits.fragmentation_ratio], [limits.unused_tune, limits.unused_act]
     return rows(
         Face(
-            "Jobs, the worst first",
-            "One line a job; click a name to open it. Ratio: what the job could have, divided by the largest request "
-            "that would succeed, on its worst rank; empty where the memory is simply full. Free: what its fullest rank "
-            "could still have, as a share of its limit. Cache ratio: the same from the cache alone, often high in a "
-            "healthy job. Unused: share of the reserved memory without a tensor. Errors: out of memory, in the time "
-            "shown. Retries: how often a minute its worst rank had to flush the cache; each stalls the job.",
+            "Jobs, worst first",
+            "Click a name to open the job. Ratio: fragmentation ratio of the worst rank; empty if the memory is full. "
+            "Free: free memory of the fullest rank as a share of its limit. Cache ratio: often high in healthy jobs. "
+            "Unused: share of the reserved memory that no tensor uses. Errors: out-of-memory errors in the selected "
+            "time range. Retries: cache flushes per minute of the worst rank; each stalls the job.",
             "none", 24, 7,
         ),
         *(Column(label, label=label, link=link) for label in config.job_labels),
@@ -171,4 +165,86 @@ def _job_table(s: Selection) -> AnyPanel:
         Column("Errors", ooms, unit="short", decimals=0, thresholds=[1]),
         Column("Retries", retries, unit="short", decimals=1, thresholds=[limits.retries_per_minute]),
         sort="Ratio",
+    )  # fmt: skip
+
+
+def _faults(s: Selection) -> Row:
+    config, by = s.config, s.config.by_job
+    out_of_memory = config.runbook(AlertName.OUT_OF_MEMORY)
+    return Row(
+        "Faults",
+        [
+            rows(
+                Face("Firing alerts", "Click a name to open its runbook.", "none", 12, 8),
+                Column("Alert", label="alertname", link=config.runbook("${__data.fields.Alert}")),
+                Column("Severity", label=config.severity_label),
+                *(Column(label, label=label) for label in config.job_labels),
+                Column("", f"max by (alertname, {config.severity_label}, {by}) ({firing(s)})"),
+            ),
+            lines(
+                Face(
+                    "Out-of-memory errors by cause",
+                    "The cause that gpufrag found: capacity, fragmentation, neighbours or limit.",
+                    "short", decimals=0, runbook=out_of_memory,
+                ),
+                Query(s.ooms_by_cause, f"{{{{{Label.CAUSE}}}}}"),
+                bars=True,
+            ),
+            lines(
+                Face(
+                    "Out-of-memory errors by job",
+                    "Failed requests, including those that the program caught.",
+                    "short", decimals=0, runbook=out_of_memory,
+                ),
+                Query(f"sum by ({by}) (increase({s.series(names.OOMS)}[$__rate_interval]))", s.job),
+                bars=True,
+            ),
+            lines(
+                Face(
+                    "Ranks started by job",
+                    "Ranks with a new process, whether gpufrag, the job's controller or a person restarted them.",
+                    "short", decimals=0,
+                ),
+                Query(f"count by ({by}) ({started(s, '$__interval')})", s.job),
+                bars=True,
+            ),
+        ],
+    )  # fmt: skip
+
+
+def _health(s: Selection) -> Row:
+    config, limits, by = s.config, s.config.thresholds, s.config.by_job
+    up = s.target("up", config.target_selector)
+    stall = s.series(names.STALL, recording.PAUSES)
+    return Row(
+        "Monitoring",
+        [
+            lines(
+                Face(
+                    "Targets down by job",
+                    "Sidecars that Prometheus cannot scrape. Their jobs run, but are not monitored.",
+                    "short", 8, decimals=0, runbook=config.runbook(AlertName.TARGET_DOWN),
+                ),
+                Query(f"count by ({by}) ({up} == 0) or 0 * count by ({by}) ({up})", s.job),
+            ),
+            lines(
+                Face(
+                    "Age of the oldest sample by job",
+                    "An agent writes one sample per second. If a sample ages, its process hangs or was killed.",
+                    "s", 8, runbook=config.runbook(AlertName.SAMPLE_STALE),
+                ),
+                Query(f"max by ({by}) (time() - {s.series(names.SAMPLE_TIMESTAMP)})", s.job),
+                thresholds=[limits.stale],
+            ),
+            lines(
+                Face(
+                    "Agent overhead by job",
+                    "Share of time for which the agent pauses the worst rank of a job. The agent limits itself to "
+                    "0.1 %; above the line an alert fires.",
+                    "percentunit", 8, decimals=3, runbook=config.runbook(AlertName.AGENT_OVERHEAD),
+                ),
+                Query(f"max by ({by}) (sum without ({Label.CAUSE}) (rate({stall}[$__rate_interval])))", s.job),
+                thresholds=[limits.agent_share],
+            ),
+        ],
     )  # fmt: skip

@@ -1,42 +1,38 @@
-"""The Job dashboard: the ranks of one job side by side, where their memory is, and what troubles them."""
+"""The Job dashboard: the ranks of one job, where their memory is, and what went wrong."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from ...metrics import names
+from ...metrics.names import AlertName, Label
 from .. import recording
 from ..config import Config
-from . import job_faults
-from .frame import JOB, Row, document
-from .memory import MEANING, parts
-from .panels import Face, Query, history, lines, number, side_by_side, stacked
-from .selection import AT, BY_RANK, RANK, RANK_NAME, Selection, of_jobs
+from .document import JOB, Row, document
+from .panels import Column, Face, Query, history, lines, number, rows, side_by_side, stacked
+from .queries import AT, BY_RANK, MEMORY_PARTS, MOMENT, RANK, RANK_NAME, Selection, memory_parts, of_jobs
 
-ABOUT = "One job, rank by rank: how large a request would still succeed, where the memory is, and what goes wrong."
+ABOUT = "The ranks of one job: the largest possible allocation, where the memory is, and what went wrong."
 _SIZES = [(None, "#C4162A"), (64 << 20, "#FF780A"), (256 << 20, "#F2CC0C"), (1 << 30, "#96D98D"), (4 << 30, "#37872D")]
-"""By doubling, not by equal steps: a rank with 2 GiB left is nearer to one with 1 than to one with 80."""
 
 
 def build(config: Config) -> dict[str, Any]:
     s = Selection(config, (*of_jobs(config, single=True), RANK))
-    return document(
-        JOB, ABOUT, s, [_now(s), _ranks(s), _memory(s), job_faults.trouble(s), job_faults.cost(s)], extra=[AT]
-    )
+    return document(JOB, ABOUT, s, [_overview(s), _ranks(s), _memory(s), _faults(s), _processes(s)], extra=[AT])
 
 
-def _now(s: Selection) -> Row:
-    config, limits = s.config, s.config.thresholds
-    allocatable = s.series("gpufrag_allocator_largest_allocatable_bytes")
-    trigger = limits.fragmentation_ratio
+def _overview(s: Selection) -> Row:
+    config, trigger = s.config, s.config.thresholds.fragmentation_ratio
+    stranded = f"max without ({Label.AT}) (sum {recording.WITHOUT_POOL} ({s.series(names.STRANDED)}))"
     return Row(
-        "Now",
+        "Overview",
         [
             number(
                 Face(
                     "Worst rank",
-                    "The rank with the highest fragmentation ratio: what it could have, divided by the largest single "
-                    f"request that would succeed. 1 is perfect, above {trigger:g} is trouble.",
-                    "none", 6, 4, decimals=2, runbook=config.runbook("GpuMemoryFragmented"),
+                    "The rank with the highest fragmentation ratio: free memory divided by the largest possible "
+                    f"allocation. 1 is perfect, above {trigger:g} is fragmented.",
+                    "none", 6, 4, decimals=2, runbook=config.runbook(AlertName.FRAGMENTED),
                 ),
                 Query(f"topk(1, max {BY_RANK} ({recording.actionable(config, s.series)}))", RANK_NAME),
                 [trigger],
@@ -44,36 +40,36 @@ def _now(s: Selection) -> Row:
             ),
             number(
                 Face(
-                    "Largest request that every rank can serve",
-                    "At the worst moment of the worst rank. A larger tensor ends the job with an out-of-memory error.",
+                    "Largest allocation possible on every rank",
+                    "At the worst moment of the worst rank. A larger request fails on at least one rank.",
                     "bytes", 5, 4,
                 ),
-                Query(f"min({allocatable})"),
+                Query(f"min({s.series(names.LARGEST_ALLOCATABLE)})"),
             ),
             number(
                 Face(
-                    "Largest request that comes again",
-                    "The largest block that the job was seen to free and ask for again within the last hour. If the "
-                    "figure to the left is smaller, the next such request may fail.",
-                    "bytes", 5, 4, runbook=config.runbook("GpuMemoryNextRequestWillFail"),
+                    "Largest recurring request",
+                    "The largest block that the job freed and requested again within the last hour. If the number to "
+                    "the left is smaller, the next such request may fail.",
+                    "bytes", 5, 4, runbook=config.runbook(AlertName.NEXT_REQUEST_WILL_FAIL),
                 ),
-                Query(f"max({s.series('gpufrag_allocator_largest_recurring_bytes')})"),
+                Query(f"max({s.series(names.LARGEST_RECURRING)})"),
             ),
             number(
                 Face(
                     "Stranded memory",
-                    "Free, but pinned between blocks in use: over the ranks shown, each at its worst moment.",
+                    "Free memory pinned between blocks in use, over the selected ranks, each at its worst moment.",
                     "bytes", 4, 4,
                 ),
-                Query(f"sum(max without (at) (sum without (pool) ({s.series('gpufrag_allocator_stranded_bytes')})))"),
+                Query(f"sum({stranded})"),
             ),
             number(
                 Face(
                     "Out-of-memory errors",
-                    "In the time shown, those that the program caught and survived included.",
-                    "short", 4, 4, decimals=0, runbook=config.runbook("GpuMemoryOutOfMemory"),
+                    "In the selected time range, including errors that the program caught.",
+                    "short", 4, 4, decimals=0, runbook=config.runbook(AlertName.OUT_OF_MEMORY),
                 ),
-                Query(f"sum(increase({s.series('gpufrag_allocator_ooms_total')}[$__range]))"),
+                Query(f"sum(increase({s.series(names.OOMS)}[$__range]))"),
                 [1],
             ),
         ],
@@ -81,53 +77,52 @@ def _now(s: Selection) -> Row:
 
 
 def _ranks(s: Selection) -> Row:
-    config, limits = s.config, s.config.thresholds
-    allocatable = s.series("gpufrag_allocator_largest_allocatable_bytes")
-    trigger = limits.fragmentation_ratio
+    config, trigger = s.config, s.config.thresholds.fragmentation_ratio
+    ratio = Query(f"max {BY_RANK} ({recording.actionable(config, s.series)})", RANK_NAME)
     return Row(
-        "The ranks side by side",
+        "Ranks",
         [
             history(
                 Face(
-                    "Largest request that would succeed, by rank",
-                    "One line a rank, at its worst moment: the redder, the smaller the largest tensor that it can "
-                    "still get. All ranks red together: the job outgrows its memory, or fragments everywhere.",
+                    "Largest possible allocation by rank",
+                    "One row per rank, at its worst moment; red is small. If all ranks are red together, the job "
+                    "outgrows its memory or fragments everywhere.",
                     "bytes", 12, 9,
                 ),
-                Query(f"min {BY_RANK} ({allocatable})", RANK_NAME),
+                Query(f"min {BY_RANK} ({s.series(names.LARGEST_ALLOCATABLE)})", RANK_NAME),
                 _SIZES,
             ),
             history(
                 Face(
                     "Fragmented ranks",
-                    "The fragmentation ratio of the curves below, one line a rank. A rank that is red alone differs "
-                    "from its peers: compare its settings under Processes, and its part of the work. Empty cells: the "
-                    "memory is simply full.",
-                    "none", 12, 9, decimals=1, runbook=config.runbook("GpuMemoryFragmented"),
+                    "The fragmentation ratio, one row per rank. If one rank alone is red, compare its allocator "
+                    "settings (see Processes) and its work with the other ranks. Empty cells: the memory is full.",
+                    "none", 12, 9, decimals=1, runbook=config.runbook(AlertName.FRAGMENTED),
                 ),
-                Query(f"max {BY_RANK} ({recording.actionable(config, s.series)})", RANK_NAME),
+                ratio,
                 [(None, "#37872D"), (trigger / 2, "#F2CC0C"), (trigger, "#C4162A")],
             ),
-            side_by_side(Face("Where each rank's memory is now", MEANING, "bytes", 24), "rank", parts(s, "rank")),
+            side_by_side(
+                Face("Memory of each rank now", MEMORY_PARTS, "bytes", 24), Label.RANK, memory_parts(s, Label.RANK)
+            ),
             lines(
                 Face(
                     "Fragmentation ratio by rank",
-                    "What a rank could have (free blocks and what the driver still gives), divided by the largest "
-                    f"request that would succeed, at its worst moment. 1 is perfect. Above the line ({trigger:g}) for "
-                    "some minutes, the alert fires that may restart the job. No curve where the memory is simply full: "
-                    "then it is short, not in pieces.",
-                    "none", decimals=2, runbook=config.runbook("GpuMemoryFragmented"),
+                    "Free memory divided by the largest possible allocation, at the worst moment of each rank. 1 is "
+                    f"perfect. Above the line ({trigger:g}) the alert that may restart the job fires after some "
+                    "minutes. Ranks with full memory have no curve.",
+                    "none", decimals=2, runbook=config.runbook(AlertName.FRAGMENTED),
                 ),
-                Query(f"max {BY_RANK} ({recording.actionable(config, s.series)})", RANK_NAME),
+                ratio,
                 thresholds=[trigger],
             ),
             lines(
                 Face(
-                    "Cache ratio by rank (no reason to act)",
-                    "The same from the allocator's cache alone: its free bytes, divided by its largest free block. "
-                    "Healthy trainings with batches of varying length live at 10 and more, because torch gives the "
-                    "cache back before it fails. Worth a look only where the ratio to the left is high too.",
-                    "none", decimals=1, runbook=config.runbook("GpuMemoryCacheFragmented"),
+                    "Cache ratio by rank (for tuning only)",
+                    "Free bytes in the cache divided by the largest free block. Healthy jobs with varying batch sizes "
+                    "reach 10 and more, because torch returns free segments before it fails. Act only if the "
+                    "fragmentation ratio is high too.",
+                    "none", decimals=1, runbook=config.runbook(AlertName.CACHE_FRAGMENTED),
                 ),
                 Query(f"max {BY_RANK} ({s.series(recording.RANK_CACHE)})", RANK_NAME),
             ),
@@ -136,21 +131,17 @@ def _ranks(s: Selection) -> Row:
 
 
 def _memory(s: Selection) -> Row:
-    peaks = {
-        "limit": "gpufrag_allocator_limit_bytes",
-        "reserved peak": "gpufrag_allocator_peak_reserved_bytes",
-        "in-use peak": "gpufrag_allocator_peak_active_bytes",
-    }
+    peaks = {"limit": names.LIMIT, "reserved peak": names.PEAK_RESERVED, "in-use peak": names.PEAK_ACTIVE}
     limits = s.config.thresholds
     return Row(
-        "Where the memory is",
+        "Memory",
         [
-            stacked(Face("Memory of the ranks shown", MEANING, "bytes", 24, 10), parts(s, "")),
+            stacked(Face("Memory of the selected ranks", MEMORY_PARTS, "bytes", 24, 10), memory_parts(s, "")),
             lines(
                 Face(
-                    "What is needed, what is held, what there is",
-                    "Summed over the ranks shown. The gap between the two peaks is what fragmentation has cost at the "
-                    "worst moment; a reserved peak at the limit means that the cache has been flushed to make room.",
+                    "Limit and peaks",
+                    "Sum over the selected ranks. The gap between the peaks is the cost of fragmentation at the worst "
+                    "moment. If the reserved peak equals the limit, the allocator had to flush its cache.",
                     "bytes",
                 ),
                 *(Query(f"sum({s.series(metric)})", legend) for legend, metric in peaks.items()),
@@ -158,12 +149,136 @@ def _memory(s: Selection) -> Row:
             lines(
                 Face(
                     "Unused share by rank",
-                    "Share of what the rank has taken from the driver in which no tensor is. Below "
-                    f"{limits.unused_tune:g} is fine, above {limits.unused_act:g} is waste.",
+                    f"Share of the reserved memory that no tensor uses. Below {limits.unused_tune:g} is fine, above "
+                    f"{limits.unused_act:g} is waste.",
                     "percentunit", decimals=0,
                 ),
                 Query(f"max {BY_RANK} ({s.series(recording.RANK_UNUSED)})", RANK_NAME),
                 thresholds=[limits.unused_tune, limits.unused_act],
+            ),
+        ],
+    )  # fmt: skip
+
+
+def _faults(s: Selection) -> Row:
+    config, limits = s.config, s.config.thresholds
+    out_of_memory = config.runbook(AlertName.OUT_OF_MEMORY)
+
+    def rate(metric: str, by: str = BY_RANK) -> str:
+        return f"sum {by} (rate({s.series(metric)}[$__rate_interval]))"
+
+    return Row(
+        "Faults",
+        [
+            lines(
+                Face(
+                    "Steps per second by rank",
+                    "Optimizer steps. A slow rank slows down all others; a gap is a restart or a hang.",
+                    "none", 8, decimals=2,
+                ),
+                Query(rate(names.STEPS, f"by ({Label.RANK})"), f"rank {{{{{Label.RANK}}}}}"),
+            ),
+            lines(
+                Face(
+                    "Cache flushes per minute by rank",
+                    "The driver refused memory, so the allocator flushed its cache and retried. Each flush stalls the "
+                    "rank and with it the job. A steady rate means that memory is short or fragmented.",
+                    "short", 8, decimals=1, runbook=config.runbook(AlertName.THRASHING),
+                ),
+                Query(f"60 * {rate(names.ALLOC_RETRIES)}", RANK_NAME),
+                thresholds=[limits.retries_per_minute],
+            ),
+            lines(
+                Face(
+                    "Driver allocations per second by rank",
+                    "Requests that the allocator sends to the driver. In steady state this is 0; otherwise each step "
+                    "pays for allocations that the cache should serve.",
+                    "none", 8, decimals=1,
+                ),
+                Query(rate(names.DEVICE_ALLOCS), RANK_NAME),
+            ),
+            lines(
+                Face(
+                    "Out-of-memory errors by cause",
+                    "The cause that gpufrag found: capacity, fragmentation, neighbours or limit.",
+                    "short", 8, decimals=0, runbook=out_of_memory,
+                ),
+                Query(s.ooms_by_cause, f"{{{{{Label.CAUSE}}}}}"),
+                bars=True,
+            ),
+            lines(
+                Face(
+                    "Size of the last failed request",
+                    "If it is smaller than the largest possible allocation now, the failure was temporary.",
+                    "bytes", 8, runbook=out_of_memory,
+                ),
+                Query(f"max {BY_RANK} ({s.series(names.OOM_LAST_REQUESTED)})", RANK_NAME),
+            ),
+            lines(
+                Face(
+                    "Leak by rank",
+                    "Estimated growth of allocated memory per step (per second for a process without steps). Above 0 "
+                    "the job runs out of memory eventually. Typical causes: tensors kept in a list, or a graph that is "
+                    "never freed.",
+                    "bytes", 8, runbook=config.runbook(AlertName.LEAK_SUSPECTED),
+                ),
+                Query(
+                    f"max {BY_RANK} ({s.series(names.LEAK_PER_STEP)})"
+                    f" or max {BY_RANK} ({s.series(names.LEAK_PER_SECOND)})",
+                    RANK_NAME,
+                ),
+            ),
+        ],
+    )  # fmt: skip
+
+
+def _processes(s: Selection) -> Row:
+    config, limits = s.config, s.config.thresholds
+    stall = f"rate({s.series(names.STALL)}[$__rate_interval])"
+    facts = (
+        Label.RANK, Label.DEVICE, Label.PID, Label.FRAMEWORK, Label.FRAMEWORK_VERSION, Label.BACKEND, Label.ALLOC_CONF,
+        Label.UUID, Label.INSTANCE,
+    )  # fmt: skip
+    return Row(
+        "Processes and agent overhead",
+        [
+            rows(
+                Face(
+                    "Processes",
+                    "alloc_conf is the PYTORCH_CUDA_ALLOC_CONF in effect. Ranks with different settings fragment "
+                    "differently.",
+                    "none", 24, 7,
+                ),
+                *(Column(fact, label=fact) for fact in facts),
+                Column("", f"max by ({', '.join(facts)}) ({s.series(names.PROCESS_INFO)})"),
+            ),
+            lines(
+                Face(
+                    "Agent overhead by cause",
+                    "Share of time for which the agent pauses the worst rank: reading statistics (stats), taking "
+                    "snapshots (snapshot), waiting for the allocator (wait). measure is CPU time in a background "
+                    "thread, which pauses nothing.",
+                    "percentunit", 8, decimals=3, runbook=config.runbook(AlertName.AGENT_OVERHEAD),
+                ),
+                Query(f"max by ({Label.CAUSE}) ({stall})", f"{{{{{Label.CAUSE}}}}}"),
+                thresholds=[limits.agent_share],
+            ),
+            lines(
+                Face(
+                    "Snapshot duration by rank",
+                    "How long the latest snapshot paused the rank. It grows with the number of blocks; the agent then "
+                    "takes fewer snapshots.",
+                    "s", 8,
+                ),
+                Query(f"max {BY_RANK} ({s.series(names.SNAPSHOT_DURATION)})", RANK_NAME),
+            ),
+            lines(
+                Face(
+                    "Snapshot age by rank",
+                    "The ratio, stranded and reclaimable are as old as the snapshots of the selected Moment.",
+                    "s", 8, runbook=config.runbook(AlertName.SAMPLE_STALE),
+                ),
+                Query(f"time() - max {BY_RANK} ({s.series(names.SNAPSHOT_TIMESTAMP, MOMENT)})", RANK_NAME),
             ),
         ],
     )  # fmt: skip

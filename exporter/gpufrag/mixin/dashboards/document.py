@@ -1,4 +1,4 @@
-"""What is around the panels of a dashboard: its name, variables, links and annotations, and the JSON of it all."""
+"""A whole dashboard as JSON: panels in rows, variables, links and annotations."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ from grafana_foundation_sdk.models.dashboard import (
     VariableSort,
 )
 
+from ...metrics import names
+from ...metrics.names import Label
 from ..config import Config, duration
 from .panels import DATASOURCE, AnyPanel
-from .selection import Selection, Variable
+from .queries import Selection, Variable
 
 FLEET, JOB, DEVICE = "gpufrag-fleet", "gpufrag-job", "gpufrag-device"
-"""The uids, and the names of the files."""
+"""The uids, which are also the file names."""
 _TITLES = {FLEET: "GPU memory / Fleet", JOB: "GPU memory / Job", DEVICE: "GPU memory / Device"}
 _GRAFANA = "11.0.0"
 _PLUGINS = {"barchart": "Bar chart", "heatmap": "Heatmap", "stat": "Stat", "status-history": "Status history",
@@ -31,7 +33,7 @@ _PLUGINS = {"barchart": "Bar chart", "heatmap": "Heatmap", "stat": "Stat", "stat
 
 @dataclass(frozen=True)
 class Row:
-    """Panels under a heading, from left to right; their widths fill lines of 24."""
+    """Panels under a heading, left to right; their widths add up to multiples of 24."""
 
     title: str
     panels: Sequence[AnyPanel]
@@ -39,19 +41,19 @@ class Row:
 
 @dataclass(frozen=True)
 class Annotation:
-    """Marks on every panel, wherever `expr` has a value."""
+    """Marks on every panel, where `expr` has a value."""
 
     name: str
     expr: str
     colour: str
     title: str
-    """With the labels of the series in double braces."""
+    """May contain labels of the series in double braces."""
 
 
 def document(
     uid: str, about: str, selection: Selection, rows: Sequence[Row], extra: Sequence[Variable] = ()
 ) -> dict[str, Any]:
-    """The dashboard as Grafana imports it. `extra` are variables that are matched by hand."""
+    """Return the dashboard as Grafana imports it. `extra` are variables that Selection does not apply."""
     board = dashboard.Dashboard(_TITLES[uid]).uid(uid).description(about).tags(["gpufrag", "gpu"]).readonly()
     board.time("now-3h", "now").refresh("1m").timezone("browser").tooltip(DashboardCursorSync.CROSSHAIR)
     board.with_variable(dashboard.DatasourceVariable("datasource").label("Data source").type("prometheus"))
@@ -67,26 +69,26 @@ def document(
 
 
 def open_job(config: Config, value: str) -> str:
-    """The link to the Job dashboard for what was clicked; `value` is Grafana's name of a label's value, as in
-    `${__field.labels.%s}`."""
+    """Return the link to the Job dashboard; `value` is Grafana's expression for the value of a label %s."""
     labels = "".join(f"&var-{label}={value.replace('%s', label)}" for label in config.job_labels)
     return f"/d/{JOB}?${{__url_time_range}}&var-datasource=${{datasource}}{labels}"
 
 
-def begun(selection: Selection, window: str) -> str:
-    """The processes that were not there `window` ago, nor for some time before: a missed scrape begins nothing."""
-    info = selection.series("gpufrag_process_info")
+def started(selection: Selection, window: str) -> str:
+    """Return PromQL for processes that started within `window`. A missed scrape does not count as a start."""
+    info = selection.series(names.PROCESS_INFO)
     memory = duration(selection.config.timing.memory)
-    return f"{info} unless on (instance, rank, device, pid) last_over_time({info}[{memory}] offset {window})"
+    on = ", ".join((Label.INSTANCE, Label.RANK, Label.DEVICE, Label.PID))
+    return f"{info} unless on ({on}) last_over_time({info}[{memory}] offset {window})"
 
 
 def _variables(selection: Selection, extra: Sequence[Variable]) -> list[dashboard.QueryVariable]:
-    """Each offers what the ones before it leave."""
+    """Each variable offers the values that the variables before it leave."""
     built = []
     for place, variable in enumerate(selection.variables):
-        narrowed = Selection(selection.config, selection.variables[:place]).series("gpufrag_process_info")
+        narrowed = Selection(selection.config, selection.variables[:place]).series(names.PROCESS_INFO)
         built.append(_variable(variable, narrowed))
-    snapshots = selection.series("gpufrag_snapshot_timestamp_seconds")
+    snapshots = selection.series(names.SNAPSHOT_TIMESTAMP)
     return [*built, *(_variable(variable, snapshots) for variable in extra)]
 
 
@@ -113,25 +115,25 @@ def _links(uid: str, config: Config) -> list[dashboard.DashboardLink]:
 def _annotations(selection: Selection) -> list[Annotation]:
     config = selection.config
     window = duration(config.timing.window)
-    ooms = selection.series("gpufrag_allocator_ooms_total")
+    ooms = selection.series(names.OOMS)
     return [
         Annotation(
             "Out of memory",
-            f"sum by ({config.by_job}, rank) (increase({ooms}[{window}])) > 0",
+            f"sum by ({config.by_job}, {Label.RANK}) (increase({ooms}[{window}])) > 0",
             "red",
-            f"out of memory: rank {{{{rank}}}} of {selection.job}",
+            f"out of memory: {selection.rank_of_job}",
         ),
         Annotation(
             "Ranks started",
-            f"count by ({config.by_job}) ({begun(selection, window)})",
+            f"count by ({config.by_job}) ({started(selection, window)})",
             "blue",
-            f"ranks (re)started: {selection.job}",
+            f"ranks started: {selection.job}",
         ),
     ]
 
 
 def _finished(board: dict[str, Any], annotations: Sequence[Annotation]) -> dict[str, Any]:
-    """With what the SDK has no words for: the ids of panels, annotations with a title, what must be installed."""
+    """Add what the SDK does not support: panel ids, annotations with a title, required plugins."""
     kinds = {panel["type"] for panel in board["panels"]} - {"row"}
     needed = [{"type": "panel", "id": kind, "name": _PLUGINS[kind], "version": ""} for kind in sorted(kinds)]
     source = {"type": "datasource", "id": "prometheus", "name": "Prometheus", "version": "1.0.0"}
@@ -141,11 +143,11 @@ def _finished(board: dict[str, Any], annotations: Sequence[Annotation]) -> dict[
     return {
         **board,
         "__requires": [grafana, source, *needed],
-        "annotations": {"list": [_annotation(annotation) for annotation in annotations]},
+        "annotations": {"list": [_annotation_json(annotation) for annotation in annotations]},
     }
 
 
-def _annotation(annotation: Annotation) -> dict[str, Any]:
+def _annotation_json(annotation: Annotation) -> dict[str, Any]:
     return {
         "datasource": {"type": "prometheus", "uid": "$datasource"},
         "enable": True,
