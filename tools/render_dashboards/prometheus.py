@@ -1,4 +1,4 @@
-"""A real Prometheus that holds a story: its scrapes, and what its own engine makes of the rules."""
+"""A real Prometheus with the scrapes of the simulated fleet and the results of the rules, queried as Grafana does."""
 
 from __future__ import annotations
 
@@ -18,10 +18,14 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from render_dashboards.grafana import Panel
+from render_dashboards.grafana import fill as fill_variables
+
 START_SECONDS = 30.0
 LOOKBACK = "90s"
-"""Blocks hold no mark for a series that ended: without it, the dead would stay for five minutes."""
+"""Imported blocks have no staleness markers, so exited processes would remain for five minutes."""
 Rule = dict[str, Any]
+_LEGEND = re.compile(r"\{\{\s*(\w+)\s*\}\}")
 
 
 class Series(NamedTuple):
@@ -56,13 +60,56 @@ class Server:
             raise AssertionError(f"{parameters['query']}: {json.load(error)['error']}") from None
 
 
+class Curve(NamedTuple):
+    name: str
+    series: Series
+
+
+@dataclass(frozen=True)
+class View:
+    """A dashboard with a time range (in seconds) and values of its variables."""
+
+    server: Server
+    start: float
+    end: float
+    scrape: float
+    values: Mapping[str, str]
+
+    def ask(self, panel: Panel) -> list[list[Curve]]:
+        """Return the curves of each query of the panel."""
+        return [self._curves(target, panel) for target in panel["targets"]]
+
+    def _curves(self, target: dict[str, Any], panel: Panel) -> list[Curve]:
+        step = self.step(panel)
+        expr = self.filled(target["expr"], step)
+        if target.get("instant"):
+            found = self.server.at(expr, self.end)
+        else:
+            found = self.server.over_time(expr, self.start, self.end, step)
+        return [Curve(_legend(target.get("legendFormat", ""), series.labels), series) for series in found]
+
+    def filled(self, expr: str, step: float) -> str:
+        times = {"__interval": step, "__rate_interval": max(step + self.scrape, 4 * self.scrape)}
+        globals_ = {name: f"{seconds:.0f}s" for name, seconds in (*times.items(), ("__range", self.end - self.start))}
+        return fill_variables(expr, {**self.values, **globals_})
+
+    def step(self, panel: Panel) -> float:
+        """Return the step of the panel's queries: a multiple of the scrape interval, within its maxDataPoints."""
+        most = panel.get("maxDataPoints", 1000)
+        return self.scrape * max(1, -(-(self.end - self.start) // (most * self.scrape)))
+
+
+def _legend(template: str, labels: Mapping[str, str]) -> str:
+    return _LEGEND.sub(lambda match: labels.get(match[1], ""), template)
+
+
 def _series(labels: Mapping[str, str], values: Iterable[tuple[float, str]]) -> Series:
     return Series(labels, [(float(when), float(value)) for when, value in values])
 
 
 @contextmanager
 def running(data: Path) -> Iterator[Server]:
-    """Prometheus over the blocks in `data`: it scrapes nothing and evaluates nothing by itself."""
+    """Run Prometheus on the blocks in `data`, without scrapes and rules of its own."""
     (data / "prometheus.yml").write_text("{}")
     port = _free_port()
     command = [
@@ -84,8 +131,8 @@ def running(data: Path) -> Iterator[Server]:
         process.wait(timeout=10)
 
 
-def fill(data: Path, lines: Iterable[str], rule_file: str, span: tuple[float, float], step: int) -> None:
-    """Put the scrapes `lines` and the answers to the rules into `data`, as blocks."""
+def import_fleet(data: Path, lines: Iterable[str], rule_file: str, span: tuple[float, float], step: int) -> None:
+    """Write the scrapes `lines` and the results of the rules into `data`, as blocks."""
     _import(data, lines)
     groups = yaml.safe_load(rule_file)["groups"]
     rules = [rule for group in groups for rule in group["rules"]]
@@ -104,7 +151,7 @@ def _import(data: Path, lines: Iterable[str]) -> None:
 
 
 def _levels(rules: list[Rule]) -> Iterator[list[Rule]]:
-    """Rules that build on none, then those that build on the first, and so on: promtool looks at blocks only."""
+    """Yield rules that read no other rule, then rules that read those, and so on: promtool reads only blocks."""
     left = {rule["record"]: rule for rule in rules}
     while left:
         ready = [rule for rule in left.values() if not any(_names(rule["expr"], name) for name in left)]
@@ -127,18 +174,18 @@ def _record(data: Path, rules: list[Rule], span: tuple[float, float], step: int)
 
 
 def _alerts(server: Server, rules: list[Rule], span: tuple[float, float], step: int) -> Iterator[str]:
-    """ALERTS as Prometheus writes it: firing where the expression held for as long as the rule wants."""
+    """Yield ALERTS as Prometheus writes it: firing once the expression has held for the rule's `for`."""
     for rule in rules:
         hold = _seconds(rule.get("for", "0s"))
         for series in server.over_time(rule["expr"], *span, step):
             labels = {name: value for name, value in series.labels.items() if name != "__name__"}
             labels |= {**rule["labels"], "alertname": rule["alert"], "alertstate": "firing"}
             inside = ",".join(f'{name}="{value}"' for name, value in labels.items())
-            begun = before = series.points[0][0]
+            since = before = series.points[0][0]
             for when, _ in series.points:
-                begun = when if when - before > step else begun
+                since = when if when - before > step else since
                 before = when
-                if when - begun >= hold:
+                if when - since >= hold:
                     yield f"ALERTS{{{inside}}} 1 {when:.0f}\n"
 
 
@@ -160,7 +207,7 @@ def _free_port() -> int:
 def _wait_until_ready(server: Server, process: subprocess.Popen[bytes]) -> None:
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:
-        assert process.poll() is None, "prometheus ended; it says why above"
+        assert process.poll() is None, "prometheus exited; see its output above"
         try:
             with urllib.request.urlopen(f"{server.url}/-/ready", timeout=1):
                 return

@@ -1,9 +1,9 @@
-"""Panels with a time axis, and bars."""
+"""Panels drawn with matplotlib: curves, bars, heatmaps, single numbers and tables."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
 from itertools import cycle
 from textwrap import shorten
@@ -16,9 +16,54 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from mixin.dashboards.grafana import Panel
-from mixin.dashboards.render.answers import Curve, View
-from mixin.dashboards.render.values import COLOURS, write
+from render_dashboards.grafana import Panel
+from render_dashboards.prometheus import Curve, View
+
+COLOURS = {"green": "#73BF69", "red": "#F2495C", "blue": "#5794F2"}
+_BYTES = ("B", "KiB", "MiB", "GiB", "TiB")
+_SHORT = ("", " K", " Mil", " Bil")
+_SECONDS = ((1e-6, 1e6, "µs"), (1e-3, 1e6, "µs"), (1, 1e3, "ms"), (120, 1, "s"), (7200, 1 / 60, "min"))
+
+
+def write(value: float, unit: str, decimals: int | None = None) -> str:
+    if math.isnan(value):
+        return "NaN"
+    if unit == "bytes":
+        return _scaled(value, 1024, _BYTES, " ", decimals)
+    if unit == "percentunit":
+        return f"{_number(value * 100, decimals)}%"
+    if unit == "s":
+        return _duration(value)
+    if unit == "ops":
+        return f"{_number(value, decimals)} ops/s"
+    return _number(value, decimals) if unit == "none" else _scaled(value, 1000, _SHORT, "", decimals)
+
+
+def _scaled(value: float, base: int, names: tuple[str, ...], gap: str, decimals: int | None) -> str:
+    power = min(int(math.log(abs(value), base)), len(names) - 1) if abs(value) >= base else 0
+    return f"{_number(value / base**power, decimals)}{gap}{names[power]}"
+
+
+def _duration(value: float) -> str:
+    for below, factor, name in _SECONDS:
+        if abs(value) < below:
+            return f"{_number(value * factor, None)} {name}"
+    return f"{_number(value / 3600, None)} h"
+
+
+def _number(value: float, decimals: int | None) -> str:
+    if decimals is not None:
+        return f"{value:.{decimals}f}"
+    return f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
+
+
+def colour_of(value: float, thresholds: dict[str, Any] | None) -> str:
+    found = "green"
+    for step in (thresholds or {}).get("steps", []):
+        if step["value"] is None or value >= step["value"]:
+            found = step["color"]
+    return COLOURS.get(found, found)
+
 
 TEXT, GRID = "#CCCCDC", "#2C3235"
 PALETTE = (
@@ -87,7 +132,7 @@ def status_history(axes: Axes, panel: Panel, view: View, answers: list[list[Curv
 
 
 def heatmap(axes: Axes, panel: Panel, view: View, answers: list[list[Curve]]) -> None:
-    """Prometheus' buckets are cumulative; Grafana takes each from the next, as is done here."""
+    """Prometheus' buckets are cumulative; like Grafana, this draws their differences."""
     curves = sorted(answers[0], key=lambda curve: float(curve.name))
     step = view.step(panel)
     times = np.arange(view.start, view.end + step, step)
@@ -139,7 +184,7 @@ def _fixed(panel: Panel) -> dict[str, str]:
 
 
 def _on(curve: Curve, times: Any, step: float) -> Any:
-    """The curve's values at `times`, NaN where it has none."""
+    """Return the curve's values at `times`, NaN where it has none."""
     known = {round(when): value for when, value in curve.series.points}
     return np.array([known.get(round(when), np.nan) for when in times])
 
@@ -184,14 +229,14 @@ def _scale(axes: Axes, mesh: Any, unit: str) -> None:
 
 
 def _whole_bytes(axes: Axes) -> None:
-    """Marks at powers of two: 4 GiB, not 3.73."""
+    """Put ticks at powers of two."""
     top = axes.get_ylim()[1]
     step = 2 ** math.ceil(math.log2(max(top, 1) / 5))
     axes.set_yticks(np.arange(0, top, step))
 
 
 def _names_below(axes: Axes, curves: Sequence[Curve], colours: list[str]) -> None:
-    """As many as fit in two lines."""
+    """Draw as many names as fit in two lines."""
     handles = [Line2D([], [], color=colour, linewidth=2) for colour in colours]
     names = [curve.name for curve in curves]
     wide = axes.get_window_extent().width / axes.figure.dpi
@@ -200,7 +245,7 @@ def _names_below(axes: Axes, curves: Sequence[Curve], colours: list[str]) -> Non
 
 
 def _table_beside(axes: Axes, panel: Panel, curves: Sequence[Curve], colours: list[str]) -> None:
-    """Grafana's table on the right: name, last value, largest value."""
+    """Draw the legend on the right as a table: name, last value, largest value."""
     defaults = panel["fieldConfig"]["defaults"]
     rows = [(max(value for _, value in curve.series.points), curve, colour) for curve, colour in zip(curves, colours)]
     rows.sort(key=lambda row: -row[0])
@@ -216,3 +261,75 @@ def _table_beside(axes: Axes, panel: Panel, curves: Sequence[Curve], colours: li
         axes.text(1 + 0.3 / wide, y, shorten(curve.name, 34, placeholder="…"), color=TEXT, **place)
         for value, x in ((curve.series.last, last), (largest, most)):
             axes.text(x, y, write(value, defaults["unit"], defaults.get("decimals")), color=TEXT, ha="right", **place)
+
+
+Line = dict[str, Any]
+
+
+def stat(axes: Axes, panel: Panel, view: View, answers: list[list[Curve]]) -> None:
+    defaults = panel["fieldConfig"]["defaults"]
+    axes.axis("off")
+    ((name, series), *_) = answers[0]
+    colour = colour_of(series.last, defaults.get("thresholds"))
+    text = write(series.last, defaults["unit"], defaults.get("decimals"))
+    named = panel["options"]["textMode"] == "value_and_name"
+    axes.text(0.5, 0.35 if named else 0.5, text, color=colour, fontsize=24, ha="center", va="center", weight="bold")
+    if named:
+        axes.text(0.5, 0.85, name, color=TEXT, fontsize=11, ha="center", va="center")
+
+
+def table(axes: Axes, panel: Panel, view: View, answers: list[list[Curve]]) -> None:
+    axes.axis("off")
+    organize = next(item["options"] for item in panel["transformations"] if item["id"] == "organize")
+    lines = _merged(answers)
+    order = organize["indexByName"]
+    fields = sorted({field for line in lines for field in line} - set(organize["excludeByName"]), key=order.__getitem__)
+    titles = [organize["renameByName"].get(field, field) for field in fields]
+    lines = _sorted(panel, lines, dict(zip(titles, fields)))
+    cells = [[_cell(panel, title, line.get(field)) for title, field in zip(titles, fields)] for line in lines]
+    widths = [max(len(text) for text, _ in column) + 3 for column in zip([(t, "") for t in titles], *cells)]
+    _write_table(axes, titles, cells, widths)
+
+
+def _write_table(axes: Axes, titles: list[str], cells: list[list[tuple[str, str]]], widths: list[int]) -> None:
+    height = axes.get_window_extent().height / axes.figure.dpi
+    total, x = sum(widths), 0.005
+    for column, (title, width) in enumerate(zip(titles, widths)):
+        axes.text(x, 1, title, color="#6E9FFF", fontsize=9, weight="bold", va="top")
+        for number, line in enumerate(cells[: int(height / 0.25) - 1]):
+            text, colour = line[column]
+            axes.text(x, 1 - (number + 1) * 0.25 / height, text, color=colour, fontsize=9, va="top")
+        x += width / total
+
+
+def _merged(answers: list[list[Curve]]) -> list[Line]:
+    """Grafana's transformation `merge`: join lines that agree in the labels that every answer has."""
+    lines: dict[tuple[str, ...], Line] = {}
+    shared = set.intersection(*(set(series.labels) for answer in answers for _, series in answer)) - {"__name__"}
+    for number, answer in enumerate(answers):
+        field = f"Value #{chr(ord('A') + number)}" if len(answers) > 1 else "Value"
+        for _, series in answer:
+            line = lines.setdefault(tuple(series.labels[label] for label in sorted(shared)), {})
+            line.update({name: value for name, value in series.labels.items() if name != "__name__"})
+            line[field] = series.last
+    return list(lines.values())
+
+
+def _sorted(panel: Panel, lines: Iterable[Line], fields: dict[str, str]) -> list[Line]:
+    for order in panel.get("options", {}).get("sortBy", []):
+        lines = sorted(lines, key=lambda line: line.get(fields[order["displayName"]], 0.0), reverse=order["desc"])
+    return list(lines)
+
+
+def _cell(panel: Panel, title: str, value: Any) -> tuple[str, str]:
+    if value is None or isinstance(value, str):
+        return value or "", TEXT
+    defaults = panel["fieldConfig"]["defaults"]
+    own = {
+        item["id"]: item["value"]
+        for override in panel["fieldConfig"]["overrides"]
+        if override["matcher"]["options"] == title
+        for item in override["properties"]
+    }
+    text = write(value, own.get("unit", defaults["unit"]), own.get("decimals"))
+    return text, colour_of(value, own["thresholds"]) if "thresholds" in own else TEXT

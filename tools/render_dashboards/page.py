@@ -1,4 +1,4 @@
-"""A whole dashboard as one picture, its panels where Grafana puts them."""
+"""A whole dashboard as one picture, with its panels in the places that Grafana gives them."""
 
 from __future__ import annotations
 
@@ -9,38 +9,40 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 
-from mixin.dashboards.grafana import Board, Panel
-from mixin.dashboards.render import charts, texts
-from mixin.dashboards.render.answers import Curve, View
-from mixin.dashboards.render.charts import TEXT
+from render_dashboards import charts
+from render_dashboards.charts import TEXT
+from render_dashboards.grafana import Board, Panel
+from render_dashboards.prometheus import Curve, View
 
 KINDS = {
     "timeseries": charts.timeseries,
     "status-history": charts.status_history,
     "heatmap": charts.heatmap,
     "barchart": charts.barchart,
-    "stat": texts.stat,
-    "table": texts.table,
+    "stat": charts.stat,
+    "table": charts.table,
 }
+CAPTION = "Simulated data. Drawn from the dashboard's own queries by tools/render_dashboards, not by Grafana."
 _COLUMN, _LINE = 0.78, 0.36  # inches a grid unit
 _HEAD = 0.62
 _BACKGROUND, _PANEL = "#111217", "#181B1F"
 _ROOM = {"timeseries": (0.75, 0.25, 0.7), "status-history": (1.15, 0.25, 0.55), "heatmap": (0.75, 0.5, 0.3),
          "barchart": (0.75, 0.2, 0.6)}  # fmt: skip
 _BESIDE = (0.75, 3.95, 0.3)
-"""Inches that a kind leaves at its left, right and lower edge."""
+"""Inches left free at the left, right and lower edge, by kind of panel."""
 _STYLE = {"axes.facecolor": _PANEL, "axes.edgecolor": _PANEL, "xtick.color": TEXT, "ytick.color": TEXT,
           "xtick.labelsize": 8, "ytick.labelsize": 8, "font.family": "DejaVu Sans"}  # fmt: skip
 
 
 def draw(board: Board, view: View, path: Path) -> list[str]:
-    """Every panel of `board`, as `view` looks at it, into a PNG. The titles of those that had nothing to show."""
+    """Draw `board` as a PNG. Return the titles of panels without data."""
     blank = []
     lines = max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in board["panels"])
     with mpl.rc_context(_STYLE):
         figure = Figure(figsize=(24 * _COLUMN, lines * _LINE + _HEAD), dpi=80, facecolor=_BACKGROUND)
         FigureCanvasAgg(figure)
         _write(figure, 0.012 * 24 * _COLUMN, 0.3, board["title"], size=16, weight="bold")
+        _write(figure, 15.5 * _COLUMN, 0.3, CAPTION, size=9)
         for panel in board["panels"]:
             if panel["type"] == "row":
                 place = panel["gridPos"]
