@@ -27,6 +27,14 @@ LIBRARY_OF_PREFIX = (
     ("nvrtc", "libnvrtc."), ("cupti", "libcupti."), ("nvshmem", "libnvshmem"), ("nvtx", "libnvToolsExt."),
     ("cuda", "libcudart."), ("cu", DRIVER),
 )  # fmt: skip
+DEVICE_WORK = re.compile(
+    r"cu(blas|blasLt|dnn|fft|fftXt|solverDn|sparse)(Set|Destroy)|cublas[SDCZI][a-z]|cublas(GemmEx|GemmStrided|DotEx)"
+    r"|cublasLt\w*(Set|Destroy)|cublasLtMatmul$|cudnnBackend(Set|Finalize|Execute|Destroy)"
+    r"|cudnn(Convolution|BatchNormalization|Dropout|Restore)|cufftXtExec|cufftSet|cufftDestroy"
+    r"|cusolverDn[SDCZX]\w*trf$|cusolverDnXgeqrf$|cudaProfiler|cudaMemcpyToSymbol|cudaKernelSetAttribute"
+    r"|nccl(All|Reduce|Broadcast|Bcast|Send|Recv|Group(Start|End)|Comm(Destroy|Abort|Finalize|Register|Deregister))"
+)
+"""Functions that only order work on the device, or keep a setting: they succeed and do nothing."""
 
 
 def compiler() -> list[str]:
@@ -52,16 +60,26 @@ def harness(release: str) -> Path:
 
 def stubs(release: str) -> Path:
     """Return the folder with a stub for every NVIDIA library of this release's CUDA build."""
-    libraries = torch_folder(release) / "torch" / "lib"
     folder = _target(f"stubs-{release}")
     with building(folder) as scratch:
         if scratch is not None:
-            symbols = {path.name: read_symbols(path) for path in sorted(libraries.glob("lib*.so*"))}
+            symbols = _symbols_of_torch(release)
             major = _cuda_major(symbols.values())
             wanted = missing(symbols, major)
             _build_core(scratch, major, wanted)
             _build_libraries(scratch, major, symbols, wanted)
     return folder
+
+
+def missing_functions(release: str) -> dict[str, dict[str, str | None]]:
+    """The functions of NVIDIA's libraries that this release's CUDA build names and the stub lacks, by library."""
+    symbols = _symbols_of_torch(release)
+    return missing(symbols, _cuda_major(symbols.values()))
+
+
+def _symbols_of_torch(release: str) -> dict[str, Symbols]:
+    libraries = torch_folder(release) / "torch" / "lib"
+    return {path.name: read_symbols(path) for path in sorted(libraries.glob("lib*.so*"))}
 
 
 def missing(symbols: Mapping[str, Symbols], major: int) -> dict[str, dict[str, str | None]]:
@@ -154,9 +172,9 @@ def _library(
 ) -> None:
     generated = folder / f"{name}.cpp"
     lines = ['#include "gpu.h"', 'extern "C" {']
-    lines += [
-        f'__attribute__((visibility("default"))) int {f}() {{ return fake_unknown("{f}"); }}' for f in sorted(unknown)
-    ]
+    for function in sorted(unknown):
+        result = "0" if DEVICE_WORK.match(function) else f'fake_unknown("{function}")'
+        lines.append(f'__attribute__((visibility("default"))) int {function}() {{ return {result}; }}')
     generated.write_text("\n".join([*lines, "}", ""]))
     options = ["-shared", f"-Wl,-soname,{name}", "-Wl,-rpath,$ORIGIN"]
     if version:
