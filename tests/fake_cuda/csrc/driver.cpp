@@ -67,6 +67,7 @@ int cuGetErrorName(int error, const char** text) {
 }
 int cuMemGetInfo_v2(size_t* free, size_t* total) {
   REFUSE("cuMemGetInfo", 0);
+  fake_touch(fake_current_device());
   return fake_memory(fake_current_device(), free, total), 0;
 }
 int cuMemAlloc_v2(uint64_t* address, size_t size) {

@@ -17,7 +17,7 @@
 #include <vector>
 
 namespace {
-constexpr uint64_t MIB = 1 << 20, GRID = 2 * MIB, CHUNK = 32 * MIB;
+constexpr uint64_t MIB = 1 << 20, GRID = 2 * MIB, CHUNK = 32 * MIB, CONTEXT = 527 * MIB;
 constexpr int NOT_SUPPORTED = 801;
 
 uint64_t round_up(uint64_t size, uint64_t grid) { return (size + grid - 1) / grid * grid; }
@@ -284,7 +284,7 @@ struct Books {
     auto of = [](const std::vector<uint64_t>& values, size_t i) { return values[std::min(i, values.size() - 1)]; };
     size_t count = number("FAKE_CUDA_DEVICES", std::max<size_t>(1, total.size()));
     for (size_t i = 0; i < count; i++) {
-      uint64_t size = of(total, i), context = std::min(size / 4, 527 * MIB);
+      uint64_t size = of(total, i), context = std::min(size / 4, CONTEXT);
       devices.push_back({size, before.empty() ? size - context : of(before, i), of(other, i), of(growth, i), 0, false});
     }
     if (const char* rules = getenv("FAKE_CUDA_REFUSE")) read_refusals(rules);
@@ -457,7 +457,6 @@ void fake_memory(int device, size_t* free, size_t* total) {
   WITH_BOOKS;
   Device& d = b.device(device);
   if (free) {
-    d.touched = true;
     d.other = std::min(d.before, d.other + d.growth);
     *free = b.free_of(d);
   }
@@ -467,6 +466,12 @@ void fake_memory(int device, size_t* free, size_t* total) {
 size_t fake_used(int device) {
   WITH_BOOKS;
   return b.device(device).used;
+}
+
+size_t fake_context(int device) {
+  WITH_BOOKS;
+  Device& d = b.device(device);
+  return d.touched ? std::min(d.total - d.before, CONTEXT) : 0;
 }
 
 size_t fake_other(int device) {

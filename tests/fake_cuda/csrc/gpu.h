@@ -19,6 +19,7 @@ int fake_map(uint64_t address, size_t size, uint64_t handle);
 int fake_unmap(uint64_t address, size_t size);
 void fake_memory(int device, size_t* free, size_t* total);
 size_t fake_used(int device);
+size_t fake_context(int device);  // bytes that the process holds apart from its allocations
 size_t fake_other(int device);
 bool fake_find(uint64_t address, int* device, uint64_t* base, size_t* size);
 bool fake_is_backed();

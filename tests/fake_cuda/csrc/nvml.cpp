@@ -76,7 +76,7 @@ int nvmlDeviceGetMaxMigDeviceCount(void*, unsigned* count) { return *count = 0, 
 int nvmlDeviceGetComputeRunningProcesses_v3(void* handle, unsigned* count, Process* processes) {
   int device = device_of(handle), found = 0;
   Process all[2];
-  if (fake_is_touched(device)) all[found++] = {(unsigned)getpid(), fake_used(device), ~0u, ~0u};
+  if (fake_is_touched(device)) all[found++] = {(unsigned)getpid(), fake_used(device) + fake_context(device), ~0u, ~0u};
   if (fake_other(device)) all[found++] = {1, fake_other(device), ~0u, ~0u};
   unsigned room = *count;
   *count = found;

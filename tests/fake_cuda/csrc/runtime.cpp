@@ -218,6 +218,7 @@ API cudaGetDeviceProperties(cudaDeviceProp* all, int device) { return describe(a
 // memory
 API cudaMemGetInfo(size_t* free, size_t* total) {
   REFUSE("cudaMemGetInfo", 0);
+  fake_touch(fake_current_device());
   return fake_memory(fake_current_device(), free, total), cudaSuccess;
 }
 API cudaMalloc(void** address, size_t size) {
