@@ -1,4 +1,4 @@
-"""NVML on a real GPU against torch in this very process: `pytest -m gpu tests/gpu/test_nvml_gpu.py`."""
+"""NVML's figures against those of torch in the same process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpufrag.sidecar.join import join
 from gpufrag.sidecar.readings import Device, Instance, NvmlReading
 from gpufrag.wire.sample import DeviceSample, DriverReading, Identity, PoolTotals, ProcessSample, Totals
 
-pytestmark = pytest.mark.gpu
+pytestmark = pytest.mark.cuda
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -43,12 +43,12 @@ def reading(torch: Any) -> NvmlReading:
     return Session().read()
 
 
-def test_torchs_uuid_names_one_device(torch: Any, reading: NvmlReading) -> None:
+def test_torchs_uuid_identifies_one_device(torch: Any, reading: NvmlReading) -> None:
     assert _own_unit(torch, reading) is not None
     assert reading.driver_version
 
 
-def test_memory_agrees_with_the_runtime(torch: Any, reading: NvmlReading) -> None:
+def test_nvml_memory_agrees_with_the_runtime(torch: Any, reading: NvmlReading) -> None:
     memory = _own_unit(torch, reading).memory
     free, size = torch.cuda.mem_get_info(0)
     assert memory is not None
@@ -58,7 +58,7 @@ def test_memory_agrees_with_the_runtime(torch: Any, reading: NvmlReading) -> Non
     assert memory.used >= GIB
 
 
-def test_our_own_memory_is_seen_or_absent_but_never_wrong(torch: Any, reading: NvmlReading) -> None:
+def test_own_memory_is_exact_or_absent(torch: Any, reading: NvmlReading) -> None:
     joined = join([_own_rank(torch)], reading, procfs.look(reading.pids))
     memory = joined.ranks[0].memory[0]
     assert memory.uuid is not None
@@ -74,7 +74,7 @@ def test_our_own_memory_is_seen_or_absent_but_never_wrong(torch: Any, reading: N
         assert (memory.used, memory.context) == (None, None)
 
 
-def test_without_nvml_the_agents_own_reading_is_the_same_device(torch: Any, reading: NvmlReading) -> None:
+def test_agents_reading_and_nvmls_are_of_one_device(torch: Any, reading: NvmlReading) -> None:
     rank = _own_rank(torch)
     (alone,) = join([rank], None, procfs.look(())).devices
     beside = {view.uuid: view for view in join([rank], reading, procfs.look(reading.pids)).devices}
@@ -83,7 +83,7 @@ def test_without_nvml_the_agents_own_reading_is_the_same_device(torch: Any, read
 
 
 @pytest.mark.usefixtures("reading")
-def test_reading_makes_no_context_on_the_gpu() -> None:
+def test_reading_nvml_creates_no_context() -> None:
     script = "import os; from gpufrag.sidecar.nvml import Session; r = Session().read(); print(os.getpid() in r.pids)"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)

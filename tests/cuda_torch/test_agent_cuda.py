@@ -1,9 +1,9 @@
-"""The agent in real torch on a real GPU, at an interval that would be far too short for a user."""
+"""The agent in real torch, at an interval that would be far too short for a user."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,15 +17,15 @@ from gpufrag.wire.sample import ProcessSample
 torch = pytest.importorskip("torch")
 
 pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU here"),
+    pytest.mark.cuda,
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning"),
 ]
 MIB = 1 << 20
+Compare = Callable[[float, float], None]
 
 
 class Witness(TorchSource):
-    """The agent's own source; it remembers when it was made to copy the heap, and what it said of graphs."""
+    """The agent's own source. It records when the heap was copied, and each answer about graphs."""
 
     def __init__(self) -> None:
         super().__init__(torch, ErrorCounter())
@@ -43,7 +43,7 @@ class Witness(TorchSource):
 
 @pytest.fixture
 def witness(tmp_path: Path) -> Iterator[Witness]:
-    """Of an agent that snapshots 20 times a second and may take all the time in the world."""
+    """The source of an agent that takes 20 snapshots a second, without a limit on their cost."""
     torch.zeros(1, device="cuda")
     source = Witness()
     agent.start(source, interval=0.05, budget=1.0, folder=tmp_path)
@@ -68,7 +68,7 @@ def sample_when(condition: object, seconds: float = 20.0) -> ProcessSample:
     raise AssertionError(f"no such sample in {seconds} s: {agent.latest()}")
 
 
-def test_the_cheap_figures_are_torchs_own(watched: Path) -> None:
+def test_totals_equal_torchs_statistics(watched: Path) -> None:
     held = [torch.empty(n * MIB, dtype=torch.uint8, device="cuda") for n in (1, 3, 30, 50)]
     del held[1:3]
     torch.cuda.synchronize()
@@ -83,7 +83,7 @@ def test_the_cheap_figures_are_torchs_own(watched: Path) -> None:
     assert found.counters.device_allocs == stats["num_device_alloc"]
 
 
-def test_the_heap_is_torchs_own(watched: Path) -> None:
+def test_snapshot_equals_torchs_segments(watched: Path) -> None:
     held = [torch.empty(n * MIB, dtype=torch.uint8, device="cuda") for n in (1, 3, 30, 50)]
     del held[1:3]
     torch.cuda.synchronize()
@@ -97,7 +97,7 @@ def test_the_heap_is_torchs_own(watched: Path) -> None:
     assert measured.large.segments + measured.small.segments == len(segments)
 
 
-def test_private_pools_are_seen_and_the_device_is_named(watched: Path) -> None:
+def test_private_pool_and_device_uuid_are_published(watched: Path) -> None:
     pool = torch.cuda.MemPool()
     with torch.cuda.use_mem_pool(pool):
         inside = torch.empty(30 * MIB, dtype=torch.uint8, device="cuda")
@@ -122,7 +122,7 @@ def _reserved(sample: ProcessSample) -> int:
     return max(snapshot.measured.reserved for snapshot in sample.devices[0].snapshots)
 
 
-def test_a_graph_capture_in_which_the_heap_is_copied_goes_unharmed(witness: Witness) -> None:
+def test_snapshots_during_a_capture_do_not_break_it(witness: Witness, assert_computed: Compare) -> None:
     static = torch.zeros(1024, device="cuda")
     graph = torch.cuda.CUDAGraph()
     before, added = len(witness.copied), 0
@@ -135,10 +135,10 @@ def test_a_graph_capture_in_which_the_heap_is_copied_goes_unharmed(witness: Witn
             time.sleep(0.01)
     graph.replay()
     torch.cuda.synchronize()
-    assert result[0].item() == added
+    assert_computed(result[0].item(), added)
 
 
-def test_a_step_that_is_captured_is_left_alone_and_the_next_one_is_sampled(witness: Witness) -> None:
+def test_captured_step_is_not_sampled_and_later_ones_are(witness: Witness, assert_computed: Compare) -> None:
     weights = torch.ones(1024, device="cuda", requires_grad=True)
     weights.grad = torch.ones_like(weights)
     optimizer = torch.optim.SGD([weights], lr=1.0)
@@ -152,7 +152,7 @@ def test_a_step_that_is_captured_is_left_alone_and_the_next_one_is_sampled(witne
             time.sleep(0.002)
     graph.replay()
     torch.cuda.synchronize()
-    assert weights[0].item() == -captured  # what is captured is not done until it is replayed
+    assert_computed(weights[0].item(), -captured)  # a captured step happens at the replay
     deadline = time.monotonic() + 20
     while witness.graphs[-1] and time.monotonic() < deadline:
         optimizer.step()
@@ -160,7 +160,7 @@ def test_a_step_that_is_captured_is_left_alone_and_the_next_one_is_sampled(witne
     assert not witness.graphs[-1]
 
 
-def test_steps_are_counted_and_sampled_at_their_boundary(watched: Path) -> None:
+def test_steps_are_counted_and_sampled_at_boundaries(watched: Path) -> None:
     model = torch.nn.Linear(256, 256).cuda()
     optimizer = torch.optim.AdamW(model.parameters())
     for _ in range(300):
@@ -171,21 +171,9 @@ def test_steps_are_counted_and_sampled_at_their_boundary(watched: Path) -> None:
     assert "boundary" in {snapshot.at for snapshot in found.devices[0].snapshots}
 
 
-def test_reduce_overhead_compiles_and_runs(watched: Path) -> None:
-    model = torch.nn.Sequential(torch.nn.Linear(128, 128), torch.nn.ReLU(), torch.nn.Linear(128, 8)).cuda()
-    compiled = torch.compile(model, mode="reduce-overhead")
-    batch = torch.randn(32, 128, device="cuda")
-    with torch.no_grad():
-        expected = model(batch)
-        for _ in range(5):
-            torch.compiler.cudagraph_mark_step_begin()
-            found = compiled(batch).clone()
-    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
-
-
-def test_a_data_loader_with_workers_delivers_everything(watched: Path) -> None:
+def test_data_loader_workers_do_not_publish(watched: Path) -> None:
     data = torch.utils.data.TensorDataset(torch.arange(256))
     loader = torch.utils.data.DataLoader(data, batch_size=16, num_workers=4)
-    seen = sorted(value for (batch,) in loader for value in batch.cuda().tolist())
-    assert seen == list(range(256))
-    assert len(list(watched.glob("*.json"))) <= 1  # no worker publishes
+    seen = [value for (batch,) in loader if batch.cuda().is_cuda for value in batch.tolist()]
+    assert sorted(seen) == list(range(256))
+    assert len(list(watched.glob("*.json"))) <= 1

@@ -1,4 +1,4 @@
-"""The anchor in real torch: each case in a process of its own, because it is dropped at CUDA's first use."""
+"""The anchor in real torch. Each case runs in a process of its own, because the anchor is made at CUDA's first use."""
 
 from __future__ import annotations
 
@@ -15,13 +15,10 @@ from gpufrag.commands.run import SHIM
 
 torch = pytest.importorskip("torch")
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU here"),
-]
-TELL = """
+pytestmark = pytest.mark.cuda
+REPORT = """
 import json, sys, time, torch
-def tell(**more):
+def report(**more):
     from gpufrag import agent
     deadline = time.monotonic() + 20
     while agent.latest() is None and time.monotonic() < deadline: time.sleep(0.01)
@@ -35,7 +32,7 @@ def tell(**more):
 """
 
 
-def _told(tmp_path: Path, program: str, anchor: str = "10%", conf: str = "") -> dict[str, Any]:
+def _run(tmp_path: Path, program: str, anchor: str = "10%", conf: str = "") -> dict[str, Any]:
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(filter(None, [str(SHIM), os.environ.get("PYTHONPATH")])),
@@ -46,64 +43,64 @@ def _told(tmp_path: Path, program: str, anchor: str = "10%", conf: str = "") -> 
     }
     environment = {name: value for name, value in environment.items() if value}
     done = subprocess.run(
-        [sys.executable, "-c", TELL + program], env=environment, text=True, capture_output=True, timeout=110
+        [sys.executable, "-c", REPORT + program], env=environment, text=True, capture_output=True, timeout=110
     )
     assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
 
 
-def test_the_share_is_reserved_in_one_piece_and_free(tmp_path: Path) -> None:
-    told = _told(tmp_path, "kept = torch.zeros(1, device='cuda'); tell()")
-    assert 0.099 <= told["reserved"] <= 0.101
-    assert told["allocated"] == 512
-    assert (told["ooms"], told["retries"], told["errors"]) == (0, 0, {})
+def test_anchor_reserves_one_free_segment(tmp_path: Path) -> None:
+    found = _run(tmp_path, "kept = torch.zeros(1, device='cuda'); report()")
+    assert 0.099 <= found["reserved"] <= 0.101
+    assert found["allocated"] == 512
+    assert (found["ooms"], found["retries"], found["errors"]) == (0, 0, {})
 
 
-def test_a_large_request_later_finds_it_whatever_came_between(tmp_path: Path) -> None:
+def test_large_request_later_fits_into_the_anchor(tmp_path: Path) -> None:
     program = """
 size = torch.cuda.get_device_properties(0).total_memory // 200
 held = [torch.empty(size, dtype=torch.uint8, device="cuda") for _ in range(18)]
 before = torch.cuda.memory_stats()["segment.all.current"]
 del held
 large = torch.empty(size * 17, dtype=torch.uint8, device="cuda")
-tell(before=before)
+report(before=before)
 """
-    told = _told(tmp_path, program)
-    assert told["segments"] == told["before"] == 1
-    assert 0.099 <= told["reserved"] <= 0.101
+    found = _run(tmp_path, program)
+    assert found["segments"] == found["before"] == 1
+    assert 0.099 <= found["reserved"] <= 0.101
 
 
-def test_without_being_asked_for_there_is_none(tmp_path: Path) -> None:
-    told = _told(tmp_path, "kept = torch.zeros(1, device='cuda'); tell()", anchor="")
-    assert told["reserved"] < 0.001
+def test_no_anchor_without_the_setting(tmp_path: Path) -> None:
+    found = _run(tmp_path, "kept = torch.zeros(1, device='cuda'); report()", anchor="")
+    assert found["reserved"] < 0.001
 
 
 @pytest.mark.parametrize("conf", ["expandable_segments:True", "max_split_size_mb:128", "backend:cudaMallocAsync"])
-def test_where_it_would_be_useless_or_harmful_it_is_not_dropped_but_counted(tmp_path: Path, conf: str) -> None:
-    told = _told(tmp_path, "kept = torch.zeros(1, device='cuda'); tell()", conf=conf)
-    assert told["reserved"] < 0.01
-    assert told["errors"].get("anchor") == 1
+def test_anchor_is_refused_and_counted_under_unsuitable_settings(tmp_path: Path, conf: str) -> None:
+    found = _run(tmp_path, "kept = torch.zeros(1, device='cuda'); report()", conf=conf)
+    assert found["reserved"] < 0.01
+    assert found["errors"].get("anchor") == 1
 
 
-def test_a_limit_that_stands_in_the_way_is_no_oom(tmp_path: Path) -> None:
-    told = _told(tmp_path, "kept = torch.zeros(1, device='cuda'); tell()", conf="per_process_memory_fraction:0.05")
-    assert told["reserved"] < 0.01
-    assert (told["ooms"], told["errors"].get("anchor")) == (0, 1)
+def test_anchor_above_the_limit_is_refused_without_oom(tmp_path: Path) -> None:
+    found = _run(tmp_path, "kept = torch.zeros(1, device='cuda'); report()", conf="per_process_memory_fraction:0.05")
+    assert found["reserved"] < 0.01
+    assert (found["ooms"], found["errors"].get("anchor")) == (0, 1)
 
 
-def test_a_fraction_that_is_set_later_is_met_by_torchs_own_release(tmp_path: Path) -> None:
+def test_limit_set_later_releases_the_anchor(tmp_path: Path) -> None:
     program = """
 first = torch.zeros(1 << 20, device="cuda")
 del first
 torch.cuda.set_per_process_memory_fraction(0.05)
 kept = torch.empty(torch.cuda.get_device_properties(0).total_memory // 25, dtype=torch.uint8, device="cuda")
-tell()
+report()
 """
-    assert _told(tmp_path, program)["ooms"] == 0
+    assert _run(tmp_path, program)["ooms"] == 0
 
 
-def test_of_several_devices_it_waits_for_a_forward_pass_outside_a_graph(tmp_path: Path) -> None:
+def test_anchor_on_several_devices_waits_for_an_uncaptured_forward(tmp_path: Path) -> None:
     program = """
 real = torch.cuda.device_count
 def two_for_the_agent():
@@ -121,10 +118,10 @@ with torch.no_grad(), torch.cuda.graph(graph):
 captured = torch.cuda.memory_reserved()
 graph.replay()
 net(rows)
-tell(early=early, captured=captured)
+report(early=early, captured=captured)
 """
-    told = _told(tmp_path, program)
-    assert told["early"] < 1 << 26
-    assert told["captured"] < 1 << 27
-    assert told["reserved"] >= 0.099
-    assert told["errors"] == {}
+    found = _run(tmp_path, program)
+    assert found["early"] < 1 << 26
+    assert found["captured"] < 1 << 27
+    assert found["reserved"] >= 0.099
+    assert found["errors"] == {}
