@@ -56,7 +56,7 @@ def run(options: argparse.Namespace) -> int:
 def _require_good(options: argparse.Namespace) -> None:
     """Raises GpufragError for what is none: it would fail in each check, and be told as the server's fault."""
     from ..restarter.recheck import read_token
-    from ..restarter.settings import require_url
+    from ..web.client import require_url
 
     require_url(options.sidecar, "--sidecar")
     if options.prometheus is not None:

@@ -10,7 +10,7 @@ from urllib.parse import quote
 from ..errors import Unavailable
 from ..mixin import rules
 from ..mixin.config import Config
-from .answers import get_json
+from ..web.client import Client
 from .results import Check, Fail, Ok, Result, Warn, some
 
 TRIGGER = "GpuMemoryFragmented"
@@ -28,7 +28,7 @@ class Prometheus:
     def get(self, path: str) -> Any:
         """`data` of its answer. Raises Unavailable."""
         whole = f"{self.url}/api/v1/{path}"
-        answer = get_json(whole, self.bearer_file)
+        answer = Client(self.url, bearer_file=self.bearer_file).get(f"/api/v1/{path}").json()
         if not isinstance(answer, dict) or answer.get("status") != "success" or "data" not in answer:
             raise Unavailable(f"{whole} answers as no Prometheus does; is it the right address?")
         return answer["data"]

@@ -5,20 +5,21 @@ from __future__ import annotations
 import re
 
 from .. import __version__
-from .answers import get
+from ..web.client import Client
 from .results import Fail, Ok, Result, Warn
 
 VERSION = re.compile(r'^gpufrag_build_info\{[^}]*\bversion="([^"]{1,40})"', re.MULTILINE)
 
 
 def ask(url: str) -> Result:
-    ready = get(f"{url}/-/ready")
+    client = Client(url)
+    ready = client.get("/-/ready")
     said = ready.text.strip()[:300]
     if ready.status != 200:
         return Fail(f"{url}/-/ready answers {ready.status}: {said}")
     if said != "ready":
         return Warn(f"{url}/-/ready: {said}")
-    metrics = get(f"{url}/metrics")
+    metrics = client.get("/metrics")
     if metrics.status in (401, 403):
         return Ok(f"{url}: ready; its metrics take a password, so its version is not known")
     version = VERSION.search(metrics.text)

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
 
 from ..config import reader
 from ..config.schema import DAY, HOUR, MINUTE, about, in_range, seconds
 from ..config.sidecar import DEFAULT_PORT, ListenAddress, LogSettings, WebSettings
 from ..errors import UsageError
+from ..web.client import require_url
 
 PORT, METRICS_PORT = 9837, 9838
 FLAGS = ("log.level",)
@@ -29,19 +29,6 @@ def _require_namespaces(names: Iterable[str], place: str) -> None:
     for name in names:
         if not _NAMESPACE.fullmatch(name):
             raise UsageError(f"{place}: {name!r:.40} is not a namespace name; patterns do not work")
-
-
-def require_url(url: str, place: str) -> None:
-    """The message does not quote the URL: it may hold a password."""
-    try:
-        parts = urlsplit(url)
-        good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:  # of the port, or of brackets
-        good = False
-    if not good or not url.isascii() or not url.isprintable() or " " in url or "?" in url or "#" in url:
-        raise UsageError(f"{place} is not a server address; write http://HOST:PORT")
-    if "@" in parts.netloc:
-        raise UsageError(f"{place} contains a user or a password, which logs would show; use bearer_file instead")
 
 
 @dataclass(frozen=True)
