@@ -45,6 +45,12 @@ class FakeJax:
     backends: dict[str, Any]
     listeners: list[Callable[..., None]] = field(default_factory=list)
 
+    @property
+    def modules(self) -> dict[str, ModuleType]:
+        """What sys.modules has of it."""
+        bridge = sys.modules["jax._src.xla_bridge"]
+        return {"jax": self.module, "jax.monitoring": self.module.monitoring, "jax._src.xla_bridge": bridge}
+
     def initialise(self, platform: str = "cuda", *devices: JaxDevice) -> None:
         made = devices or (JaxDevice(),)
         self.backends["cpu"] = SimpleNamespace(local_devices=lambda: [JaxDevice(stats=None)])
@@ -60,9 +66,8 @@ def jax(monkeypatch: pytest.MonkeyPatch) -> FakeJax:
     made = FakeJax(module, {})
     bridge._backends = made.backends  # type: ignore[attr-defined]
     module.__version__ = "0.10.2"  # type: ignore[attr-defined]
-    module.monitoring = SimpleNamespace(  # type: ignore[attr-defined]
-        register_event_duration_secs_listener=made.listeners.append
-    )
+    module.monitoring = monitoring = ModuleType("jax.monitoring")  # type: ignore[attr-defined]
+    monitoring.register_event_duration_secs_listener = made.listeners.append  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "jax._src.xla_bridge", bridge)
     return made
 
@@ -74,6 +79,11 @@ class FakeTensorflow:
     module: ModuleType
     context: ModuleType
     calls: list[str] = field(default_factory=list)
+
+    @property
+    def modules(self) -> dict[str, ModuleType]:
+        """What sys.modules has of it."""
+        return {"tensorflow": self.module, self.context.__name__: self.context}
 
     def initialise(self, gpus: int = 1) -> None:
         context = self.context.Context()

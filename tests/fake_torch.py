@@ -81,11 +81,16 @@ def torch_of(machine: Machine) -> ModuleType:
         place: Any = torch
         for folder in folders:
             if not hasattr(place, folder):
-                setattr(place, folder, SimpleNamespace())
+                setattr(place, folder, ModuleType(f"{place.__name__}.{folder}"))
             place = getattr(place, folder)
         setattr(place, leaf, _recorded(machine, name, function))
     torch.cuda._tls = _Initialising(machine)
     return torch
+
+
+def modules_of(torch: ModuleType) -> dict[str, ModuleType]:
+    """What sys.modules has of it."""
+    return {"torch": torch, "torch.cuda": torch.cuda}
 
 
 def names_of(machine: Machine) -> list[str]:

@@ -11,6 +11,9 @@ from fake_torch import Machine, torch_of
 machine = Machine(initialised=False, count=1, heaps={})
 names = ("cuda", "optim", "_C", "__version__")
 globals().update({name: value for name, value in vars(torch_of(machine)).items() if name in names})
+import sys
+sys.modules["torch.cuda"] = cuda
+import colorsys  # torch imports much more after torch.cuda
 """
 
 USES_A_GPU = """

@@ -114,7 +114,7 @@ def test_the_adapters_are_found_by_the_modules_name(monkeypatch: pytest.MonkeyPa
 
 def test_jax_arrives_with_the_first_thing_that_it_compiles_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     fake, ready = jax(monkeypatch), list[ModuleType]()
-    arrival.when_in_use(ready.append, {"jax": fake.module}, [])
+    arrival.when_in_use(ready.append, fake.modules, [])
     fake.compile()
     assert ready == []
     fake.initialise()
@@ -125,7 +125,7 @@ def test_jax_arrives_with_the_first_thing_that_it_compiles_for_a_gpu(monkeypatch
 
 def test_tensorflow_arrives_when_it_makes_its_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     fake, ready = tensorflow(monkeypatch), list[ModuleType]()
-    arrival.when_in_use(ready.append, {"tensorflow": fake.module}, [])
+    arrival.when_in_use(ready.append, fake.modules, [])
     fake.initialise(gpus=0)
     assert ready == []
     fake.initialise(gpus=1)
@@ -137,9 +137,8 @@ def test_what_is_in_use_already_arrives_at_once(monkeypatch: pytest.MonkeyPatch)
     with_jax, with_tensorflow, ready = jax(monkeypatch), tensorflow(monkeypatch), list[ModuleType]()
     with_jax.initialise()
     with_tensorflow.initialise()
-    modules = {"jax": with_jax.module, "tensorflow": with_tensorflow.module}
-    arrival.when_in_use(ready.append, modules, [])
-    assert ready == list(modules.values())
+    arrival.when_in_use(ready.append, {**with_jax.modules, **with_tensorflow.modules}, [])
+    assert ready == [with_jax.module, with_tensorflow.module]
     assert with_jax.listeners == []
 
 
@@ -149,7 +148,7 @@ def test_a_tensorflow_without_that_method_is_left_as_it_is(
     fake, ready = tensorflow(monkeypatch), list[ModuleType]()
     del fake.context.Context._initialize_logical_devices  # type: ignore[attr-defined]
     monkeypatch.setattr(fake.context, "Context", object)
-    arrival.when_in_use(ready.append, {"tensorflow": fake.module}, [])
+    arrival.when_in_use(ready.append, fake.modules, [])
     assert (ready, capsys.readouterr().err) == ([], "")
 
 
@@ -157,8 +156,8 @@ def test_a_jax_that_tells_nobody_is_left_as_it_is(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fake, ready = jax(monkeypatch), list[ModuleType]()
-    del fake.module.monitoring
-    arrival.when_in_use(ready.append, {"jax": fake.module}, [])
+    del fake.module.monitoring.register_event_duration_secs_listener
+    arrival.when_in_use(ready.append, fake.modules, [])
     assert (ready, capsys.readouterr().err) == ([], "")
 
 
@@ -166,7 +165,7 @@ def test_an_error_of_ours_is_not_the_programs_compilation(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fake = jax(monkeypatch)
-    arrival.when_in_use(lambda module: 1 // 0, {"jax": fake.module}, [])
+    arrival.when_in_use(lambda module: 1 // 0, fake.modules, [])
     fake.initialise()
     fake.compile()
     fake.compile()

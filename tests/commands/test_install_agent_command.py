@@ -9,15 +9,15 @@ import pytest
 from gpufrag.cli import main
 
 
-def test_the_variable_to_set_is_all_of_stdout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for said in ("installed", "was there already"):
+def test_stdout_is_the_variable_to_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for expected in ("installed", "is already installed"):
         assert main(["install-agent", str(tmp_path / "new" / "folder")]) == 0
         out, err = capsys.readouterr()
         assert out == f"PYTHONPATH={tmp_path}/new/folder/gpufrag/shim\n"
-        assert said in err
+        assert expected in err
 
 
-def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unwritable_folder_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").touch()
     assert main(["install-agent", str(tmp_path / "file" / "folder")]) == 1
     out, err = capsys.readouterr()
@@ -25,6 +25,6 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path, capsys: pyt
     assert str(tmp_path / "file") in err
 
 
-def test_an_empty_name_is_no_folder(capsys: pytest.CaptureFixture[str]) -> None:
+def test_empty_name_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["install-agent", ""]) == 2
     assert "names no folder" in capsys.readouterr().err

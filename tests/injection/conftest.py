@@ -19,14 +19,20 @@ from gpufrag.attach.agent_copy.install import install
 from gpufrag.commands.run import PACKAGE
 
 TORCH = """
-import types
 __version__ = "2.11.0"
-begun, calls = [], []
-cuda = types.SimpleNamespace(is_initialized=lambda: bool(begun), _lazy_call=calls.append, device_count=lambda: 0)
+from . import version, cuda
 def use_gpu():
-    for call in calls: call()
-    begun.append(True)
+    for call in cuda.calls: call()
+    cuda.begun.append(True)
+import colorsys  # torch imports much more after torch.cuda
 """
+CUDA = """
+begun, calls = [], []
+def is_initialized(): return bool(begun)
+_lazy_call = calls.append
+def device_count(): return 0
+"""
+VERSION = "__version__, cuda, hip = '2.11.0', '13.0', None"
 JOB = """
 import sys, threading, time, torch
 torch.use_gpu()
@@ -85,8 +91,9 @@ def site(bare: str) -> Iterator[Site]:
     folder = Path(tempfile.mkdtemp(prefix="gpufrag-test-"))  # pytest's own are closed to other users
     folder.chmod(0o755)
     install(PACKAGE, folder / "copy")
-    for name, text in {"torch.py": TORCH, "job.py": JOB}.items():
-        (folder / "site").mkdir(exist_ok=True)
+    (folder / "site" / "torch").mkdir(parents=True)
+    files = {"torch/__init__.py": TORCH, "torch/cuda.py": CUDA, "torch/version.py": VERSION, "job.py": JOB}
+    for name, text in files.items():
         (folder / "site" / name).write_text(text)
     (folder / "shared").mkdir()
     yield Site(folder, bare)

@@ -70,7 +70,7 @@ def test_a_copy_of_which_a_part_is_missing_costs_a_line(site) -> None:
     (site.shim.parent.resolve() / "agent" / "arrival.py").unlink()
     done = site.run(*JOB)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (0, "no agent\n", 1)
-    assert "training goes on" in done.stderr
+    assert "training continues" in done.stderr
 
 
 @pytest.mark.parametrize("name", ["GPUFRAG_INTERVAL", "GPUFRAG_BUDGET", "GPUFRAG_ANCHOR"])

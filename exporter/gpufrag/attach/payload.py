@@ -1,7 +1,7 @@
 """Runs inside the process that `gpufrag attach` was given, in its main thread, between two of its instructions.
 
-It does what the shim would have done at the start: asks for an agent as soon as a device is in use. What came of it
-goes to the file REPORT; nothing of it reaches the program. Its names are its own, the program's are not touched.
+It does what the shim does at start: it waits for the first use of a GPU. The result goes to the file REPORT. No
+exception reaches the program, and no name of the program's changes.
 """
 
 from __future__ import annotations
@@ -14,45 +14,45 @@ from typing import Any
 NAME = "gpufrag_attach"
 
 
-def ask_for_agent(library: str) -> str:
-    """What became of it: begun, waiting, already, disabled, importing, failed."""
+def start_agent(library: str) -> str:
+    """Return begun, waiting, already, disabled, importing or failed."""
     if os.environ.get("GPUFRAG_DISABLE") == "1":
         return "disabled"
-    torch = sys.modules.get("torch")
-    if torch is not None and getattr(getattr(torch, "__spec__", None), "_initializing", False):
+    cuda: Any = sys.modules.get("torch.cuda")  # not torch itself, which may load at the first access to it
+    if cuda is not None and getattr(getattr(cuda, "__spec__", None), "_initializing", False):
         return "importing"
-    sys.path.append(library)  # for this one import, as the shim does it
+    sys.path.append(library)  # for this import only, as in the shim
     try:
         from gpufrag import agent
     finally:
         sys.path.remove(library)
-    if _running():
+    if _is_running():
         return "already"
     agent.wait()
-    if _running():
+    if _is_running():
         return "begun"
-    return "failed" if torch is not None and torch.cuda.is_initialized() else "waiting"
+    return "failed" if cuda is not None and cuda.is_initialized() else "waiting"
 
 
-def _running() -> bool:
+def _is_running() -> bool:
     lifecycle = sys.modules.get("gpufrag.agent.lifecycle")
     return lifecycle is not None and lifecycle.running()
 
 
-def answer(library: str) -> dict[str, Any]:
-    """`state`, and the `error` where it failed."""
+def report(library: str) -> dict[str, Any]:
+    """Return the `state`, and the `error` if it is failed."""
     try:
-        return {"state": ask_for_agent(library)}
+        return {"state": start_agent(library)}
     except BaseException as error:
         return {"state": "failed", "error": f"{type(error).__name__}: {error}"}
 
 
-def run(file: str, report: str) -> None:
-    """The whole: `file` is this one, `report` where the answer is to appear, whole or not at all."""
-    told = answer(os.path.dirname(os.path.dirname(os.path.dirname(file))))
-    with open(f"{report}.tmp", "w", encoding="utf-8") as unfinished:
-        json.dump(told, unfinished)
-    os.replace(f"{report}.tmp", report)
+def run(file: str, target: str) -> None:
+    """`file` is this one; the report appears at `target` in one step, in a private folder of this process's user."""
+    result = report(os.path.dirname(os.path.dirname(os.path.dirname(file))))
+    with open(f"{target}.tmp", "x", encoding="utf-8") as draft:
+        json.dump(result, draft)
+    os.replace(f"{target}.tmp", target)
 
 
 if __name__ == NAME:

@@ -79,10 +79,15 @@ def _exit_after(seconds: float, code: int) -> None:
 
 def is_capturing() -> bool:
     """Return whether the current thread records a CUDA graph, which a save would break."""
-    torch = TorchSurface(sys.modules["torch"], ErrorCounter()) if "torch" in sys.modules else None
+    torch = _loaded_torch()
     if torch is None or not torch.ask("cuda.is_initialized"):
         return False
     return torch.ask("cuda.is_current_stream_capturing") is not False
+
+
+def _loaded_torch() -> TorchSurface | None:
+    """None for a lazily imported torch too, which would load at the first access to it."""
+    return TorchSurface(sys.modules["torch"], ErrorCounter()) if "torch.cuda" in sys.modules else None
 
 
 class Participant:
@@ -264,7 +269,7 @@ def this_process() -> Participant:
 
 def register(save: Save) -> None:
     """Call `save` when a checkpoint is requested. Call from the training thread; a second call replaces the first."""
-    torch = TorchSurface(sys.modules["torch"], ErrorCounter()) if "torch" in sys.modules else None
+    torch = _loaded_torch()
     add_hook = torch.find("optim.optimizer.register_optimizer_step_post_hook") if torch else None
     if add_hook is not None and not _hook:
         _hook.append(add_hook(lambda optimizer, args, kwargs: _this_process.optimizer_stepped(optimizer)))

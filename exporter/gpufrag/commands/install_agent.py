@@ -1,4 +1,4 @@
-"""gpufrag install-agent DIR: the agent alone, in a folder that a job's Python processes can read."""
+"""gpufrag install-agent DIR: a copy of the agent in a folder that a job's Python processes can read."""
 
 from __future__ import annotations
 
@@ -12,19 +12,28 @@ from .run import PACKAGE
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "folder", metavar="DIR", type=argument(folder_name), help="such as a volume that an init container fills"
-    )
     parser.description = (
-        "Copy the agent (Python files that need nothing but the standard library, for Python 3.10 to 3.14) into DIR, "
-        "and print the variable to set in the job. A second time it changes nothing, or brings the newer version."
+        "Copy the agent into DIR and print the variable to set in the job. The copy consists of Python files that need "
+        "only the standard library of Python 3.10 to 3.14. Run it again to upgrade."
+    )
+    parser.add_argument(
+        "folder", metavar="DIR", type=argument(folder_name), help="for example a volume that an init container fills"
+    )
+    parser.add_argument(
+        "--python",
+        metavar="PYTHON",
+        help="also load the agent in every process of this interpreter, by a .pth file in its site-packages "
+        "(for images whose own sitecustomize hides the one on PYTHONPATH)",
     )
 
 
 def run(options: argparse.Namespace) -> int:
-    done = install(PACKAGE, options.folder.absolute())
+    done = install(PACKAGE, options.folder.absolute(), options.python)
     print(f"PYTHONPATH={done.shim}")
-    what = "installed" if done.changed else "was there already"
-    print(f"gpufrag: the agent {what}; set this in the job, before what its image has there,", file=sys.stderr)
-    print(f"gpufrag: or start the job with {done.wrapper} CMD ...", file=sys.stderr)
+    if done.pth is not None:
+        print(f"gpufrag: {done.pth} loads the agent; no variable is needed for this interpreter", file=sys.stderr)
+    else:
+        what = "installed" if done.changed else "is already installed"
+        print(f"gpufrag: agent {what}; put this folder first on the job's PYTHONPATH,", file=sys.stderr)
+        print(f"gpufrag: or start the job with {done.wrapper} CMD ...", file=sys.stderr)
     return 0

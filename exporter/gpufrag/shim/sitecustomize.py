@@ -1,7 +1,8 @@
-"""Loaded at the start of every Python process under `gpufrag run`, because this folder is on PYTHONPATH.
+"""Runs at the start of every Python process that has this folder on PYTHONPATH. It never writes to stdout.
 
-It asks for an agent as soon as the process uses a GPU, steps aside, and lets the program's own sitecustomize run.
-It never writes to stdout. An older Python than the agent's must be able to read it: its syntax is old on purpose.
+It waits for the process to use a GPU, removes its folder from sys.path, and runs the program's own sitecustomize.
+usercustomize.py and a .pth file (gpufrag install-agent --python) run the same code, for processes in which another
+sitecustomize comes first. Python 2 must be able to parse this file.
 """
 
 import os
@@ -15,10 +16,10 @@ def _wait_for_gpu():  # type: () -> None
     if sys.version_info < (3, 10) or os.environ.get("GPUFRAG_DISABLE") == "1":
         return
     library = os.environ.get("GPUFRAG_AGENT_PATH", "")
-    if not os.path.isdir(os.path.join(library, "gpufrag")):  # none is named, or one outside this container
-        # of the real folder: a process begun before an upgrade keeps the version that it began with
+    if not os.path.isdir(os.path.join(library, "gpufrag")):  # not set, or not in this container
+        # resolved, so that a process started before an upgrade keeps its version
         library = os.path.dirname(os.path.dirname(os.path.realpath(HERE)))
-    sys.path.append(library)  # for this one import; last, so that nothing there hides what the program has
+    sys.path.append(library)  # for this import only, and last, so that it hides nothing of the program's
     try:
         from gpufrag import agent
     finally:
@@ -26,10 +27,10 @@ def _wait_for_gpu():  # type: () -> None
     agent.wait()
 
 
-def _step_aside(behind):  # type: (list[str]) -> None
-    """Leave sys.path; and to the children, on PYTHONPATH, leave one mention of this folder, however many there are.
+def _leave_path(behind):  # type: (list[str]) -> None
+    """Remove this folder from sys.path, and repeated mentions of it from the children's PYTHONPATH.
 
-    To `behind` come the folders that Python has not looked in yet: a sitecustomize before this one may have called it.
+    `behind` receives the folders after it, where the next sitecustomize may be.
     """
     here = [_is_here(entry) for entry in sys.path]
     before = here.index(True) if True in here else 0
@@ -45,40 +46,40 @@ def _step_aside(behind):  # type: (list[str]) -> None
 def _is_here(entry):  # type: (str) -> bool
     try:
         return os.path.abspath(entry) == HERE
-    except OSError:  # the working folder is gone, so a relative entry leads nowhere
+    except OSError:  # the working directory is gone
         return False
 
 
-def _complain(error):  # type: (BaseException) -> None
-    """Once for a whole tree of processes: the children inherit the count, and an agent among them publishes it."""
+def _report(error):  # type: (BaseException) -> None
+    """Print once for a tree of processes; children inherit the count, and an agent among them publishes it."""
     before = os.environ.get(FAILURES, "")
     os.environ[FAILURES] = str(int(before) + 1 if before.isdigit() else 1)
     if not before and sys.stderr is not None:
         what = type(error).__name__ + ": " + str(error)
-        sys.stderr.write("gpufrag: no agent (" + what + "); training goes on; GPUFRAG_DISABLE=1 turns it off\n")
+        sys.stderr.write("gpufrag: no agent (" + what + "); training continues; GPUFRAG_DISABLE=1 turns it off\n")
 
 
-def _quietly(action, *arguments):  # type: (object, *object) -> bool
-    """Whether it went well. Whatever fails here must not reach the program; only its user's Ctrl-C does."""
+def _succeeds(action, *arguments):  # type: (object, *object) -> bool
+    """Run `action`; nothing that fails here may reach the program, except its user's Ctrl-C."""
     try:
         action(*arguments)  # type: ignore[operator]
         return True
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        if action is not _complain:
-            _quietly(_complain, error)
+        if action is not _report:
+            _succeeds(_report, error)
         return False
 
 
 class _Behind:
-    """A finder of one module, once: it looks no further than the folders that it is given."""
+    """A finder that finds one module, once, in the given folders only."""
 
-    def __init__(self, path):  # type: (list[str]) -> None
-        self._path = path
+    def __init__(self, name, path):  # type: (str, list[str]) -> None
+        self._name, self._path = name, path
 
     def find_spec(self, name, path=None, target=None):  # type: ignore[no-untyped-def]
-        if name != "sitecustomize":
+        if name != self._name:
             return None
         sys.meta_path.remove(self)
         for finder in sys.meta_path:
@@ -88,21 +89,22 @@ class _Behind:
         raise ImportError("there is no other", name=name)
 
 
-def _run_next(behind):  # type: (list[str]) -> None
-    """The sitecustomize that Python would have run without this one; its errors are its own, as they would be."""
-    this = sys.modules.pop("sitecustomize", None)
-    if sys.version_info >= (3, 4):  # noqa: UP036  # older ones know no such finder, and look through the whole path
-        sys.meta_path.insert(0, _Behind(behind))
+def _run_next(name, behind):  # type: (str, list[str]) -> None
+    """Run the module that Python would have run without this one; its errors are the program's own."""
+    this = sys.modules.pop(name, None)
+    if sys.version_info >= (3, 4):  # noqa: UP036  # older ones search the whole path
+        sys.meta_path.insert(0, _Behind(name, behind))
     try:
-        import sitecustomize  # type: ignore[import-not-found]  # noqa: F401  # the next: this folder has left the path
+        __import__(name)
     except ImportError as error:
-        if getattr(error, "name", str(error).rpartition(" ")[2]) != "sitecustomize":
+        if getattr(error, "name", str(error).rpartition(" ")[2]) != name:
             raise
-        if this is not None:  # there is none
-            sys.modules["sitecustomize"] = this
+        if this is not None:  # there is no other
+            sys.modules[name] = this
 
 
-_quietly(_wait_for_gpu)
-_behind = []  # type: list[str]
-if _quietly(_step_aside, _behind):  # else it is this one that would be found again
-    _run_next(_behind)
+_succeeds(_wait_for_gpu)
+if __name__ != "gpufrag_pth":  # a .pth file runs before any sitecustomize
+    _behind = []  # type: list[str]
+    if _succeeds(_leave_path, _behind):  # else this folder would be found again
+        _run_next("usercustomize" if __name__ == "usercustomize" else "sitecustomize", _behind)

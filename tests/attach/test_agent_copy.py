@@ -6,8 +6,10 @@ import ast
 import os
 import shutil
 import stat
+import subprocess
 import sys
 import threading
+import venv
 from pathlib import Path
 
 import pytest
@@ -30,7 +32,7 @@ def older(tmp_path: Path) -> Path:
     return package
 
 
-def test_all_of_the_agent_is_in_it_and_nothing_that_is_compiled(tmp_path: Path) -> None:
+def test_copy_holds_the_whole_agent_and_nothing_compiled(tmp_path: Path) -> None:
     done = install(PACKAGE, tmp_path)
     files = {path.relative_to(tmp_path / "gpufrag") for path in (tmp_path / "gpufrag").rglob("*") if path.is_file()}
     assert files == set(agent_files(PACKAGE))
@@ -40,7 +42,7 @@ def test_all_of_the_agent_is_in_it_and_nothing_that_is_compiled(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("name", ["commands", "sidecar", "metrics", "web", "mixin", "restarter", "demo", "cli.py"])
-def test_what_runs_elsewhere_is_not_in_it(name: str) -> None:
+def test_other_programs_are_not_in_the_copy(name: str) -> None:
     assert name not in {path.parts[0] for path in agent_files(PACKAGE)}
 
 
@@ -49,15 +51,15 @@ FRAMEWORKS = {"lightning.py": ["lightning"], "huggingface.py": ["transformers"]}
 
 
 @pytest.mark.parametrize("path", agent_files(PACKAGE), ids=str)
-def test_no_file_of_it_needs_more_than_the_standard_library(path: Path) -> None:
+def test_copied_file_needs_only_the_standard_library(path: Path) -> None:
     tree = ast.parse((PACKAGE / path).read_text(encoding="utf-8"), feature_version=(3, 10))
     plain = [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
     plain += [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and not node.level]
-    allowed = {*sys.stdlib_module_names, "sitecustomize", "gpufrag", *FRAMEWORKS.get(path.name, ())}
+    allowed = {*sys.stdlib_module_names, "gpufrag", *FRAMEWORKS.get(path.name, ())}
     assert {name.partition(".")[0] for name in plain} - allowed == set()
 
 
-def test_a_second_time_changes_nothing(tmp_path: Path) -> None:
+def test_second_install_changes_nothing(tmp_path: Path) -> None:
     first = install(PACKAGE, tmp_path)
     before = _contents(tmp_path), (tmp_path / "gpufrag").lstat().st_mtime_ns
     second = install(PACKAGE, tmp_path)
@@ -65,7 +67,7 @@ def test_a_second_time_changes_nothing(tmp_path: Path) -> None:
     assert (_contents(tmp_path), (tmp_path / "gpufrag").lstat().st_mtime_ns) == before
 
 
-def test_an_older_copy_is_replaced_and_stays_for_the_processes_that_began_with_it(tmp_path: Path, older: Path) -> None:
+def test_older_copy_is_replaced_and_kept(tmp_path: Path, older: Path) -> None:
     folder = tmp_path / "copy"
     install(older, folder)
     old = (folder / "gpufrag").resolve()
@@ -75,7 +77,7 @@ def test_an_older_copy_is_replaced_and_stays_for_the_processes_that_began_with_i
     assert install(older, folder).changed, "and back"
 
 
-def test_a_reader_never_sees_half_of_it(tmp_path: Path, older: Path) -> None:
+def test_reader_never_sees_half_a_copy(tmp_path: Path, older: Path) -> None:
     folder, ended = tmp_path / "copy", threading.Event()
     install(older, folder)
     broken: list[str] = []
@@ -94,19 +96,19 @@ def test_a_reader_never_sees_half_of_it(tmp_path: Path, older: Path) -> None:
     assert broken == []
 
 
-def test_nothing_is_left_of_an_install_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_install_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(source: object, target: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "rename", refuse)
     with pytest.raises(Unavailable, match="No space left") as told:
         install(PACKAGE, tmp_path)
-    assert str(told.value).startswith(f"{tmp_path}: ")
+    assert str(told.value).startswith(f"cannot write {tmp_path}: ")
     assert _contents(tmp_path) == {}
     assert not (tmp_path / "gpufrag").exists()
 
 
-def test_a_source_that_may_only_be_read_is_enough(tmp_path: Path, older: Path) -> None:
+def test_read_only_source_is_copied_writable(tmp_path: Path, older: Path) -> None:
     for path in [older, *older.rglob("*")]:
         path.chmod(path.stat().st_mode & 0o555)
     install(older, tmp_path / "copy")
@@ -114,7 +116,7 @@ def test_a_source_that_may_only_be_read_is_enough(tmp_path: Path, older: Path) -
     assert modes == {0o644}
 
 
-def test_whoever_installs_it_everybody_may_read_it(tmp_path: Path) -> None:
+def test_copy_is_readable_whatever_the_umask(tmp_path: Path) -> None:
     mask = os.umask(0o077)
     try:
         install(PACKAGE, tmp_path / "copy")
@@ -124,32 +126,72 @@ def test_whoever_installs_it_everybody_may_read_it(tmp_path: Path) -> None:
     assert [path for path, mode in modes.items() if mode & 0o444 != 0o444] == []
 
 
-def test_a_gpufrag_that_it_has_not_made_is_not_replaced(tmp_path: Path, older: Path) -> None:
+def test_foreign_gpufrag_is_not_replaced(tmp_path: Path, older: Path) -> None:
     before = _contents(older)
-    with pytest.raises(UsageError, match="not made by install-agent"):
+    with pytest.raises(UsageError, match="was not made by install-agent"):
         install(PACKAGE, older.parent)
     assert _contents(older) == before
 
 
 @pytest.mark.parametrize("to", ["site-packages/gpufrag", "nowhere"])
-def test_a_link_that_it_has_not_made_is_not_replaced(tmp_path: Path, to: str) -> None:
+def test_foreign_link_is_not_replaced(tmp_path: Path, to: str) -> None:
     (tmp_path / "site-packages" / "gpufrag").mkdir(parents=True)
     (tmp_path / "gpufrag").symlink_to(to)
-    with pytest.raises(UsageError, match="not made by install-agent"):
+    with pytest.raises(UsageError, match="was not made by install-agent"):
         install(PACKAGE, tmp_path)
     assert str((tmp_path / "gpufrag").readlink()) == to
 
 
 @pytest.mark.parametrize("name", ["a:b", "a\nb", "a\x1bb", "a\udcffb"])
-def test_a_folder_that_the_variable_cannot_name_is_refused(tmp_path: Path, name: str) -> None:
-    """The job would begin without an agent, and nobody would be told."""
+def test_folder_that_pythonpath_cannot_name_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(UsageError, match="PYTHONPATH cannot name"):
         install(PACKAGE, tmp_path / name)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_copy_that_somebody_has_changed_is_told(tmp_path: Path) -> None:
+def test_changed_copy_is_an_error(tmp_path: Path) -> None:
     install(PACKAGE, tmp_path)
     (tmp_path / "gpufrag" / "units.py").write_text("changed")
-    with pytest.raises(Unavailable, match="changed since it was installed"):
+    with pytest.raises(Unavailable, match="was changed after it was installed"):
         install(PACKAGE, tmp_path)
+
+
+@pytest.fixture
+def python(tmp_path: Path) -> str:
+    venv.create(tmp_path / "venv", symlinks=True)
+    return str(tmp_path / "venv" / "bin" / "python")
+
+
+def _run(python: str, *words: str, **environment: str) -> tuple[str, str]:
+    done = subprocess.run([python, *words], env=environment, text=True, capture_output=True, timeout=60)
+    return done.stdout, done.stderr
+
+
+LOADED = "import sys; print('gpufrag.agent' in sys.modules, 'sitecustomize' in sys.modules)"
+
+
+def test_pth_loads_the_agent_behind_any_sitecustomize(tmp_path: Path, python: str) -> None:
+    """Isolated interpreters read no variable but their site-packages."""
+    first, again = (install(PACKAGE, tmp_path / "copy", python) for _ in range(2))
+    assert (first.changed, again.changed) == (True, False)
+    assert first.pth is not None
+    assert first.pth.is_relative_to(tmp_path / "venv")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "sitecustomize.py").touch()
+    assert _run(python, "-c", LOADED, PYTHONPATH=str(tmp_path / "other")) == ("True True\n", "")
+    assert _run(python, "-I", "-c", LOADED) == ("True False\n", "")
+    assert _run(python, "-c", LOADED, GPUFRAG_DISABLE="1") == ("False False\n", "")
+    assert _run(python, "-c", LOADED, PYTHONPATH=str(first.shim)) == ("True True\n", "")
+
+
+def test_pth_of_a_removed_copy_is_no_error(tmp_path: Path, python: str) -> None:
+    install(PACKAGE, tmp_path / "copy", python)
+    shutil.rmtree(tmp_path / "copy")
+    assert _run(python, "-c", LOADED) == ("False False\n", "")
+
+
+@pytest.mark.parametrize(("program", "what"), [("no/such/python", "No such file"), ("false", "cannot run 'false'")])
+def test_unusable_interpreter_is_an_error_and_installs_nothing(tmp_path: Path, program: str, what: str) -> None:
+    with pytest.raises(Unavailable, match=what):
+        install(PACKAGE, tmp_path / "copy", program)
+    assert not (tmp_path / "copy").exists()

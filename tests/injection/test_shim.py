@@ -1,4 +1,4 @@
-"""The sitecustomize of ours, in real interpreters: lazy, silent, and not the only one."""
+"""The shim in real interpreters, alone and together with other sitecustomize modules."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ast
 import os
 import shutil
 import subprocess
+import sys
 import venv
 from collections.abc import Callable
 from pathlib import Path
@@ -56,42 +57,42 @@ LOADED_BY_US = "['gpufrag', 'gpufrag.agent', 'gpufrag.agent.arrival']\n"
 LOADED = "import sys; print(sorted(name for name in sys.modules if name.startswith('gpufrag')))"
 
 
-def test_a_process_without_torch_has_the_hook_and_nothing_more(says) -> None:
+def test_process_without_torch_has_the_finder_only(says) -> None:
     assert says(LOADED) == LOADED_BY_US
     assert says("import threading; print(threading.active_count())") == "1\n"
 
 
-def test_children_have_it_too(says) -> None:
+def test_child_processes_have_it_too(says) -> None:
     child = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {LOADED!r}], check=True)"
     assert says(child) == says(LOADED)
 
 
-def test_disabled_it_loads_nothing(says) -> None:
+def test_disabled_shim_loads_nothing(says) -> None:
     assert says(LOADED, GPUFRAG_DISABLE="1") == "[]\n"
 
 
-def test_an_isolated_interpreter_is_none_of_ours(python) -> None:
+def test_isolated_interpreter_has_no_shim(python) -> None:
     assert python("-I", "-c", "import sys; print('gpufrag.agent' in sys.modules)").stdout == "False\n"
 
 
-def test_the_library_is_importable_and_nothing_beside_it(says) -> None:
+def test_library_is_importable_and_not_on_the_path(says) -> None:
     assert says("import gpufrag; print(gpufrag.__file__)") == f"{PACKAGE / '__init__.py'}\n"
     assert str(PACKAGE.parent) not in says("import sys; print(sys.path)").split("'")
 
 
-def test_a_copy_that_the_program_has_itself_is_the_one(says, tmp_path: Path) -> None:
+def test_programs_own_gpufrag_comes_first(says, tmp_path: Path) -> None:
     (tmp_path / "gpufrag").mkdir()
     (tmp_path / "gpufrag" / "__init__.py").touch()
     (tmp_path / "gpufrag" / "agent.py").write_text("def wait(): print('its own')")
     assert says("pass", PYTHONPATH=str(tmp_path)) == "its own\n"
 
 
-def test_the_shim_alone_finds_the_library_beside_itself(python) -> None:
+def test_shim_alone_finds_the_library_next_to_it(python) -> None:
     """A pod that only sets PYTHONPATH has an agent too."""
     assert python("-c", LOADED, shim=False, PYTHONPATH=str(SHIM)).stdout == LOADED_BY_US
 
 
-def test_where_the_named_library_is_not_in_this_container_it_is_the_one_beside(python, tmp_path: Path) -> None:
+def test_missing_named_library_falls_back_to_the_next_one(python, tmp_path: Path) -> None:
     """`gpufrag run` on the host, a copy of the agent in the image: the variable is inherited, the folder is not."""
     for place in (tmp_path / "elsewhere", tmp_path):
         done = python("-c", LOADED, shim=False, PYTHONPATH=str(SHIM), GPUFRAG_AGENT_PATH=str(place))
@@ -103,13 +104,13 @@ def _library(folder: Path, program: str) -> None:
     (folder / "gpufrag" / "__init__.py").write_text(program)
 
 
-def _customize(folder: Path, program: str) -> str:
+def _customize(folder: Path, program: str, module: str = "sitecustomize") -> str:
     folder.mkdir(exist_ok=True)
-    (folder / "sitecustomize.py").write_text(program)
+    (folder / f"{module}.py").write_text(program)
     return str(folder)
 
 
-def test_the_programs_own_sitecustomize_runs(says, tmp_path: Path) -> None:
+def test_programs_own_sitecustomize_runs(says, tmp_path: Path) -> None:
     path = _customize(tmp_path, THEIRS)
     ours = "import sitecustomize, sys; print(sitecustomize.__file__, 'gpufrag.agent' in sys.modules)"
     assert says(ours, PYTHONPATH=path) == f"theirs ran\n{tmp_path}/sitecustomize.py True\n"
@@ -129,7 +130,7 @@ spec.loader.exec_module(module_from_spec(spec))
 
 
 @pytest.mark.parametrize("others", [("theirs",), ()])
-def test_one_before_it_that_calls_it_runs_once(python, tmp_path: Path, others: tuple[str, ...]) -> None:
+def test_chaining_sitecustomize_in_front_runs_once(python, tmp_path: Path, others: tuple[str, ...]) -> None:
     before = _customize(tmp_path / "before", CALLS_THE_NEXT)
     behind = [_customize(tmp_path / name, THEIRS) for name in others]
     path = os.pathsep.join([before, str(SHIM), *behind])
@@ -137,7 +138,29 @@ def test_one_before_it_that_calls_it_runs_once(python, tmp_path: Path, others: t
     assert (done.stdout, done.stderr) == ("before ran\n" + "theirs ran\n" * len(others) + "True\n", "")
 
 
-def test_its_errors_are_what_they_would_be_without_us(python, tmp_path: Path) -> None:
+SYSTEM_PYTHON = os.path.realpath(sys.executable)
+"""Outside a virtual environment Python runs usercustomize too."""
+
+
+@pytest.mark.parametrize("others", [("theirs",), ()])
+def test_usercustomize_loads_the_agent_behind_another_sitecustomize(tmp_path: Path, others: tuple[str, ...]) -> None:
+    """The OpenTelemetry operator puts its own folder first, and its sitecustomize does not call the next one."""
+    first = _customize(tmp_path / "first", "print('first ran')")
+    behind = [_customize(tmp_path / name, THEIRS, "usercustomize") for name in others]
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join([first, str(SHIM), *behind])}
+    told = f"import sys; print('gpufrag.agent' in sys.modules, {str(SHIM)!r} in sys.path)"
+    done = subprocess.run([SYSTEM_PYTHON, "-c", told], env=environment, text=True, capture_output=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("first ran\n" + "theirs ran\n" * len(others) + "True False\n", "")
+
+
+def test_shim_before_others_leaves_usercustomize_to_the_program(tmp_path: Path) -> None:
+    theirs = _customize(tmp_path / "theirs", THEIRS, "usercustomize")
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join([str(SHIM), theirs])}
+    done = subprocess.run([SYSTEM_PYTHON, "-c", ""], env=environment, text=True, capture_output=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("theirs ran\n", "")
+
+
+def test_programs_sitecustomize_errors_are_unchanged(python, tmp_path: Path) -> None:
     for broken in ("import no_such_module", "1/0", "raise SystemExit(3)"):
         path = _customize(tmp_path, broken)
         done = python("-c", "print('ran')", PYTHONPATH=path)
@@ -146,75 +169,80 @@ def test_its_errors_are_what_they_would_be_without_us(python, tmp_path: Path) ->
         assert done.stderr.splitlines()[-1] == alone.stderr.splitlines()[-1]
 
 
-def test_without_another_one_all_is_as_if_there_were_none(says) -> None:
+def test_no_other_sitecustomize_is_no_error(says) -> None:
     assert says("print('ran')") == "ran\n"
 
 
 @pytest.mark.parametrize("fault", ["raise RuntimeError('broken')", "raise SystemExit(9)", "def broken(:"])
-def test_a_library_that_fails_is_one_line_on_stderr_for_the_whole_tree(python, tmp_path: Path, fault: str) -> None:
+def test_failing_library_is_one_line_for_the_tree(python, tmp_path: Path, fault: str) -> None:
     _library(tmp_path, fault)
     program = "import subprocess, sys; print('ran', flush=True); subprocess.run([sys.executable, '-c', 'print(1)'])"
     done = python("-c", program, GPUFRAG_AGENT_PATH=str(tmp_path))
     assert (done.returncode, done.stdout) == (0, "ran\n1\n")
     assert done.stderr.count("\n") == 1
-    assert "training goes on" in done.stderr
+    assert "training continues" in done.stderr
 
 
-def test_older_pythons_can_read_it_and_leave_it_at_that() -> None:
-    ast.parse((SHIM / "sitecustomize.py").read_text(), feature_version=(3, 5))
+FILES = sorted(SHIM.glob("*.py"))
 
 
-def test_python_2_can_too() -> None:
-    """It knows no annotations, and what else is new here it would have met in the line of a syntax error."""
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_python_3_5_can_parse_it(file: Path) -> None:
+    ast.parse(file.read_text(), feature_version=(3, 5))
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_python_2_can_parse_it(file: Path) -> None:
     new = (ast.AnnAssign, ast.JoinedStr, ast.Nonlocal, ast.NamedExpr, ast.AsyncFunctionDef, ast.YieldFrom)
-    for node in ast.walk(ast.parse((SHIM / "sitecustomize.py").read_text())):
+    for node in ast.walk(ast.parse(file.read_text())):
         assert not isinstance(node, new)
         assert getattr(node, "returns", None) is None
         assert getattr(node, "annotation", None) is None
         assert not getattr(node, "kwonlyargs", None)
 
 
-def test_nothing_else_lies_in_the_folder_that_is_put_on_the_path() -> None:
-    assert [path.name for path in SHIM.iterdir() if path.name != "__pycache__"] == ["sitecustomize.py"]
+def test_folder_on_the_path_holds_nothing_else() -> None:
+    names = {path.name for path in SHIM.iterdir() if path.name != "__pycache__"}
+    assert names == {"sitecustomize.py", "usercustomize.py"}
 
 
-def test_it_is_mentioned_to_the_children_exactly_once(says, tmp_path: Path) -> None:
+def test_children_see_the_shim_once_on_their_path(says, tmp_path: Path) -> None:
     """An image and a manifest may both have set it."""
     several = os.pathsep.join([str(SHIM), str(tmp_path), f"{SHIM}/", str(SHIM)])
     told = says("import os, sys; print(os.environ['PYTHONPATH'], sys.path[1])", PYTHONPATH=several)
     assert told == f"{SHIM}{os.pathsep}{tmp_path} {tmp_path}\n"
 
 
-def test_what_the_user_has_on_the_path_is_left_as_it_is(python) -> None:
+def test_users_pythonpath_is_unchanged(python) -> None:
     for path in (str(SHIM), f"{SHIM}:", f":{SHIM}::/b", f"/b:/b:{SHIM}"):
         done = python("-c", "import os; print(os.environ['PYTHONPATH'])", shim=False, PYTHONPATH=path)
         assert (done.stdout, done.stderr) == (f"{path}\n", "")
 
 
-def test_two_copies_on_the_path_make_one_agent_and_the_programs_own_still_runs(python, tmp_path: Path) -> None:
+def test_two_copies_make_one_agent(python, tmp_path: Path) -> None:
     other = shutil.copytree(PACKAGE, tmp_path / "other" / "gpufrag") / "shim"
     path = os.pathsep.join([str(SHIM), str(other), _customize(tmp_path, THEIRS)])
-    count = "import sys; print(sum(type(finder).__name__ == '_Watch' for finder in sys.meta_path))"
+    count = "import sys; print(sum(type(finder).__name__ == 'ImportWatch' for finder in sys.meta_path))"
     one = python("-c", count, shim=False, PYTHONPATH=str(SHIM)).stdout
     done = python("-c", count, shim=False, PYTHONPATH=path)
     assert (done.stdout, done.stderr) == (f"theirs ran\n{one}", "")
 
 
-def test_failures_are_counted_down_the_tree_for_an_agent_to_publish(python, tmp_path: Path) -> None:
+def test_failures_are_counted_down_the_tree(python, tmp_path: Path) -> None:
     _library(tmp_path, "raise GeneratorExit")
     program = "import os, subprocess, sys; print(os.environ['GPUFRAG_SHIM_FAILED'], flush=True)"
     child = f"{program}; subprocess.run([sys.executable, '-c', {program!r}])"
     assert python("-c", child, GPUFRAG_AGENT_PATH=str(tmp_path)).stdout == "1\n2\n"
 
 
-def test_a_working_folder_that_is_gone_hinders_nothing(python, tmp_path: Path) -> None:
+def test_missing_working_directory_is_no_error(python, tmp_path: Path) -> None:
     (tmp_path / "gone").mkdir()
     command = f"cd {tmp_path}/gone && rmdir ../gone && PYTHONPATH={SHIM} exec {python.interpreter} -c 'print(1)'"
     done = subprocess.run(["sh", "-c", command], text=True, capture_output=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "1\n", "")
 
 
-def test_a_closed_stderr_hinders_nothing_even_where_the_library_fails(python, tmp_path: Path) -> None:
+def test_closed_stderr_with_failing_library_is_no_error(python, tmp_path: Path) -> None:
     _library(tmp_path, "raise RuntimeError")
     command = f"GPUFRAG_AGENT_PATH={tmp_path} PYTHONPATH={SHIM} exec {python.interpreter} -c 'print(1)' 2>&-"
     done = subprocess.run(["sh", "-c", command], text=True, capture_output=True, timeout=60)

@@ -57,7 +57,7 @@ def _run(command: list[str], tmp_path: Path, *path: str) -> subprocess.Completed
 
 
 @pytest.mark.parametrize("version", INTERPRETERS)
-def test_an_agent_begins_and_publishes(version: str, copy: Path, tmp_path: Path) -> None:
+def test_agent_starts_and_publishes(version: str, copy: Path, tmp_path: Path) -> None:
     done = _run([INTERPRETERS[version], "-c", USES_A_GPU], tmp_path, str(copy / "gpufrag" / "shim"))
     assert (done.returncode, done.stdout, done.stderr) == (0, "agent\n", "")
     (file,) = (tmp_path / "shared").glob("*.json")
@@ -67,7 +67,7 @@ def test_an_agent_begins_and_publishes(version: str, copy: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize("version", INTERPRETERS)
-def test_a_job_that_ends_at_once_says_nothing(version: str, copy: Path, tmp_path: Path) -> None:
+def test_job_that_ends_at_once_prints_nothing(version: str, copy: Path, tmp_path: Path) -> None:
     """From 3.12 on there are no more threads by then, not even for the agent's socket."""
     ends = "import torch; torch.machine.initialise(); raise SystemExit(5)"
     done = _run([INTERPRETERS[version], "-c", ends], tmp_path, str(copy / "gpufrag" / "shim"))
@@ -75,7 +75,7 @@ def test_a_job_that_ends_at_once_says_nothing(version: str, copy: Path, tmp_path
 
 
 @pytest.mark.parametrize("version", INTERPRETERS)
-def test_all_that_it_loads_is_in_the_copy(version: str, copy: Path, tmp_path: Path) -> None:
+def test_all_loaded_modules_are_in_the_copy(version: str, copy: Path, tmp_path: Path) -> None:
     told = USES_A_GPU + "print({m.__file__ for n, m in sys.modules.items() if n.split('.')[0] == 'gpufrag'})"
     done = _run([INTERPRETERS[version], "-c", told], tmp_path, str(copy / "gpufrag" / "shim"))
     assert done.returncode == 0, done.stderr
@@ -83,7 +83,7 @@ def test_all_that_it_loads_is_in_the_copy(version: str, copy: Path, tmp_path: Pa
     assert all(Path(file).is_relative_to((copy / "gpufrag").resolve()) for file in files), files
 
 
-def test_an_older_one_is_left_alone_and_runs_the_programs_own_sitecustomize(copy: Path, tmp_path: Path) -> None:
+def test_older_python_runs_without_an_agent(copy: Path, tmp_path: Path) -> None:
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "sitecustomize.py").write_text("import sys; sys.stdout.write('own\\n')")
     for python in filter(None, map(_interpreter, OLDER)):
@@ -91,7 +91,7 @@ def test_an_older_one_is_left_alone_and_runs_the_programs_own_sitecustomize(copy
         assert (done.returncode, done.stdout, done.stderr) == (0, "own\nran\n", ""), python
 
 
-def test_its_wrapper_adds_to_what_pythonpath_holds(copy: Path, tmp_path: Path) -> None:
+def test_wrapper_adds_to_pythonpath(copy: Path, tmp_path: Path) -> None:
     """A manifest that sets PYTHONPATH takes away what the image has there; a command does not."""
     wrapper = str(copy / "bin" / "gpufrag-run")
     python = next(iter(INTERPRETERS.values()))
@@ -102,14 +102,14 @@ def test_its_wrapper_adds_to_what_pythonpath_holds(copy: Path, tmp_path: Path) -
     assert told.stdout.strip() == os.pathsep.join([f"{copy}/gpufrag/shim", "/some/where", *torch_path(tmp_path)])
 
 
-def test_its_wrapper_is_the_command_and_needs_one(copy: Path, tmp_path: Path) -> None:
+def test_wrapper_becomes_its_command(copy: Path, tmp_path: Path) -> None:
     wrapper = str(copy / "bin" / "gpufrag-run")
     assert _run([wrapper, "sh", "-c", "exit 42"], tmp_path).returncode == 42
     nothing = _run([wrapper], tmp_path)
     assert (nothing.returncode, nothing.stderr.count("\n")) == (2, 1)
 
 
-def test_its_wrapper_may_be_called_by_a_link(copy: Path, tmp_path: Path) -> None:
+def test_wrapper_works_through_a_link(copy: Path, tmp_path: Path) -> None:
     (tmp_path / "on-path").symlink_to(copy / "bin" / "gpufrag-run")
     python = next(iter(INTERPRETERS.values()))
     done = _run([str(tmp_path / "on-path"), python, "-c", USES_A_GPU], tmp_path)
@@ -117,7 +117,7 @@ def test_its_wrapper_may_be_called_by_a_link(copy: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("moved", "to"), [(".", "a:b"), ("bin", "alone/bin")])
-def test_its_wrapper_becomes_the_command_even_without_an_agent(moved: str, to: str, copy: Path, tmp_path: Path) -> None:
+def test_wrapper_without_its_copy_runs_the_command(moved: str, to: str, copy: Path, tmp_path: Path) -> None:
     """Moved to where PYTHONPATH cannot name it, or away from its copy."""
     shutil.copytree(copy / moved, tmp_path / to, symlinks=True)
     (wrapper,) = (tmp_path / to).rglob("gpufrag-run")
