@@ -10,19 +10,19 @@ def children() -> list[type[errors.GpufragError]]:
 
 
 @pytest.mark.parametrize("kind", children(), ids=lambda kind: kind.__name__)
-def test_every_error_is_drawn_in_the_tree(kind: type[errors.GpufragError]) -> None:
+def test_error_is_in_the_documented_tree(kind: type[errors.GpufragError]) -> None:
     assert kind.__name__ in (errors.__doc__ or "")
 
 
 @pytest.mark.parametrize("kind", children(), ids=lambda kind: kind.__name__)
-def test_only_a_wrong_call_exits_with_2(kind: type[errors.GpufragError]) -> None:
+def test_only_usage_errors_exit_with_2(kind: type[errors.GpufragError]) -> None:
     assert kind.exit_code == (2 if issubclass(kind, errors.UsageError) else 1)
 
 
-def test_a_name_from_outside_cannot_break_the_line():
+def test_hostile_name_does_not_break_the_line():
     assert str(errors.BadInput("a\nb\x1b[31m.json: é is empty")) == "a\\nb\\x1b[31m.json: é is empty"
 
 
 @given(st.text())
-def test_every_error_is_one_line_of_what_can_be_seen(text):
+def test_error_is_one_printable_line(text):
     assert str(errors.GpufragError(text)).isprintable()

@@ -1,4 +1,4 @@
-"""The log: one line an event, whatever is in it."""
+"""The log: one line per event."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def stream() -> Iterator[io.StringIO]:
 
 
 def written(stream: io.StringIO) -> str:
-    """The one line, without its time."""
+    """Return the one line, without its time."""
     (line,) = stream.getvalue().splitlines()
     time, _, rest = line.partition(" ")
     assert time.startswith("time=20")
@@ -34,7 +34,7 @@ def written(stream: io.StringIO) -> str:
     return rest
 
 
-def test_each_request_to_an_api_server_is_told_in_debug_only(stream: io.StringIO) -> None:
+def test_http_requests_are_logged_in_debug_only(stream: io.StringIO) -> None:
     logging.getLogger("httpx2").info("HTTP Request: GET")
     assert stream.getvalue() == ""
     logs.setup("debug", stream)
@@ -42,12 +42,12 @@ def test_each_request_to_an_api_server_is_told_in_debug_only(stream: io.StringIO
     assert written(stream) == 'level=info msg="HTTP Request: GET"'
 
 
-def test_an_event_is_its_message_and_fields(stream: io.StringIO) -> None:
+def test_event_has_message_and_fields(stream: io.StringIO) -> None:
     logs.event(log, logging.WARNING, "files skipped", reason="torn", count=3, absent=None)
     assert written(stream) == 'level=warning msg="files skipped" reason=torn count=3'
 
 
-def test_what_is_below_the_level_is_not_written(stream: io.StringIO) -> None:
+def test_event_below_level_is_dropped(stream: io.StringIO) -> None:
     logs.event(log, logging.DEBUG, "detail")
     assert stream.getvalue() == ""
 
@@ -55,19 +55,19 @@ def test_what_is_below_the_level_is_not_written(stream: io.StringIO) -> None:
 @pytest.mark.parametrize(
     "evil", ['a\nlevel=error msg="forged"', "a\r\nb", 'say "x"', "tab\there", "\x1b[31mred", "a=b"]
 )
-def test_no_value_can_forge_a_line_or_a_field(stream: io.StringIO, evil: str) -> None:
+def test_value_cannot_forge_a_line_or_field(stream: io.StringIO, evil: str) -> None:
     logs.event(log, logging.INFO, "named", file=evil)
     line = written(stream)
     assert line.startswith('level=info msg=named file="')
     assert line.isprintable()
 
 
-def test_a_value_is_cut(stream: io.StringIO) -> None:
+def test_long_value_is_cut(stream: io.StringIO) -> None:
     logs.event(log, logging.INFO, "long", text="x" * 10_000)
     assert len(written(stream)) < 500
 
 
-def test_an_error_is_told_in_the_same_line(stream: io.StringIO) -> None:
+def test_exception_is_in_the_same_line(stream: io.StringIO) -> None:
     try:
         raise ValueError("odd\nfigure")
     except ValueError:
@@ -78,13 +78,13 @@ def test_an_error_is_told_in_the_same_line(stream: io.StringIO) -> None:
 
 
 @pytest.mark.parametrize("name", ["asyncio", limits.log.name])
-def test_what_is_said_again_and_again_is_one_line(stream: io.StringIO, name: str) -> None:
+def test_repeated_message_is_one_line(stream: io.StringIO, name: str) -> None:
     for message in ["no descriptor is free"] * 1000 + ["something else"] + ["no descriptor is free"] * 1000:
         logging.getLogger(name).error(message)
     assert len(stream.getvalue().splitlines()) == 3
 
 
-def test_it_is_said_again_after_a_minute_whatever_the_clock_does(stream: io.StringIO) -> None:
+def test_repeated_message_returns_after_a_minute(stream: io.StringIO) -> None:
     asyncio = logging.getLogger("asyncio")
     for time in (1000.0, 1001.0, 1061.0, 5.0, 6.0):
         record = asyncio.makeRecord("asyncio", logging.ERROR, __file__, 1, "no descriptor is free", (), None)

@@ -1,17 +1,17 @@
 """Every error that gpufrag raises on purpose.
 
-    GpufragError            exit code 1: something failed; the text says what, where and what to do
-    ├── UsageError          exit code 2: a wrong flag, key or value; the caller must change the call
-    ├── BadInput            a file, snapshot, trace or sample that cannot be what it claims to be
-    │   └── NewerVersion    written by a newer gpufrag: skipped, counted, never guessed at
-    └── Unavailable         something outside (driver, folder, port, process) is not there now
+    GpufragError            exit code 1: something failed; the text says what, why and what to do
+    ├── UsageError          exit code 2: a wrong flag, key or value
+    ├── BadInput            a damaged or foreign file, snapshot, recording or sample
+    │   └── NewerVersion    written by a newer gpufrag: skipped and counted
+    └── Unavailable         a driver, folder, port or process is missing now
 
-The command line is the only place that turns these into exit codes.
+Only cli.py turns these into exit codes.
 """
 
 
 class GpufragError(Exception):
-    """Base of all. Each argument is a line that a user can act on; usually there is one."""
+    """Base class. Each argument is one line that a user can act on; usually there is one."""
 
     exit_code = 1
 
@@ -20,27 +20,27 @@ class GpufragError(Exception):
 
 
 class UsageError(GpufragError):
-    """The call itself is wrong: an unknown flag or key, a value out of range."""
+    """An unknown flag or key, or a value out of range."""
 
     exit_code = 2
 
 
 class BadInput(GpufragError):
-    """Input that is broken or is not of the form it claims."""
+    """Input that is damaged or has another form."""
 
 
 class NewerVersion(BadInput):
-    """Input written by a newer version of gpufrag."""
+    """Input that a newer gpufrag wrote."""
 
 
 class Unavailable(GpufragError):
-    """A thing outside this process that is missing, busy or refuses."""
+    """Something outside this process is missing, busy or refuses."""
 
 
 def one_line(text: str) -> str:
-    """The same with what would break a line, steer a terminal or not be seen (a file's name may hold it) spelt out."""
-    return text if text.isprintable() else "".join(map(_seen, text))
+    """Escape characters that break a line, control a terminal or are invisible; file names may have them."""
+    return text if text.isprintable() else "".join(map(_escaped, text))
 
 
-def _seen(character: str) -> str:
+def _escaped(character: str) -> str:
     return character if character.isprintable() else character.encode("unicode_escape").decode()

@@ -1,6 +1,6 @@
-"""The log: one short line an event, `time=… level=… msg="…" key=value`, to stderr.
+"""The log: one line per event, `time=… level=… msg="…" key=value`, on stderr.
 
-Modules log with the standard library; a record's fields go in `extra={"fields": {...}}` by way of `event`.
+Modules log with the standard library; `event` adds fields to a record.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _AGAIN_AFTER = 60.0  # seconds
 
 
 def event(logger: logging.Logger, level: int, message: str, **fields: object) -> None:
-    """Log `message` with its fields; a field that is None is left out."""
+    """Log `message` with its fields, without those that are None."""
     shown = {key: value for key, value in fields.items() if value is not None}
     logger.log(level, message, extra={"fields": shown})
 
 
 class Logfmt(logging.Formatter):
-    """A record as one line, whatever is in it: a value with a line break cannot forge a second one."""
+    """Formats a record as one line: a value with a line break cannot forge another line."""
 
     def format(self, record: logging.LogRecord) -> str:
         when = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
@@ -38,8 +38,8 @@ class Logfmt(logging.Formatter):
         return " ".join(f"{key}={_value(value)}" for key, value in pairs.items())
 
 
-class _NotAgain(logging.Filter):
-    """Stops what was said just before: without a free descriptor asyncio tells of it a thousand times a second."""
+class _Deduplicate(logging.Filter):
+    """Drops a repeated message for a minute: out of descriptors, asyncio logs a thousand lines a second."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class _NotAgain(logging.Filter):
 
 
 def _exception(record: logging.LogRecord) -> dict[str, str]:
-    """The type, the text and the innermost place: enough to find it, and one line."""
+    """Return the exception's type, text and innermost location."""
     if not record.exc_info or record.exc_info[1] is None:
         return {}
     error, trace = record.exc_info[1], record.exc_info[2]
@@ -71,16 +71,16 @@ def _value(value: object) -> str:
 
 
 def setup(level: str, stream: TextIO | None = None) -> None:
-    """Send this process's log to `stream` (stderr). A second call changes the level."""
+    """Log to `stream` (default: stderr) at this level; call again to change it."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(Logfmt())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    logging.getLogger("uvicorn").setLevel(logging.ERROR)  # a scanner's broken requests are no news
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)  # broken requests of scanners are noise
     quiet = logging.DEBUG if root.level <= logging.DEBUG else logging.WARNING
-    logging.getLogger("httpx2").setLevel(quiet)  # a line for each request, and a job is looked at every few seconds
+    logging.getLogger("httpx2").setLevel(quiet)  # it logs every request
     asyncio = logging.getLogger("asyncio")
     asyncio.setLevel(logging.ERROR)
-    asyncio.filters[:] = [_NotAgain()]
-    logging.getLogger("gpufrag.web.limits").filters[:] = [_NotAgain()]  # where each scrape takes too long
+    asyncio.filters[:] = [_Deduplicate()]
+    logging.getLogger("gpufrag.web.limits").filters[:] = [_Deduplicate()]  # logs each slow scrape

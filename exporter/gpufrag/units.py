@@ -1,7 +1,7 @@
 """Sizes and durations as people write them: `40GiB`, `512MiB`, `1500`, `250ms`, `1h30m`.
 
-Inside gpufrag a size is a whole number of bytes and a duration is seconds; only the edges (flags, config, text
-for people) use this module.
+Inside gpufrag a size is a whole number of bytes and a duration is in seconds; flags, config and reports use this
+module.
 """
 
 from __future__ import annotations
@@ -31,27 +31,25 @@ _MOST_BYTES = 1 << 62
 
 
 def parse_bytes(text: str) -> int:
-    """`40GiB` or `40Gi` (powers of 1024), `40GB` (powers of 1000), `42949672960`; bytes, rounded down.
+    """Parse `40GiB` or `40Gi` (powers of 1024), `40GB` (powers of 1000) or `42949672960` to bytes, rounded down.
 
-    A bare letter (`40G`) is refused: half of the tools mean 1000 by it, the other half 1024. Raises UsageError.
+    Raises UsageError, also for a bare letter (`40G`): tools disagree whether it is a power of 1000 or 1024.
     """
     found = _SIZE.fullmatch(text.strip())
     if found is None:
-        raise UsageError(f"{_shown(text)} is not a size: write bytes or a unit, as in 40GiB, 512MiB or 42949672960")
+        raise UsageError(f"{_shown(text)} is not a size; write bytes or a unit, as in 40GiB, 512MiB or 42949672960")
     number, letter, binary, byte = found.groups()
     if letter and not binary and not byte:
         letter = letter.upper()
-        raise UsageError(
-            f"{_shown(text)} can mean two sizes: write {number}{letter}iB (1024) or {number}{letter}B (1000)"
-        )
+        raise UsageError(f"{_shown(text)} is ambiguous; write {number}{letter}iB (1024) or {number}{letter}B (1000)")
     size = int(Decimal(number) * (1024 if binary else 1000) ** _POWERS[letter.lower()])
     if size > _MOST_BYTES:
-        raise UsageError(f"{_shown(text)} is larger than any memory: the most is 4096PiB")
+        raise UsageError(f"{_shown(text)} is larger than any memory; the maximum is 4096PiB")
     return size
 
 
 def format_bytes(size: float) -> str:
-    """`1.50 GiB`: three significant digits, powers of 1024; whole bytes below 1 KiB."""
+    """Format as `1.50 GiB`: three significant digits, powers of 1024; whole bytes below 1 KiB."""
     power = 0
     scaled = float(abs(size))
     while scaled >= 999.5 and power < len(_BINARY) - 1:
@@ -62,31 +60,31 @@ def format_bytes(size: float) -> str:
 
 
 def parse_duration(text: str) -> float:
-    """`20`, `20s`, `250ms`, `5m`, `1h30m`: seconds. Raises UsageError."""
+    """Parse `20`, `20s`, `250ms`, `5m` or `1h30m` to seconds. Raises UsageError."""
     rest = text.strip().lower()
     if re.fullmatch(r"[0-9]{1,20}(\.[0-9]{1,20})?", rest):
         return float(rest)
     parts = _PART.findall(rest)
     if not parts or _PART.sub("", rest).strip():
-        raise UsageError(f"{_shown(text)} is not a duration: write seconds or a unit, as in 20, 250ms, 5m or 1h30m")
+        raise UsageError(f"{_shown(text)} is not a duration; write seconds or a unit, as in 20, 250ms, 5m or 1h30m")
     return float(sum((Decimal(number) * _SECONDS[unit] for number, unit in parts), Decimal(0)))
 
 
 def whole(least: int, most: int | None = None) -> Callable[[str], int]:
-    """What reads a whole number within these bounds, both included, and raises UsageError for all else."""
+    """Return a parser of whole numbers within these bounds (inclusive); it raises UsageError."""
 
     def parse(text: str) -> int:
         number = int(text) if re.fullmatch(r"[+-]?[0-9]{1,20}", text.strip()) else None
         if number is None or number < least or (most is not None and number > most):
-            upwards = f"{least} up" if most is None else f"{least} to {most}"
-            raise UsageError(f"{_shown(text)} is not a whole number from {upwards}")
+            bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
+            raise UsageError(f"{_shown(text)} is not a whole number {bounds}")
         return number
 
     return parse
 
 
 def format_duration(seconds: float) -> str:
-    """`0.26 ms`, `20 s`, `1 h 30 min`: short, at most two units."""
+    """Format as `0.26 ms`, `20 s` or `1 h 30 min`: at most two units."""
     if seconds < 0:
         return f"-{format_duration(-seconds)}"
     if seconds == 0:
@@ -100,8 +98,8 @@ def format_duration(seconds: float) -> str:
 
 
 def argument(parse: Callable[[str], T]) -> Callable[[str], T]:
-    """`parse` as argparse's `type=`, so that what it refuses is told with the flag's name."""
-    import argparse  # here, because the agent reads units too, and a training job has no flags of ours
+    """Return `parse` for argparse's `type=`: its errors then name the flag."""
+    import argparse  # here: the agent imports units too, and a training job needs no flags of ours
 
     def read(text: str) -> T:
         try:
@@ -113,7 +111,7 @@ def argument(parse: Callable[[str], T]) -> Callable[[str], T]:
 
 
 def _two_units(seconds: int) -> str:
-    """Whole seconds from a minute up: `2 min 5 s`, `3 d 4 h`."""
+    """Format whole seconds from a minute up: `2 min 5 s`, `3 d 4 h`."""
     names = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
     first = next(index for index, (_, scale) in enumerate(names) if seconds >= scale)
     (name, scale), (small_name, small) = names[first], names[first + 1]
@@ -122,7 +120,7 @@ def _two_units(seconds: int) -> str:
 
 
 def _three_digits(value: float) -> str:
-    """1.5 -> 1.50, 24.2 -> 24.2, 104.4 -> 104; trailing zeros stay, so that columns line up."""
+    """1.5 -> 1.50, 24.2 -> 24.2, 104.4 -> 104; trailing zeros keep columns aligned."""
     decimals = 2 if value < 9.995 else 1 if value < 99.95 else 0
     return f"{value:.{decimals}f}"
 

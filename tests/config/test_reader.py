@@ -91,7 +91,7 @@ def test_flags_replace_values_of_the_file(load: Load) -> None:
         ("web: {timeout: 0s}", "line 1: web.timeout must be a duration from 100ms to 1m (got '0s')"),
         ("web: {timeout: .inf}", "line 1: web.timeout: 'inf' is not a duration"),
         ("web: {timeout: [1s]}", "line 1: web.timeout must be a duration from 100ms to 1m (found a list)"),
-        ("web: {body: 4M}", "line 1: web.body: '4M' can mean two sizes"),
+        ("web: {body: 4M}", "line 1: web.body: '4M' is ambiguous"),
         ("web: {body: 1GiB}", "line 1: web.body must be a size from 1KiB to 1MiB (got '1GiB')"),
         ("web: {share: 1}", "line 1: web.share must be a number between 0 and 1 (got '1')"),
         ("web: {share: .nan}", "line 1: web.share must be a number between 0 and 1 (got 'nan')"),

@@ -1,4 +1,4 @@
-"""heap.parse: every schema of torch from 2.1 on, and what it refuses."""
+"""heap.parse: the snapshots of every torch from 2.0 on, and what it refuses."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ SCHEMAS: dict[str, Raw] = {
         "host_traces": [],
     },
 }
-"""What surrounds the segments, by the version that brought it; the segments' own keys have not changed since 2.1."""
+"""Keys around the segments, by the version that added them; the segments' own keys are those of 2.1."""
 
 
 @pytest.mark.parametrize("version", SCHEMAS)
@@ -65,20 +65,20 @@ def test_every_schema_gives_the_same_heap(version: str) -> None:
     assert parse({**raw(), **SCHEMAS[version]}, stand_in) == parse(raw(), stand_in)
 
 
-def test_the_list_of_segments_alone_is_enough() -> None:
+def test_list_of_segments_is_parsed() -> None:
     assert parse(raw()["segments"]) == parse(raw())
 
 
-def test_recorded_settings_win_over_those_handed_in() -> None:
+def test_recorded_settings_win_over_given_ones() -> None:
     heap = parse({**raw(), **SCHEMAS["2.3"]}, Settings(expandable_segments=True))
     assert heap.settings == Settings(max_split_size=64 * MIB)
 
 
-def test_without_any_settings_they_are_torchs_defaults() -> None:
+def test_missing_settings_are_torchs_defaults() -> None:
     assert parse(raw()).settings == Settings()
 
 
-def test_segments_are_sorted_and_blocks_follow_each_other() -> None:
+def test_segments_are_sorted_and_blocks_adjacent() -> None:
     small, large = parse(raw()).segments
     assert (small.address, small.small, large.small) == (PAGE_1, True, False)
     assert list(large.blocks())[1:] == [
@@ -87,26 +87,33 @@ def test_segments_are_sorted_and_blocks_follow_each_other() -> None:
     ]
 
 
-def test_the_name_that_torchs_docstring_gives_a_waiting_block_is_understood() -> None:
+def test_documented_state_of_waiting_block_is_parsed() -> None:
     broken = raw()
     broken["segments"][0]["blocks"][2]["state"] = "active_awaiting_free"
     assert parse(broken) == parse(raw())
 
 
-def test_unknown_keys_are_passed_over() -> None:
+def test_unknown_keys_are_ignored() -> None:
     newer = raw()
     newer["segments"][0] |= {"registration_counter": 3}
     newer["segments"][0]["blocks"][0] |= {"color": "red"}
     assert parse({**newer, "device_weather": "fine"}) == parse(raw())
 
 
-def test_pool_ids_from_json_are_lists() -> None:
+def test_snapshot_of_torch_2_0_has_no_block_addresses() -> None:
+    heap = parse(load(SNAPSHOTS / "torch-2.0.pickle"))
+    found = measure(heap, Driver())
+    assert (found.reserved, found.large.allocated, found.free_cached) == (2 * MIB, MIB, MIB)
+    assert [block.address - 139637976727552 for block in heap.segments[0].blocks()] == [0, MIB]
+
+
+def test_pool_id_from_json_is_parsed() -> None:
     listed = raw()
     listed["segments"][0]["segment_pool_id"] = [0, 3]
     assert parse(listed).segments[1].private
 
 
-def test_a_heap_is_narrowed_to_one_device() -> None:
+def test_heap_on_device_has_its_segments() -> None:
     both = raw()
     both["segments"][0]["device"] = 1
     heap = parse(both)
@@ -114,19 +121,19 @@ def test_a_heap_is_narrowed_to_one_device() -> None:
     assert [segment.address for segment in heap.on_device(1).segments] == [PAGE_2]
 
 
-def test_an_empty_heap_is_a_heap() -> None:
+def test_empty_snapshot_is_an_empty_heap() -> None:
     assert parse({"segments": []}) == Heap(())
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in SNAPSHOTS.glob("*.pickle.gz")))
-def test_recorded_pickles(name: str) -> None:
+def test_recorded_pickle_is_parsed(name: str) -> None:
     snapshot = load(SNAPSHOTS / name)
     heap = parse(snapshot)
     assert sum(len(segment.sizes) for segment in heap.segments) == sum(len(s["blocks"]) for s in snapshot["segments"])
     assert heap.settings.expandable_segments == name.startswith("exp")
 
 
-def test_recorded_cases(golden_case: GoldenCase) -> None:
+def test_recorded_case_is_parsed(golden_case: GoldenCase) -> None:
     assert sum(s.size for s in golden_case.heap.segments) == golden_case.raw["stats"]["reserved_bytes.all.current"]
 
 
@@ -147,9 +154,9 @@ def without_in_block(key: str) -> Callable[[Raw], None]:
 
 
 BROKEN: dict[str, tuple[Callable[[Raw], object], str]] = {
-    "blocks too short": (on_segment(total_size=22 * MIB), r"blocks of 20971520 bytes but says total_size 23068672"),
+    "blocks too short": (on_segment(total_size=22 * MIB), r"blocks of 20971520 bytes, but total_size is 23068672"),
     "no block": (on_segment(blocks=[], total_size=0), "blocks of 0 bytes"),
-    "a gap": (on_block(1, address=PAGE_2 + 7 * MIB), "its address is .* the end of the block before is"),
+    "a gap": (on_block(1, address=PAGE_2 + 7 * MIB), "its address is .*, but the previous block ends at"),
     "an empty block": (on_block(1, size=0), "its size is 0"),
     "a negative block": (on_block(0, size=-(6 * MIB)), "its size is -6291456"),
     "a size that is no number": (on_block(0, size="6291456"), "its size is '6291456'"),
@@ -157,19 +164,19 @@ BROKEN: dict[str, tuple[Callable[[Raw], object], str]] = {
     "a size that is a float": (on_block(0, size=6291456.0), "its size is 6291456.0"),
     "a request that is no number": (on_block(0, requested_size=None), "its requested_size None"),
     "a negative request": (on_block(1, requested_size=-1), "its requested_size -1"),
-    "a request beyond its block": (on_block(0, requested_size=7 * MIB), "says allocated_size, active_size"),
+    "a request beyond its block": (on_block(0, requested_size=7 * MIB), "has allocated_size, active_size"),
     "an unknown state": (on_block(2, state="resting"), "its state is 'resting'"),
-    "a state of no kind": (on_block(2, state=["inactive"]), "not of torch's form"),
-    "an unknown segment type": (on_segment(segment_type="medium"), "the segment_type 'medium' .*, not torch's"),
-    "half a pool id": (on_segment(segment_pool_id=(0,)), r"the segment_pool_id \(0,\), not torch's"),
-    "a pool id of text": (on_segment(segment_pool_id="ab"), "a str where a whole number must be"),
-    "a wrong sum": (on_segment(allocated_size=1), r"are \(1, 10485760, .*add up to \(6291456, 10485760"),
+    "a state of no kind": (on_block(2, state=["inactive"]), "does not have torch's form"),
+    "an unknown segment type": (on_segment(segment_type="medium"), "segment_type 'medium' .*, not values of torch"),
+    "half a pool id": (on_segment(segment_pool_id=(0,)), r"segment_pool_id \(0,\), not values of torch"),
+    "a pool id of text": (on_segment(segment_pool_id="ab"), "expected a whole number, found a str"),
+    "a wrong sum": (on_segment(allocated_size=1), r"of \(1, 10485760, .*add up to \(6291456, 10485760"),
     "a wrong sum of requests": (on_segment(requested_size=1), "add up to"),
-    "a negative device": (on_segment(device=-1), "not between 0 and 2"),
-    "an address beyond 64 bits": (on_segment(address=1 << 64), "not between 0 and 2"),
-    "blocks that are no list": (on_segment(blocks=3), "not of torch's form"),
-    "a block that is no record": (on_segment(blocks=["a"]), "not of torch's form"),
-    "a word for a truth": (on_segment(is_expandable="no"), "is_expandable 'no', which is neither"),
+    "a negative device": (on_segment(device=-1), "outside 0 to 2"),
+    "an address beyond 64 bits": (on_segment(address=1 << 64), "outside 0 to 2"),
+    "blocks that are no list": (on_segment(blocks=3), "does not have torch's form"),
+    "a block that is no record": (on_segment(blocks=["a"]), "does not have torch's form"),
+    "a word for a truth": (on_segment(is_expandable="no"), "is_expandable is 'no', neither"),
     "no blocks": (without("blocks"), "has no key 'blocks'"),
     "no stream": (without("stream"), "has no key 'stream'"),
     "no size": (without_in_block("size"), "has no key 'size'"),
@@ -178,22 +185,22 @@ BROKEN: dict[str, tuple[Callable[[Raw], object], str]] = {
 
 
 @pytest.mark.parametrize("way", BROKEN)
-def test_a_broken_segment_is_refused_by_name(way: str) -> None:
+def test_broken_segment_is_refused(way: str) -> None:
     change, message = BROKEN[way]
     snapshot = raw()
     change(snapshot)
     with pytest.raises(BadInput, match=message) as refusal:
         parse(snapshot)
     assert str(refusal.value).startswith("segment 0")
-    assert str(refusal.value).endswith("the snapshot is broken, take a new one")
+    assert str(refusal.value).endswith("the snapshot is damaged; take a new one")
 
 
 @pytest.mark.parametrize(
     "key", ["device", "address", "total_size", "stream", "allocated_size", "size", "requested_size"]
 )
 @pytest.mark.parametrize("sign", [1, -1])
-def test_a_number_of_5000_digits_is_refused(key: str, sign: int) -> None:
-    """Python refuses to print it, so that telling of it must not fail in its turn."""
+def test_number_of_5000_digits_is_refused(key: str, sign: int) -> None:
+    """Python refuses to print it: the message must not fail too."""
     snapshot = raw()
     place = snapshot["segments"][0]
     (place if key in place else place["blocks"][0])[key] = sign * 10**5000
@@ -202,7 +209,7 @@ def test_a_number_of_5000_digits_is_refused(key: str, sign: int) -> None:
     assert len(str(refusal.value)) < 1000
 
 
-def test_a_broken_segment_is_named_by_device_and_address() -> None:
+def test_broken_segment_is_named_by_device_and_address() -> None:
     snapshot = raw()
     snapshot["segments"][0]["total_size"] += 512
     with pytest.raises(BadInput, match=r"segment 0 \(device 0, address 0x7f0010000000\)"):
@@ -215,7 +222,7 @@ def test_overlapping_segments_are_refused() -> None:
         parse(twice)
 
 
-def test_the_same_address_on_two_devices_is_no_overlap() -> None:
+def test_same_address_on_two_devices_is_no_overlap() -> None:
     first, second = raw()["segments"], raw()["segments"]
     for each in second:
         each["device"] = 1
@@ -223,19 +230,19 @@ def test_the_same_address_on_two_devices_is_no_overlap() -> None:
 
 
 @pytest.mark.parametrize("snapshot", [{}, {"segments": {}}, {"segments": None}, {"segment": []}, "segments", None, 5])
-def test_what_is_no_snapshot_says_so(snapshot: Any) -> None:
+def test_other_data_is_refused(snapshot: Any) -> None:
     with pytest.raises(BadInput, match="not a memory snapshot"):
         parse(snapshot)
 
 
 @given(JSON)
-def test_arbitrary_json_is_refused_and_never_a_crash(value: Any) -> None:
+def test_arbitrary_json_is_refused(value: Any) -> None:
     for snapshot in (value, {"segments": value}, {"segments": [value]}):
         parse_or_refuse(snapshot)
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Every place in nested dicts and lists, as the keys that lead there."""
+    """Yield the path of keys to every place in nested dicts and lists."""
     inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, item in inside:
         yield (*path, key)
@@ -243,7 +250,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 @given(snapshots(roundup_power2_divisions={"1": 0}), st.data())
-def test_a_snapshot_with_one_thing_changed_is_parsed_or_refused(snapshot: Raw, data: st.DataObject) -> None:
+def test_changed_snapshot_is_parsed_or_refused(snapshot: Raw, data: st.DataObject) -> None:
     changed = copy.deepcopy(snapshot)
     *way, last = data.draw(st.sampled_from(list(places(changed))))
     parent = changed
@@ -257,7 +264,7 @@ def test_a_snapshot_with_one_thing_changed_is_parsed_or_refused(snapshot: Raw, d
 
 
 def parse_or_refuse(snapshot: Any) -> None:
-    """What is let in can also be measured."""
+    """What is parsed can also be measured."""
     try:
         heap = parse(snapshot)
     except BadInput as error:

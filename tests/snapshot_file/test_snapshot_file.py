@@ -1,17 +1,21 @@
-"""Files as they come: recorded ones, gzipped or not, cut, empty, of another kind, unreadable, from a pipe."""
+"""Snapshot files: recorded ones, damaged, hostile or unreadable ones, and what they record of the driver."""
 
 import errno
 import gzip
 import io
+import json
 import os
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from gpufrag.errors import BadInput, GpufragError, Unavailable
-from gpufrag.model.heap import parse
-from gpufrag.snapshot_file import load
+from gpufrag.model.allocatable import Driver
+from gpufrag.model.settings import parse_conf
+from gpufrag.snapshot_file import load, read
 from helpers import SNAPSHOTS, TESTS
 
 RECORDED = sorted(SNAPSHOTS.glob("*.pickle.gz"))
@@ -31,32 +35,27 @@ def saved(tmp_path):
 
 
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.name)
-def test_recorded_snapshots_are_read_as_python_reads_them(path):
+def test_recorded_snapshot_equals_pickle_load(path):
     with gzip.open(path) as file:
         expected = pickle.load(file)  # noqa: S301 (recorded by ourselves)
     assert load(path) == expected
 
 
-@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.name)
-def test_recorded_snapshots_are_heaps(path):
-    assert parse(load(path)).segments
-
-
-def test_the_json_of_the_recorded_cases(golden):
+def test_json_case_is_read(golden):
     assert load(TESTS / "golden" / "train-cap4.json.gz") == golden("train-cap4").raw
 
 
-def test_the_name_does_not_matter(saved):
+def test_file_name_does_not_matter(saved):
     data = gzip.decompress(SMALL.read_bytes())
     assert load(saved(data, "renamed.json")) == load(SMALL)
 
 
-def test_plain_json(saved):
+def test_plain_json_is_read(saved):
     assert load(saved(b'\n {"segments": []}')) == {"segments": []}
 
 
 @pytest.mark.parametrize("data", [SMALL.read_bytes(), gzip.decompress(SMALL.read_bytes()), b'{"segments": []}'])
-def test_standard_input(data):
+def test_standard_input_is_read(data):
     assert "segments" in load("-", stdin=io.BufferedReader(io.BytesIO(data)))
 
 
@@ -82,18 +81,18 @@ def _refusal(path, **options):
         (SMALL.read_bytes()[:-20], "gzip stream is cut off or damaged; copy it again"),
         (SMALL.read_bytes()[:5], "gzip stream is cut off or damaged"),
         (gzip.decompress(SMALL.read_bytes())[:-20], "it is cut off in the middle"),
-        (b'{"segments": [', "damaged or cut off at line 1, column 15 of its JSON"),
-        (b'{"a": NaN}', "its JSON holds NaN, which is no number"),
-        (b'{"a": -Infinity}', "its JSON holds -Infinity, which is no number"),
-        (b'{"a": 1' + b"0" * 30 + b"}", "its JSON holds 1000000000000000000000000000000, which is beyond 64 bits"),
-        (b'{"a": -1' + b"0" * 20 + b"}", "which is beyond 64 bits"),
-        (b"[" * 200_000, "its JSON is nested too deep"),
+        (b'{"segments": [', "its JSON is damaged or cut off at line 1, column 15"),
+        (b'{"a": NaN}', "its JSON has NaN, which is not a number"),
+        (b'{"a": -Infinity}', "its JSON has -Infinity, which is not a number"),
+        (b'{"a": 1' + b"0" * 30 + b"}", "its JSON has 1000000000000000000000000000000, beyond 64 bits"),
+        (b'{"a": -1' + b"0" * 20 + b"}", "beyond 64 bits"),
+        (b"[" * 5_000, "its JSON is nested too deep"),
         (b'{"a": "\xff"}', "neither a pickle nor JSON"),
-        (b'{"a": ' + b"9" * 5000 + b"}", "its JSON holds a number of thousands of digits"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "its JSON has a number of thousands of digits"),
         (pickle.dumps({"a": Path("x")}), "it holds more than plain data"),
     ],
 )
-def test_what_cannot_be_a_snapshot_is_told_in_one_line(saved, data, words):
+def test_other_file_is_refused_in_one_line(saved, data, words):
     path = saved(data)
     error, text = _refusal(path)
     assert isinstance(error, BadInput)
@@ -101,41 +100,119 @@ def test_what_cannot_be_a_snapshot_is_told_in_one_line(saved, data, words):
     assert words in text
 
 
-def test_a_decompression_bomb_is_stopped_at_the_bound(saved):
-    path = saved(gzip.compress(b"[" + b" " * 10_000_000 + b"]"))
+@pytest.mark.parametrize("compress", [bytes, gzip.compress])
+def test_file_above_the_bound_is_refused(saved, monkeypatch, compress):
+    path = saved(compress(b"[" + os.urandom(1_000_000).hex().encode() + b"]"))
     _, text = _refusal(path, max_bytes=1_000_000)
-    assert "holds more than 1000000 bytes unpacked" in text
+    assert "larger than 977 KiB decompressed" in text
+    monkeypatch.setenv("GPUFRAG_MAX_SNAPSHOT", "1MB")
+    assert "raise GPUFRAG_MAX_SNAPSHOT" in _refusal(path)[1]
 
 
-def test_an_endless_file_of_another_kind_is_not_read():
+def test_several_gzip_members_are_one_file(saved):
+    data = b'{"segments": []}'
+    assert load(saved(gzip.compress(data[:5]) + gzip.compress(data[5:]))) == {"segments": []}
+
+
+CHILD = """
+import resource, sys
+from gpufrag.errors import BadInput
+from gpufrag.snapshot_file import load
+
+pages = int(open("/proc/self/statm").read().split()[0])
+allowed = pages * resource.getpagesize() + int(sys.argv[2])
+resource.setrlimit(resource.RLIMIT_AS, (allowed, allowed))
+try:
+    load(sys.argv[1])
+    print("read")
+except BadInput as error:
+    print(error)
+"""
+
+
+def _read_within(path: Path, memory: int) -> str:
+    """Read a file in a process that may take `memory` bytes more than it has at its start."""
+    command = [sys.executable, "-c", CHILD, str(path), str(memory)]
+    env = {**os.environ, "PYTHONPATH": str(TESTS.parent / "exporter"), "MALLOC_ARENA_MAX": "1"}
+    result = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True, env=env)
+    return result.stdout
+
+
+MB = 1 << 20
+ITEMS = {
+    "lists": b"]",
+    "dicts": b"}",
+    "dicts of one": b"}NNs",
+    "marks": b"(",
+    "empty tuples": b")",
+    "tuples of one": b"N\x85",
+    "pairs": b"K\x00K\x00\x86",
+    "memo": b"N\x94",
+    "text": b"\x8c\x02ab",
+    "numbers": b"M\x10\x27",
+    "floats": b"G" + bytes(8),
+}
+VALUES = {
+    "lists": "[]",
+    "lists of one": "[0]",
+    "dicts": "{}",
+    "dicts of one": '{"a":0}',
+    "words": '"ab"',
+    "numbers": "9999",
+}
+REFUSED = {"lists", "dicts", "dicts of one", "lists of one", "marks", "tuples of one", "empty tuples", "text"}
+
+
+@pytest.mark.parametrize("kind", ITEMS)
+def test_pickle_takes_at_most_20_times_its_size(saved, kind):
+    data = b"\x80\x04](" + ITEMS[kind] * (6 * MB // len(ITEMS[kind])) + b"e."
+    answer = _read_within(saved(data), 20 * len(data) + 8 * MB)
+    assert ("takes more than 14 times" in answer) == (kind in REFUSED)
+
+
+@pytest.mark.parametrize("kind", VALUES)
+def test_json_takes_at_most_20_times_its_size(saved, kind):
+    data = "[" + ",".join([VALUES[kind]] * (6 * MB // len(VALUES[kind]))) + "]"
+    answer = _read_within(saved(data.encode()), 20 * len(data) + 8 * MB)
+    assert ("takes more than 14 times" in answer) == (kind in REFUSED)
+
+
+@pytest.mark.parametrize("members", [1, 16])
+def test_gzip_bomb_is_refused_before_memory_is_spent(saved, members):
+    """65 kB become 64 MB of lists, 1 MB becomes 1 GB."""
+    bomb = gzip.compress(b"\x80\x04" + b"]" * (64 * MB), 9) * members
+    assert "compressed more than 100:1" in _read_within(saved(bomb), 400 * MB)
+
+
+def test_endless_file_is_refused():
     _, text = _refusal("/dev/zero")
     assert "neither a pickle nor JSON" in text
 
 
-def test_more_than_the_memory_holds(saved, monkeypatch):
+def test_too_little_memory_is_unavailable(saved, monkeypatch):
     def full(data):
         raise MemoryError
 
     monkeypatch.setattr("gpufrag.snapshot_file.plain_pickle.loads", full)
     error, text = _refusal(saved(b"\x80\x04N."))
     assert isinstance(error, Unavailable)
-    assert "larger than the free memory" in text
+    assert "not enough memory" in text
 
 
-def test_a_directory(tmp_path):
-    assert _refusal(tmp_path)[1] == f"{tmp_path}: is a directory; name the snapshot file inside it"
+def test_directory_is_refused(tmp_path):
+    assert _refusal(tmp_path)[1] == f"{tmp_path}: is a directory; name the snapshot file in it"
 
 
-def test_a_file_that_is_not_there(tmp_path):
+def test_missing_file_is_refused(tmp_path):
     assert f"{tmp_path}/x: no such file; take one with" in _refusal(tmp_path / "x")[1]
 
 
 @pytest.mark.parametrize(
     ("code", "words"),
-    [(errno.EACCES, "permission denied; make it readable"), (errno.EIO, "cannot be read (Input/output error)")],
+    [(errno.EACCES, "permission denied; make the file readable"), (errno.EIO, "cannot be read (Input/output error)")],
 )
-def test_a_file_that_cannot_be_opened(saved, monkeypatch, code, words):
-    """By a stand-in for the system's answer, since root may read everything."""
+def test_unreadable_file_is_refused(saved, monkeypatch, code, words):
+    """The answer is simulated: root may read everything."""
 
     def refuse(*_, **__):
         raise OSError(code, os.strerror(code))
@@ -147,5 +224,111 @@ def test_a_file_that_cannot_be_opened(saved, monkeypatch, code, words):
     assert words in text
 
 
-def test_a_path_that_no_system_has():
+def test_impossible_path_is_refused():
     assert "cannot be read" in _refusal("a\0b")[1]
+
+
+@pytest.fixture
+def saved_as(saved):
+    """saved_as(value) -> the path of its pickle."""
+    return lambda value: saved(pickle.dumps(value, 4))
+
+
+def test_json_case_has_driver_and_settings(golden):
+    saved = read(TESTS / "golden" / "train-cap4-expandable.json.gz")
+    case = golden("train-cap4-expandable")
+    assert saved.driver == case.driver
+    assert saved.heap == case.heap
+    assert saved.heap.settings.expandable_segments
+    assert saved.knows_settings
+
+
+def test_limit_recorded_as_0_is_none():
+    assert read(TESTS / "golden" / "train-default.json.gz").driver.limit is None
+
+
+def test_torch_dump_has_no_driver():
+    saved = read(SNAPSHOTS / "default-0.pickle.gz")
+    assert saved.driver == Driver()
+    assert saved.knows_settings
+
+
+def test_list_of_segments_takes_given_settings(saved_as):
+    path = saved_as(load(SNAPSHOTS / "default-0.pickle.gz")["segments"])
+    assert not read(path).knows_settings
+    saved = read(path, parse_conf("max_split_size_mb:64"))
+    assert saved.knows_settings
+    assert saved.heap.settings.max_split_size == 64 << 20
+
+
+def test_recorded_settings_win_over_given_ones():
+    saved = read(SNAPSHOTS / "exp4g-0.pickle.gz", parse_conf("expandable_segments:False"))
+    assert saved.heap.settings.expandable_segments
+
+
+@pytest.mark.parametrize("value", [-1, 1.5, "8GiB", True, 1 << 63])
+def test_broken_driver_figure_is_refused(tmp_path, value):
+    path = tmp_path / "case.json"
+    path.write_text(json.dumps({"segments": [], "driver_free": value}))
+    with pytest.raises(BadInput, match=r"case\.json: its driver_free is not a size in bytes"):
+        read(path)
+
+
+@pytest.mark.parametrize(
+    ("keys", "told"),
+    [
+        ({"driver_free": 5, "driver_total": 4}, "its driver_free is 5, more than its driver_total, 4"),
+        ({"settings": 5}, "its allocator settings are a int, not a mapping"),
+        ({"allocator_settings": ["expandable_segments"]}, "its allocator settings are a list, not a mapping"),
+    ],
+)
+def test_contradictory_figures_are_refused(tmp_path, keys, told):
+    path = tmp_path / "case.json"
+    path.write_text(json.dumps({"segments": [], **keys}))
+    with pytest.raises(BadInput, match=told):
+        read(path)
+
+
+@pytest.mark.parametrize(
+    "value", [None, 7, "text", [7], {"segments": 7}, {"other": []}, [{}], [[]], {"segments": [None]}]
+)
+def test_other_data_is_refused_with_the_file_name(saved_as, value):
+    path = saved_as(value)
+    with pytest.raises(BadInput) as caught:
+        read(path)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert "\n" not in str(caught.value)
+
+
+def _laughs():
+    """Return a list of 2^60 elements that takes a few hundred bytes in a pickle."""
+    nest = []
+    for _ in range(60):
+        nest = [nest, nest]
+    return nest
+
+
+@pytest.mark.parametrize("key", ["device", "stream", "total_size", "segment_type", "segment_pool_id", "blocks"])
+def test_hostile_value_in_segment_is_refused(saved_as, key):
+    segments = load(SNAPSHOTS / "default-0.pickle.gz")["segments"]
+    segments[0][key] = _laughs()
+    _assert_refused_shortly(saved_as(segments))
+
+
+@pytest.mark.parametrize("key", ["address", "size", "requested_size", "state"])
+def test_hostile_value_in_block_is_refused(saved_as, key):
+    segments = load(SNAPSHOTS / "default-0.pickle.gz")["segments"]
+    segments[0]["blocks"][0][key] = _laughs()
+    _assert_refused_shortly(saved_as(segments))
+
+
+@pytest.mark.parametrize("key", ["max_split_size", "garbage_collection_threshold", "roundup_power2_divisions"])
+def test_hostile_setting_is_refused(saved_as, key):
+    _assert_refused_shortly(saved_as({"segments": [], "allocator_settings": {key: _laughs()}}))
+
+
+def _assert_refused_shortly(path):
+    with pytest.raises(BadInput) as caught:
+        read(path)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 2000

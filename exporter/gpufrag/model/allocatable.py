@@ -1,8 +1,8 @@
-"""The largest single request that would succeed now: torch's allocation path, read backwards.
+"""The largest single request that would succeed now: torch's allocation path, computed backwards.
 
-A request is served from a cached block of its pool and stream, or by the driver. Before the allocator gives up
-it waits for all streams, returns every free segment (of an expandable one: every free page) and asks the
-driver once more. So what counts is the state after that flush.
+A cached block of its pool and stream serves a request, or the driver does. Before the allocator gives up it waits for
+all streams, returns every free segment (of an expandable one: every free page) and asks the driver again, so the state
+after that flush counts.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ UNBOUNDED = 1 << 62
 
 @dataclass(frozen=True)
 class Driver:
-    """The driver's side, read together with the snapshot; None is what could not be read.
+    """The driver's figures at the snapshot; None if unknown.
 
-    free and size are cudaMemGetInfo's two figures. limit is the bytes that set_per_process_memory_fraction
-    allows, None where no fraction was set.
+    free and size are those of cudaMemGetInfo. limit is what set_per_process_memory_fraction allows, in bytes; None if
+    no fraction is set.
     """
 
     free: int | None = None
@@ -32,11 +32,10 @@ class Driver:
 
     @staticmethod
     def usable(free: int) -> int:
-        """What the driver hands out when it says that `free` bytes are free.
+        """Return what the driver allocates when it reports `free` bytes.
 
-        It never gives the last whole 2 MiB, nor a part of one: on an H200 the largest cudaMalloc was 3,276,800
-        bytes below cudaMemGetInfo's figure at every level and granularity of use, a half-full 2 MiB included
-        (benchmarks/driver_reserve.py).
+        It allocates neither the last whole 2 MiB nor a part of 2 MiB: on an H200 the largest cudaMalloc was 3,276,800
+        bytes below cudaMemGetInfo's figure at every level and granularity of use (benchmarks/driver_reserve.py).
         """
         return max(0, free // SEGMENT_GRID - 1) * SEGMENT_GRID
 
@@ -47,7 +46,7 @@ class Driver:
         return min(known, default=None)
 
     def headroom(self, reserved: int) -> int | None:
-        """min(driver free, cap - reserved), never below 0; None where neither is known."""
+        """Return min(driver free, cap - reserved), at least 0; None if neither is known."""
         room = [] if self.free is None else [self.free]
         if self.cap is not None:
             room.append(self.cap - reserved)
@@ -55,7 +54,7 @@ class Driver:
 
 
 def limited(driver: Driver, settings: Settings) -> Driver:
-    """The driver with the limit that the settings name, where the process has set no other."""
+    """Return the driver with the limit of the settings, unless the process set another one."""
     fraction = settings.per_process_memory_fraction
     if driver.limit is not None or driver.size is None or fraction >= 1:
         return driver
@@ -63,10 +62,10 @@ def limited(driver: Driver, settings: Settings) -> Driver:
 
 
 class Hole(NamedTuple):
-    """A run without live blocks in an expandable segment, as it stands after a flush."""
+    """A run without live blocks in an expandable segment, after a flush."""
 
     span: int
-    """Address space it offers, UNBOUNDED at the end of the segment."""
+    """Its address space; UNBOUNDED at the end of the segment."""
     edge: int
     """Free mapped bytes before its first unmapped page."""
     pages: int
@@ -74,17 +73,17 @@ class Hole(NamedTuple):
 
 
 def main_stream(heap: Heap) -> int:
-    """The stream with most reserved memory in the default pools (0 where there is none): the job's own."""
+    """Return the stream with most reserved memory in the default pools, 0 if there is none."""
     shared = [segment for segment in heap.segments if not segment.private]
     streams = {segment.stream for segment in shared}
-    if len(streams) < 2:  # nearly always, and a heap may have thousands of segments
+    if len(streams) < 2:  # the usual case, and a heap may have thousands of segments
         return min(streams, default=0)
     reserved = {stream: sum(s.size for s in shared if s.stream == stream) for stream in streams}
     return min(reserved, key=lambda stream: (-reserved[stream], stream))
 
 
 def reclaimable_bytes(segment: Segment, settings: Settings) -> int:
-    """What a flush gives back of one segment: all of it, or its free pages, or nothing."""
+    """Return the bytes of one segment that a flush returns: all of it, its free pages, or none."""
     if ALLOCATED not in segment.states:
         return segment.size
     if not segment.expandable:
@@ -94,10 +93,10 @@ def reclaimable_bytes(segment: Segment, settings: Settings) -> int:
 
 
 def largest_allocatable(heap: Heap, driver: Driver, stream: int, reserved: int, reclaimable: int) -> int | None:
-    """The largest request on `stream` that would succeed now, to 512 bytes; None where the driver is unknown.
+    """Return the largest request on `stream` that would succeed now, to 512 bytes; None if the driver is unknown.
 
-    `reserved` and `reclaimable` are the heap's own sums (private pools in the first, not in the second). An
-    upper part of the answer that no snapshot can tell: a MemPool that serves when all else fails.
+    `reserved` and `reclaimable` are the heap's sums (the first includes private pools, the second does not). A MemPool
+    with use_on_oom may serve more; no snapshot shows it.
     """
     if driver.free is None and driver.limit is None:
         return None
@@ -113,7 +112,7 @@ def largest_allocatable(heap: Heap, driver: Driver, stream: int, reserved: int, 
 
 
 def _largest_cached(heap: Heap, stream: int) -> int:
-    """The largest request that a cached block serves as it lies, without the driver."""
+    """Return the largest request that a cached block serves, without the driver."""
     settings = heap.settings
     usable = [s for s in heap.segments if s.stream == stream and not s.private and _serves(s, settings)]
     small = max((size for s in usable if s.small for size in _inactive(s)), default=0)
@@ -124,7 +123,7 @@ def _largest_cached(heap: Heap, stream: int) -> int:
 
 
 def _serves(segment: Segment, settings: Settings) -> bool:
-    """With expandable segments switched off again, the blocks of those that exist are passed over."""
+    """Once expandable segments are off, the allocator ignores blocks of existing ones."""
     return settings.expandable_segments or not segment.expandable
 
 
@@ -133,7 +132,7 @@ def _inactive(segment: Segment) -> list[int]:
 
 
 def _best_fit_serves(request: int, sizes: Sequence[int], settings: Settings) -> bool:
-    """Whether the smallest block that holds `request`, the only one that torch looks at, may serve it."""
+    """Return whether the smallest block that holds `request`, the only one torch considers, may serve it."""
     if request <= SMALL_REQUEST:
         return False  # belongs to the small pool
     block = sizes[bisect_left(sizes, request)]
@@ -144,14 +143,14 @@ def _best_fit_serves(request: int, sizes: Sequence[int], settings: Settings) -> 
 
 
 def _largest_segment(settings: Settings, room: int) -> int:
-    """The largest request that a new segment serves when the driver and the limit leave `room` bytes."""
+    """Return the largest request that a new segment serves within `room` bytes."""
     tops = (room // SEGMENT_GRID * SEGMENT_GRID, MIN_OWN_SEGMENT - MIN_BLOCK, SMALL_REQUEST)
     requests = (settings.largest_request(min(top, room)) for top in tops)
     return next((request for request in requests if request > 0 and settings.segment_size(request) <= room), 0)
 
 
 def _largest_mapped(heap: Heap, stream: int, driver: Driver, allowed: int, physical: int) -> int:
-    """The same for expandable segments: the limit counts whole requests, the driver only the missing pages."""
+    """Like _largest_segment for expandable ones: the limit counts the whole request, the driver the missing pages."""
     settings = heap.settings
     page = settings.page_size(small=False)
     pages = physical // page * page
@@ -169,17 +168,17 @@ def _largest_mapped(heap: Heap, stream: int, driver: Driver, allowed: int, physi
 
 
 def _reach(hole: Hole, pages: int) -> int:
-    """The largest block that the hole takes when the driver has `pages` bytes of whole pages to map."""
+    """Return the largest block that fits the hole if the driver can map `pages` bytes of whole pages."""
     return hole.span if hole.pages <= pages else hole.edge + pages
 
 
 def _lands_in(holes: Sequence[Hole], request: int, pages: int) -> bool:
-    """Torch takes the first hole with the address space, and fails if the driver cannot fill that one."""
+    """Torch takes the first hole with enough address space, and fails if the driver cannot fill it."""
     return request <= _reach(next(hole for hole in holes if hole.span >= request), pages)
 
 
 def _holes(heap: Heap, stream: int, driver: Driver) -> Iterator[Hole]:
-    """Where a large request on `stream` may be mapped, in the order in which torch looks."""
+    """Yield where a large request on `stream` may be mapped, in torch's order."""
     page = heap.settings.page_size(small=False)
     reserve = UNBOUNDED if driver.size is None else -(-driver.size * 9 // 8 // page) * page
     ranges = [s for s in heap.segments if s.expandable and not s.private and not s.small and s.stream == stream]
@@ -189,7 +188,7 @@ def _holes(heap: Heap, stream: int, driver: Driver) -> Iterator[Hole]:
 
 
 def _by_reservation(ranges: Sequence[Segment], reserve: int) -> Iterator[list[Segment]]:
-    """Mapped ranges that share one reserved address range (9/8 of the device), lowest first."""
+    """Yield the mapped ranges of each reserved address range (9/8 of the device), lowest first."""
     start = 0
     for index, segment in enumerate(ranges):
         if segment.address + segment.size > ranges[start].address + reserve:
@@ -200,8 +199,8 @@ def _by_reservation(ranges: Sequence[Segment], reserve: int) -> Iterator[list[Se
 
 
 def _holes_of(mapped: Sequence[Segment], page: int, end: int) -> Iterator[Hole]:
-    """The holes of one reservation that ends at address `end`."""
-    edge = pages = tail = 0  # of the run without live blocks that is being walked
+    """Yield the holes of one reservation that ends at address `end`."""
+    edge = pages = tail = 0  # of the current run without live blocks
     gaps = [after.address for after in mapped[1:]] + [end]
     for segment, gap_end in zip(mapped, gaps):
         walked = 0
@@ -228,7 +227,7 @@ def _holes_of(mapped: Sequence[Segment], page: int, end: int) -> Iterator[Hole]:
 
 
 def _free_runs(segment: Segment) -> Iterator[tuple[int, int]]:
-    """Runs without live blocks, as offsets into the segment; blocks that wait for a stream count as free."""
+    """Yield runs without live blocks, as offsets into the segment; blocks that wait for a stream count as free."""
     at = 0
     start: int | None = None
     for size, state in zip(segment.sizes, segment.states):

@@ -1,25 +1,26 @@
-"""Live memory by the place in the program that asked for it, and what of it grew between two snapshots.
+"""Live memory by call site, and which call sites grew between two snapshots.
 
-Only a snapshot of a process that records its allocator's history has such places: each block carries its stack.
+Blocks have stacks only if the process records its allocator's history.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 from .heap import ALLOCATED
 
 FRAMES = 4
-"""Of a stack, so many innermost frames of the program itself tell its place."""
+"""Innermost frames of the program, torch's own left out, that make a call site."""
 MOST_TEXT = 200
-"""Characters of a frame; of a longer one its end, where the line and the function are."""
+"""Characters of a frame; a longer one keeps its end, which has the line and the function."""
 GROWN = 3
-"""So many places are told."""
+"""Call sites in a result."""
 TORCH = "-packages/torch/"
 
 Stack = tuple[str, ...]
-"""`file:line function`, innermost first. Empty for memory without a Python stack, as that of a backward pass."""
+"""`file:line function`, innermost first. Empty for memory without a Python stack, such as a backward pass."""
 
 
 class Held(NamedTuple):
@@ -29,7 +30,7 @@ class Held(NamedTuple):
 
 
 class Grown(NamedTuple):
-    """A place that holds so much more than before."""
+    """A call site and how much more it holds."""
 
     stack: Stack
     size: int
@@ -41,20 +42,20 @@ Sites = Mapping[int, Mapping[Stack, Held]]
 
 
 def read(snapshot: Mapping[str, Any]) -> Sites:
-    """Of torch's snapshot, whose form `heap.parse` has checked; a block without frames has none."""
+    """Return the live memory by call site of a snapshot that `heap.parse` accepts."""
     sites: dict[int, dict[Stack, Held]] = {}
     for segment in snapshot["segments"]:
         held = sites.setdefault(segment["device"], {})
         for block in segment["blocks"]:
             if block["state"] == ALLOCATED:
-                stack = _place(block.get("frames") or ())
+                stack = call_site(frames_of(block))
                 size, blocks = held.get(stack, (0, 0))
                 held[stack] = Held(size + block["size"], blocks + 1)
     return sites
 
 
 def grown(before: Mapping[Stack, Held], now: Mapping[Stack, Held]) -> list[Grown]:
-    """The places that hold more bytes in more blocks than before, the one that grew most first."""
+    """Return the call sites that hold more bytes in more blocks than before, largest growth first."""
     nothing = Held(0, 0)
     differences = (
         Grown(stack, held.size - before.get(stack, nothing).size, held.blocks - before.get(stack, nothing).blocks)
@@ -64,17 +65,19 @@ def grown(before: Mapping[Stack, Held], now: Mapping[Stack, Held]) -> list[Grown
     return sorted(growing, key=lambda place: (-place.size, place.stack))[:GROWN]
 
 
-def _place(frames: Any) -> Stack:
-    own = []
-    for frame in _python(frames):
-        own.append(frame)
-        if len(own) == FRAMES:
-            break
-    return tuple(own)
+def frames_of(block: Mapping[str, Any]) -> Sequence[Any]:
+    """Return the frames of a block; torch 2.0 has them in the block's history."""
+    history = block.get("history")
+    return block.get("frames") or (history[0].get("frames") if history else None) or ()
 
 
-def _python(frames: Any) -> Iterator[str]:
-    """Outside torch, and no C++ (that is there where the user asked for such stacks)."""
+def call_site(frames: Iterable[Any]) -> Stack:
+    """Return the innermost FRAMES frames of the program, torch's own left out."""
+    return tuple(islice(_own_python(frames), FRAMES))
+
+
+def _own_python(frames: Any) -> Iterator[str]:
+    """Leave out torch's own frames and C++ (recorded with stacks="all")."""
     for frame in frames:
         file = str(frame.get("filename", ""))
         if file.endswith((".py", ">")) and TORCH not in file:

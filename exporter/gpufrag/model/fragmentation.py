@@ -1,8 +1,4 @@
-"""Every quantity of a heap and its driver, from one snapshot and one reading taken together.
-
-All figures are bytes of one process on one device. The largest allocatable request, the one figure that
-cannot be read off by adding up, is in `reach`.
-"""
+"""Every quantity of one device's heap, in bytes, from a snapshot and a reading of the driver taken together."""
 
 from __future__ import annotations
 
@@ -16,22 +12,22 @@ from .heap import ALLOCATED, INACTIVE, Heap, Segment
 from .settings import Settings
 
 SIZE_BOUNDS = tuple(512 * 4**n for n in range(13))
-"""Upper bounds, inclusive, of the free-block size histogram: 512 B to 8 GiB; a last bucket takes the rest."""
+"""Upper bounds (inclusive) of the free-block histogram, 512 B to 8 GiB; a last bucket has the rest."""
 
 
 @dataclass(frozen=True)
 class Pool:
-    """What one pool (large or small requests) holds; private pools are not in it."""
+    """The default pool for large or for small requests; private pools are not included."""
 
     reserved: int = 0
     allocated: int = 0
     active: int = 0
     requested: int = 0
     inactive_split: int = 0
-    """Free blocks beside others in a segment that cannot be given back piecewise (torch's own definition)."""
+    """Free bytes of segments that have several blocks and are not expandable (torch's definition)."""
     free_cached: int = 0
     awaiting_free: int = 0
-    """Freed by their owner, not yet by their stream: active - allocated."""
+    """Freed, but a stream may still use it: active - allocated."""
     largest_free_block: int = 0
     largest_active_block: int = 0
     reclaimable: int = 0
@@ -40,25 +36,25 @@ class Pool:
     awaiting_blocks: int = 0
     inactive_blocks: int = 0
     free_block_sizes: list[int] = field(default_factory=lambda: [0] * (len(SIZE_BOUNDS) + 1))
-    """How many inactive blocks are in each bucket of SIZE_BOUNDS; not cumulative."""
+    """Number of inactive blocks per bucket of SIZE_BOUNDS, not cumulative."""
 
     def __post_init__(self) -> None:
         if len(self.free_block_sizes) != len(SIZE_BOUNDS) + 1:
-            raise ValueError(f"a histogram of {len(self.free_block_sizes)} buckets, not {len(SIZE_BOUNDS) + 1}")
+            raise ValueError(f"expected {len(SIZE_BOUNDS) + 1} buckets, found {len(self.free_block_sizes)}")
 
     @property
     def stranded(self) -> int:
-        """Free bytes pinned between live blocks: no flush brings them back, only their neighbours' end."""
+        """Free bytes pinned between live blocks: no flush returns them."""
         return self.free_cached + self.awaiting_free - self.reclaimable
 
 
 @dataclass(frozen=True)
 class Fragmentation:
-    """Every row of the table of quantities for one device. None is a figure that the inputs cannot tell."""
+    """All quantities of one device; None where the driver's figures are unknown."""
 
     device: int
     stream: int
-    """The stream that largest_allocatable is told for: the one that holds most reserved memory."""
+    """The stream of largest_allocatable: by default the one with most reserved memory."""
     large: Pool
     small: Pool
     private_pool_reserved: int
@@ -75,7 +71,7 @@ class Fragmentation:
 
     @property
     def active(self) -> int:
-        """Of all pools, private ones included, as torch's own peak counts it."""
+        """Of all pools, private ones included, like torch's own peak."""
         return self.large.active + self.small.active + self.private_pool_reserved - self.captive
 
     @property
@@ -96,23 +92,23 @@ class Fragmentation:
 
     @property
     def ratio(self) -> float | None:
-        """free_total / largest_allocatable: 1 is perfect, above 4 is the trigger; None where nothing fits."""
+        """free_total / largest_allocatable: 1 is perfect, above 4 triggers the alert; None if nothing fits."""
         return self.free_total / self.largest_allocatable if self.free_total and self.largest_allocatable else None
 
     @property
     def cache_ratio(self) -> float | None:
-        """free_cached / largest_free_block: the same rule from the cache alone, which cries wolf."""
+        """free_cached / largest_free_block: the ratio of the cache alone, often high in a healthy job."""
         return self.free_cached / self.largest_free_block if self.largest_free_block else None
 
 
 def measure(heap: Heap, driver: Driver, stream: int | None = None) -> Fragmentation:
-    """Every quantity of a one-device heap.
+    """Return every quantity of a one-device heap.
 
-    `stream` (a cudaStream_t as torch prints it) is where the next request is made; None takes the stream that
-    holds most of the reserved memory. Raises ValueError for a heap of several devices: narrow it first.
+    `stream` (a cudaStream_t as torch prints it) is the stream of the next request; None is the stream with most
+    reserved memory. Raises ValueError for a heap of several devices.
     """
     if len(heap.devices) > 1:
-        raise ValueError(f"measure one device at a time: this heap holds {heap.devices}; use Heap.on_device")
+        raise ValueError(f"measure one device at a time: this heap has {heap.devices}; use Heap.on_device")
     private = [segment for segment in heap.segments if segment.private]
     shared = [segment for segment in heap.segments if not segment.private]
     large = _pool([segment for segment in shared if not segment.small], heap.settings)

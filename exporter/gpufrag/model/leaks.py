@@ -1,14 +1,14 @@
-"""Whether allocated memory grows from step to step for ever, told from what is only warm-up, noise or a new phase.
+"""Whether allocated memory grows from step to step without end, as opposed to warm-up, noise or a new phase.
 
-Looked at is the lower envelope: a window of the series is cut into BUCKETS of as many points each, and of each the
-lowest point counts, so that what comes and goes within a few steps (evaluation, a checkpoint, a long sequence) is not
-seen. The slope is the median of all pairwise slopes of these (Theil-Sen), with Sen's interval from Kendall's statistic.
-It is called growth where the interval lies above a threshold *and* most buckets lie that much above the one before,
-most by number and most by steps, the last ones among them: memory that was taken once or a few times (optimizer state,
-an average of the weights, a compiled graph) makes a slope too, but in steps, or one that ends.
+A window of the series is cut into BUCKETS of equal size, and the lowest point of each makes its lower envelope: peaks
+of a few steps (evaluation, a checkpoint, a long sequence) do not count. The slope is the median of all pairwise slopes
+of the envelope (Theil-Sen), with Sen's interval from Kendall's statistic. It is growth if the interval lies above a
+threshold and most buckets, by number and by steps, the last ones included, rise above the previous one: memory taken
+once or a few times (optimizer state, averaged weights, a compiled graph) also has a slope, but in steps, or one that
+ends.
 
-A kept tensor adds a block each time, while longer sequences make the same blocks larger. So growth in the number of
-blocks is believed after some fifty points; growth in bytes alone must last LASTING steps.
+A kept tensor adds a block each time, while longer sequences enlarge the same blocks. So growth in the number of blocks
+is reported after some fifty points; growth in bytes alone must last LASTING steps.
 """
 
 from __future__ import annotations
@@ -22,26 +22,25 @@ from typing import NamedTuple
 
 BUCKETS = 12
 FEWEST = 4 * BUCKETS
-"""Points of a window: below it the lowest of a bucket is no envelope."""
+"""Fewest points of a window; with fewer the lowest points are no envelope."""
 LASTING = 400.0
-"""Steps (or seconds) for which bytes must grow where the number of blocks does not."""
+"""Steps (or seconds) for which bytes must grow if the number of blocks does not."""
 MOST = 16 * FEWEST
-"""Points that are kept. When there are more, every second one goes: the window widens, its cost does not."""
+"""Points kept; above it every second one is dropped, so the window grows at constant cost."""
 SURE = 2.576
-"""Standard deviations of Kendall's statistic: an interval of 99 %."""
+"""Standard deviations of Kendall's statistic for a 99 % interval."""
 SHARE = 0.4
-"""Of the whole slope that a bucket must have to count as growing, over the one before it."""
+"""Share of the overall slope above which a bucket counts as rising."""
 STEADY = 8
-"""So many of the BUCKETS - 1 must count as growing."""
-
+"""Buckets, of BUCKETS - 1, that must rise."""
 NEARLY = 1.05
-"""What lasts so many times shorter counts as lasting as long: buckets differ by a point."""
+"""Tolerance for durations: buckets differ by a point."""
 HELD = 4
-"""Points in a row for which memory must have been held to count: fewer are a peak."""
+"""Points in a row for which memory must be held to count; fewer are a peak."""
 
 
 class Point(NamedTuple):
-    """At `at` (a step's number, or seconds) `allocated` bytes were in `blocks` live allocations."""
+    """At `at` (a step's number, or seconds) `allocated` bytes in `blocks` live allocations."""
 
     at: float
     allocated: int
@@ -50,7 +49,7 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Growth:
-    """Bytes per step (or second) with their 99 % interval, from where it begins to rise to where it last did."""
+    """Bytes per step (or second) with their 99 % interval, and the first and last step of the rise."""
 
     rate: float
     low: float
@@ -60,17 +59,17 @@ class Growth:
 
 
 class Series:
-    """Points in order, bounded: old ones are thinned out."""
+    """Points in order; drops every second one when there are too many."""
 
     def __init__(self) -> None:
         self.added = 0
-        """Points, those among them that were thinned out."""
+        """Number of points, dropped ones included."""
         self._points: list[Point] = []
         self._every = 1
         self._passed = 0
 
     def add(self, point: Point) -> None:
-        """A point whose `at` is not above the last one begins a new series: the count of steps was reset."""
+        """Start a new series if `at` is not above the last one: the step counter was reset."""
         self.added += 1
         if self._points and point.at <= self._points[-1].at:
             self._points, self._every = [], 1
@@ -83,22 +82,22 @@ class Series:
             self._every *= 2
 
     def growth(self, threshold: float) -> Growth | None:
-        """What grows by more than `threshold` bytes per step; None where nothing does, or too little is known yet.
+        """Return growth above `threshold` bytes per step; None if there is none, or too few points.
 
-        The longest window that grows is reported: it has the narrowest interval. A short one counts only where it
-        leads to what was never held before.
+        Reports the longest growing window, which has the narrowest interval. A short one counts only if it leads above
+        what was held before.
         """
         windows = ((earlier, growth(window, threshold), window) for earlier, window in self._windows())
         return next((found for earlier, found, window in windows if found and _is_new(window, earlier)), None)
 
     @property
     def decided(self) -> bool:
-        """Whether there is enough to say that nothing grows."""
+        """Whether there are enough points to rule out growth."""
         return len(self._points) >= FEWEST
 
     @property
     def end(self) -> float:
-        """The last point's step (or second); 0 before the first."""
+        """The last point's step (or second), 0 without points."""
         return self._points[-1].at if self._points else 0.0
 
     @property
@@ -107,7 +106,7 @@ class Series:
         return _span(self._points) if self._points else 0.0
 
     def _windows(self) -> Iterator[tuple[Sequence[Point], Sequence[Point]]]:
-        """What came before, and the window."""
+        """Yield the points before each window, and the window."""
         size = len(self._points)
         while size >= FEWEST:
             yield self._points[:-size], self._points[-size:]
@@ -115,7 +114,7 @@ class Series:
 
 
 def growth(window: Sequence[Point], threshold: float) -> Growth | None:
-    """The growth of one window of at least FEWEST points, if there is one above `threshold`."""
+    """Return the growth of one window of at least FEWEST points if it is above `threshold`."""
     found = _grows([(point.at, point.allocated) for point in window])
     if found is None or found.low <= threshold:
         return None
@@ -124,9 +123,9 @@ def growth(window: Sequence[Point], threshold: float) -> Growth | None:
 
 
 def _is_new(window: Sequence[Point], earlier: Sequence[Point]) -> bool:
-    """Whether much of the rise lies above all that was held for a while earlier, or it has lasted longer than that.
+    """Return whether much of the rise is above all that was held earlier, or has lasted longer than that.
 
-    What fills and empties again and again (garbage in cycles, a buffer that is flushed) comes to where it was before.
+    Memory that fills and empties repeatedly (cyclic garbage, a flushed buffer) returns to its earlier height.
     """
     if not earlier or _span(earlier) <= NEARLY * _span(window):
         return True
@@ -141,7 +140,7 @@ def _span(points: Sequence[Point]) -> float:
 
 
 def _grows(points: Sequence[tuple[float, float]]) -> Growth | None:
-    """None where the slope may be 0, or is made of a few jumps, or has ended."""
+    """Return None if the slope may be 0, consists of a few jumps, or has ended."""
     lowest = _envelope(points)
     slopes = _slopes(lowest)
     rate = median(slopes)
@@ -158,22 +157,22 @@ def _grows(points: Sequence[tuple[float, float]]) -> Growth | None:
 
 
 def _steady(rises: Sequence[bool], lengths: Sequence[float]) -> bool:
-    """Whether most of all buckets rise, by number and by steps, and one of the last two among them.
+    """Return whether most buckets rise, by number and by steps, one of the last two included.
 
-    By steps too: where the first steps are read more often than later ones, most buckets may lie in a warm-up.
+    By steps too, because the first steps are sampled more often: most buckets may be warm-up.
     """
     rising = sum(length for length, rise in zip(lengths, rises) if rise)
     return sum(rises) >= STEADY and NEARLY * rising >= STEADY / len(rises) * sum(lengths) and any(rises[-2:])
 
 
 def _lengths(points: Sequence[tuple[float, float]]) -> list[float]:
-    """Steps (or seconds) from the middle of each bucket to that of the next: wherever their lowest points lie."""
+    """Return the steps (or seconds) from the middle of each bucket to the next, wherever its lowest point is."""
     middles = [points[(a + b) // 2][0] for a, b in pairwise(_edges(len(points)))]
     return [b - a for a, b in pairwise(middles)]
 
 
 def _lasted(pair: tuple[tuple[float, float], tuple[float, float]], rate: float) -> float:
-    """The steps that the rise from one lowest point to the next takes at this rate: it may begin or end within."""
+    """Return the steps that a rise between two lowest points takes at this rate; it may begin or end within."""
     (earlier, low), (later, high) = pair
     return min(later - earlier, (high - low) / rate)
 
@@ -183,16 +182,16 @@ def _edges(points: int) -> list[int]:
 
 
 def _envelope(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The lowest point of each bucket."""
+    """Return the lowest point of each bucket."""
     return [min(points[a:b], key=lambda point: point[1]) for a, b in pairwise(_edges(len(points)))]
 
 
 def _slopes(points: Sequence[tuple[float, float]]) -> list[float]:
-    """Of all pairs, in order; a point of one bucket always comes before that of the next."""
+    """Return the slopes of all pairs, in ascending order."""
     return sorted((b[1] - a[1]) / (b[0] - a[0]) for a, b in combinations(points, 2))
 
 
 def _rank_below(points: int, pairs: int) -> int:
-    """How many of the ordered slopes lie below the interval (P. K. Sen, 1968)."""
+    """Return how many of the ordered slopes are below the interval (P. K. Sen, 1968)."""
     deviation = math.sqrt(points * (points - 1) * (2 * points + 5) / 18)
     return max(0, int((pairs - SURE * deviation) / 2))

@@ -1,8 +1,7 @@
-"""The largest request that a job makes again and again, told from which blocks come and go between snapshots.
+"""The largest request that a job makes repeatedly, from the blocks that come and go between snapshots.
 
-A block that was live at one snapshot and gone at a later one was not made for good: the job allocates, frees, and
-will allocate it again. A parameter, made once, never goes. Only the large pool is looked at: what is up to 1 MiB
-decides nothing. Private pools serve their own.
+A block that is live at one snapshot and gone at a later one is temporary: the job will allocate it again. Parameters
+stay. Small requests and private pools do not count.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ from typing import NamedTuple
 from .heap import ALLOCATED, Heap
 
 WINDOW = 3600.0
-"""Seconds for which a request that was seen to come and go is expected to come again."""
+"""Seconds after which a request is no longer expected again."""
 
 
 class Gone(NamedTuple):
-    """At `time` a request of `size` bytes had ended."""
+    """A request of `size` bytes had ended by `time`."""
 
     time: float
     size: int
@@ -26,20 +25,20 @@ class Gone(NamedTuple):
 
 @dataclass(frozen=True)
 class Recurrence:
-    """What one device's snapshots have told so far; feed it to `observe` with the next one."""
+    """State from one device's snapshots; pass it to `observe` with the next one."""
 
     live: frozenset[tuple[int, int]] = frozenset()
     """Address and requested bytes of the blocks at the last snapshot."""
     gone: tuple[Gone, ...] = ()
-    """Latest last, each smaller than the one before: a larger one makes all earlier ones moot."""
+    """Newest last, each smaller than the previous one: a larger one replaces all earlier ones."""
 
     def largest(self, time: float) -> int | None:
-        """In bytes; None where nothing has come and gone within the last hour."""
+        """Return the largest in bytes; None if no block came and went within WINDOW."""
         return next((gone.size for gone in self.gone if gone.time > time - WINDOW), None)
 
 
 def observe(before: Recurrence, heap: Heap, time: float) -> Recurrence:
-    """`before` and a snapshot of one device's heap, taken at `time` (seconds, never going back)."""
+    """Return the state after a snapshot of one device's heap at `time` (monotonic seconds)."""
     live = frozenset(_live(heap))
     ended = max((size for _, size in before.live - live), default=0)
     kept = tuple(gone for gone in before.gone if gone.size > ended and gone.time > time - WINDOW)

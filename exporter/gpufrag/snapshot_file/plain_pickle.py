@@ -1,13 +1,17 @@
-"""Reads a pickle of plain data: dict, list, tuple, str, int, float, bool and None. Nothing else can be in it.
+"""Reads a pickle of plain data: dict, list, tuple, str, int, float, bool and None.
 
-A pickle is a program, and Python's own machine for it runs what it is told to. This machine has no instruction
-that names, calls or builds anything: it knows those 25 that a dumped snapshot consists of. What remains to be
-feared of plain data is refused as well: huge numbers, tuples in tuples (as keys of a dict their hash takes
-forever), claims of sizes that the file does not have. Memory stays proportional to the length of the data.
+A pickle is a program that Python's own unpickler executes. This reader accepts the 25 instructions of which a dumped
+snapshot consists; none of them names or calls anything. It also refuses plain data that would hurt: huge numbers,
+tuples in tuples (as keys of a dict their hash takes forever), lengths that the file does not have, and more than
+COST_LIMIT bytes of memory per byte of the pickle.
+
+A pickle of these instructions alone, in the forms of torch's dumps, goes to the C unpickler: three times as fast.
 """
 
 from __future__ import annotations
 
+import pickle
+import re
 import struct
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -17,16 +21,33 @@ from ..errors import BadInput
 MAX_INTEGER_BYTES = 9  # 64 bits and a sign
 _index = struct.Struct("<I").unpack_from
 _SCALARS = (str, int, float, bool, type(None))
+COST_LIMIT = 14
+"""Bytes of memory per byte of the pickle, as estimated; a real snapshot takes about 10, numbers 19 at most."""
+TOO_COSTLY = f"its data takes more than {COST_LIMIT} times its size in memory, which no snapshot does"
+_LIST, _DICT, _FIRST_ITEM, _ITEM, _TUPLE, _TEXT, _SLOT = 72, 64, 168, 48, 64, 88, 24
+"""Estimated bytes of an empty list or dict, the first and each item of a dict, a tuple, a short text, a constant."""
+_COSTS = {b"]": _LIST, b"}": _DICT + _FIRST_ITEM + _ITEM, b"\x8c": _TEXT} | dict.fromkeys(
+    (b"N", b")", b"\x88", b"\x89"), _SLOT
+)
+_QUICK_LIMIT = 8
+_NUMBER = rb"K.|M..|J.{4}|\x8a(?:\x00|%s|\x09.{8}\x00)" % b"|".join(b"%c.{%d}" % (n, n) for n in range(1, 9))
+_SHORT_TEXT = b"|".join(rb"\x%02x.{%d}" % (n, n) for n in range(256))
+_PLAIN = re.compile(
+    rb"(?s)(?:[()N\x88\x89}\]aesu\x94]|h.|\x8c(?:%s)|(?:%s)(?:%s)\x86|%s|j.{4}|G.{8}|\x95.{8}){1,2000}"
+    % (_SHORT_TEXT, _NUMBER, _NUMBER, _NUMBER)
+)
+"""Instructions without a condition of their own; a tuple only in the form of a pool id, two numbers."""
 
 
 class _Machine:
-    """The state of one reading: where it is, what is on the stack, what was put aside for later use."""
+    """The state of one reading: its position, the stack, the memo, and the memory spent on containers."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
+        self.left = COST_LIMIT * len(data) + (1 << 20)
         self.at = 0
         self.stack: list[Any] = []
-        self.outer: list[list[Any]] = []  # stacks that wait for the matching end of a mark
+        self.outer: list[list[Any]] = []  # stacks below an open mark
         self.memo: list[Any] = []
 
     def run(self) -> Any:
@@ -36,6 +57,11 @@ class _Machine:
             instructions[code](self)
         (value,) = self.stack
         return value
+
+    def spend(self, size: int) -> None:
+        self.left -= size
+        if self.left < 0:
+            raise BadInput(TOO_COSTLY)
 
     def take(self, count: int) -> bytes:
         start, self.at = self.at, self.at + count
@@ -47,13 +73,18 @@ class _Machine:
         return int.from_bytes(self.take(count), "little")
 
     def marked(self) -> list[Any]:
-        """What was pushed since the last mark."""
+        """Pop what was pushed since the last mark."""
         found, self.stack = self.stack, self.outer.pop()
         return found
 
 
 def loads(data: bytes) -> Any:
-    """The value of a pickle (protocol 4 or newer). Raises BadInput; the text says what is wrong, not where."""
+    """Return the value of a pickle (protocol 4 or newer). Raises BadInput without the file's name."""
+    if _is_quick(data):
+        try:
+            return pickle.loads(data)  # noqa: S301 (every instruction was checked)
+        except (pickle.UnpicklingError, EOFError, IndexError, KeyError, TypeError, ValueError, AttributeError):
+            pass  # the machine below names what is wrong
     machine = _Machine(data)
     try:
         return machine.run()
@@ -66,9 +97,27 @@ def loads(data: bytes) -> Any:
         raise BadInput(f"it is damaged near byte {machine.at}") from None
 
 
+def _is_quick(data: bytes) -> bool:
+    """Return whether all instructions are harmless in any order and cannot fill the memory."""
+    cost = sum(cost * data.count(instruction) for instruction, cost in _COSTS.items())  # bytes of numbers count too
+    if not data.startswith((b"\x80\x04", b"\x80\x05")) or cost > _QUICK_LIMIT * len(data):
+        return False
+    at, end = 2, len(data)
+    while at < end:
+        if (found := _PLAIN.match(data, at)) is not None:
+            at = found.end()
+        elif data[at] == _STOP:
+            return True
+        elif data[at] == _LONG_TEXT:
+            at += 5 + int.from_bytes(data[at + 1 : at + 5], "little")
+        else:
+            return False
+    return False
+
+
 def _protocol(machine: _Machine) -> None:
-    if machine.number(1) < 4:  # older ones number their memo as they like, up to 2^32 for one entry
-        raise BadInput("it has a pickle protocol older than 4; write it with pickle.dump(…, protocol=4)")
+    if machine.number(1) < 4:  # older ones choose their memo's indexes, up to 2^32 for one entry
+        raise BadInput("its pickle protocol is older than 4; write it with pickle.dump(…, protocol=4)")
 
 
 def _frame(machine: _Machine) -> None:
@@ -76,6 +125,7 @@ def _frame(machine: _Machine) -> None:
 
 
 def _mark(machine: _Machine) -> None:
+    machine.spend(_LIST)
     machine.outer.append(machine.stack)
     machine.stack = []
 
@@ -95,7 +145,11 @@ def _long_get(machine: _Machine) -> None:
 
 
 def _constant(value: object) -> Callable[[_Machine], None]:
-    return lambda machine: machine.stack.append(value)
+    def push(machine: _Machine) -> None:
+        machine.spend(_SLOT)
+        machine.stack.append(value)
+
+    return push
 
 
 def _unsigned(size: int) -> Callable[[_Machine], None]:
@@ -121,15 +175,22 @@ def _float(machine: _Machine) -> None:
 
 
 def _text(size: int) -> Callable[[_Machine], None]:
-    """A string whose length is said in `size` bytes. Lone surrogates pass: file names can hold them."""
-    return lambda machine: machine.stack.append(machine.take(machine.number(size)).decode("utf-8", "surrogatepass"))
+    """Read a string whose length has `size` bytes. Lone surrogates are valid: file names can have them."""
+
+    def push(machine: _Machine) -> None:
+        machine.spend(_TEXT)
+        machine.stack.append(machine.take(machine.number(size)).decode("utf-8", "surrogatepass"))
+
+    return push
 
 
 def _new_dict(machine: _Machine) -> None:
+    machine.spend(_DICT)
     machine.stack.append({})
 
 
 def _new_list(machine: _Machine) -> None:
+    machine.spend(_LIST)
     machine.stack.append([])
 
 
@@ -138,6 +199,7 @@ def _tuple_of(size: int) -> Callable[[_Machine], None]:
         start = len(machine.stack) - size
         if start < 0:
             raise IndexError(start)
+        machine.spend(_TUPLE)
         items = machine.stack[start:]
         machine.stack[start:] = [_flat(items)]
 
@@ -146,6 +208,7 @@ def _tuple_of(size: int) -> Callable[[_Machine], None]:
 
 def _tuple(machine: _Machine) -> None:
     items = machine.marked()
+    machine.spend(_TUPLE + 8 * len(items))
     machine.stack.append(_flat(items))
 
 
@@ -173,14 +236,18 @@ def _list_of(machine: _Machine) -> list[Any]:
 
 def _set_item(machine: _Machine) -> None:
     value, key = machine.stack.pop(), machine.stack.pop()
-    _dict_of(machine)[key] = value
+    found = _dict_of(machine)
+    machine.spend(_ITEM if found else _FIRST_ITEM + _ITEM)
+    found[key] = value
 
 
 def _set_items(machine: _Machine) -> None:
     items = machine.marked()
     if len(items) % 2:
         raise ValueError("a key without a value")
-    _dict_of(machine).update(zip(items[::2], items[1::2]))
+    found = _dict_of(machine)
+    machine.spend(_ITEM * len(items) // 2 + (0 if found else _FIRST_ITEM))
+    found.update(zip(items[::2], items[1::2]))
 
 
 def _dict_of(machine: _Machine) -> dict[Any, Any]:
@@ -189,7 +256,7 @@ def _dict_of(machine: _Machine) -> dict[Any, Any]:
     return found
 
 
-_STOP = ord(".")
+_STOP, _LONG_TEXT = ord("."), ord("X")
 _INSTRUCTIONS: Mapping[int, Callable[[_Machine], None]] = {
     0x80: _protocol,
     0x95: _frame,

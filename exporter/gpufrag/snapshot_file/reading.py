@@ -1,59 +1,118 @@
-"""From a path to what the file holds, whatever it is called: what it is shows in its first bytes."""
+"""From a path to its snapshot: the raw data, or the heap and what the file records of the driver.
+
+Memory is bounded before it is spent. A file holds at most MAX_BYTES decompressed (GPUFRAG_MAX_SNAPSHOT overrides it), a
+compressed file at most MOST_RATIO times its own size, and its data takes at most 20 times the decompressed size.
+"""
 
 from __future__ import annotations
 
-import gzip
 import json
+import os
 import sys
 import zlib
+from collections.abc import Iterator, Mapping
 from io import BufferedReader
 from pathlib import Path
 from reprlib import repr as shown
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from ..errors import BadInput, Unavailable, one_line
+from ..model.allocatable import Driver
+from ..model.heap import Heap, parse
+from ..model.settings import Settings
+from ..units import format_bytes, parse_bytes
 from . import plain_pickle
 
-MAX_BYTES = 1 << 30
-"""Of a file, unpacked. A million events with Python stacks take about a tenth of it."""
+MAX_BYTES = 512 << 20
+"""Of a file, decompressed. A million events with Python stacks take about a tenth of it."""
+MOST_RATIO = 100
+"""Decompressed to compressed size above FREE_BYTES; snapshots reach 12."""
+FREE_BYTES = 16 << 20
+_JSON_COST = {b"{": 240, b"[": 72}
+"""Estimated bytes of a dict with one item, and of a list."""
 STDIN = "-"
+_CHUNK = 1 << 16
 _GZIP, _PICKLE, _ZIP = b"\x1f", b"\x80", b"P"  # the first bytes of each
 _JSON = (b"{", b"[", b" ", b"\t", b"\r", b"\n")
 _KNOWN = (_GZIP, _PICKLE, *_JSON)
 _HOW = "take one with torch.cuda.memory._dump_snapshot('snapshot.pickle')"
 
 
+class Saved(NamedTuple):
+    heap: Heap
+    driver: Driver
+    """From driver_free, driver_total and cap_bytes (0: no limit) of the JSON form; torch itself dumps none of it."""
+    knows_settings: bool
+    """Whether the allocator's settings are recorded (torch >= 2.3), or were given."""
+
+
 def name_of(source: str | Path) -> str:
-    """What messages call it."""
+    """Return the name of a source for messages."""
     return "standard input" if str(source) == STDIN else one_line(str(source))
 
 
-def load(source: str | Path, *, stdin: BufferedReader | None = None, max_bytes: int = MAX_BYTES) -> Any:
-    """What torch dumped (a dict, or the list of segments) or the JSON of the same, gzipped or not.
+def read(source: str | Path, settings: Settings | None = None) -> Saved:
+    """Return the snapshot in a file; `settings` apply if it records none. Raises BadInput, Unavailable."""
+    raw = load(source)
+    try:
+        return read_raw(raw, settings)
+    except BadInput as error:
+        raise BadInput(f"{name_of(source)}: {error}") from None
 
-    `source` is a path, or "-" for `stdin` (default: the process's own). The shape of the data is not looked at:
-    that is for `model.heap`. Raises BadInput for what is no such file, Unavailable for one that cannot be read.
+
+def read_raw(raw: Any, settings: Settings | None = None) -> Saved:
+    """Return the snapshot in what `load` returned. Raises BadInput."""
+    recorded = raw.get("allocator_settings") or raw.get("settings") if isinstance(raw, Mapping) else None
+    if recorded and not isinstance(recorded, Mapping):
+        raise BadInput(f"its allocator settings are a {type(recorded).__name__}, not a mapping; remove them")
+    heap = parse(raw | {"allocator_settings": recorded} if recorded else raw, settings)
+    return Saved(heap, _driver(raw), bool(recorded or settings))
+
+
+def _driver(raw: Any) -> Driver:
+    if not isinstance(raw, Mapping):
+        return Driver()
+    free, size = size_of(raw, "driver_free"), size_of(raw, "driver_total")
+    if free is not None and size is not None and free > size:
+        raise BadInput(f"its driver_free is {free}, more than its driver_total, {size}; correct or remove them")
+    return Driver(free, size, size_of(raw, "cap_bytes") or None)
+
+
+def size_of(raw: Mapping[str, Any], key: str) -> int | None:
+    """Return a size that the file may record. Raises BadInput if it is not a size."""
+    value = raw.get(key)
+    if value is not None and (type(value) is not int or not 0 <= value < 1 << 63):
+        raise BadInput(f"its {key} is not a size in bytes; write a whole number, or remove it")
+    return value
+
+
+def load(source: str | Path, *, stdin: BufferedReader | None = None, max_bytes: int | None = None) -> Any:
+    """Return what torch dumped (a dict, or the list of segments) or the JSON of it, gzipped or not, unchecked.
+
+    `source` is a path, or "-" for `stdin` (default: sys.stdin). Raises BadInput if it is no such file or exceeds its
+    bounds, Unavailable if it cannot be read, UsageError if GPUFRAG_MAX_SNAPSHOT is not a size.
     """
     name = name_of(source)
+    if max_bytes is None:
+        max_bytes = parse_bytes(os.environ.get("GPUFRAG_MAX_SNAPSHOT") or str(MAX_BYTES))
     try:
-        data = _bytes_of(source, name, stdin, max_bytes)
-        return _decode(data, name)
+        return _decode(_bytes_of(source, name, stdin, max_bytes), name)
     except MemoryError:
-        raise Unavailable(f"{name}: unpacked, it is larger than the free memory; read it on a larger machine") from None
+        raise Unavailable(f"{name}: not enough memory; read it on a larger machine") from None
 
 
 def _bytes_of(source: str | Path, name: str, stdin: BufferedReader | None, max_bytes: int) -> bytes:
     try:
         if str(source) == STDIN:
-            return _unpacked(stdin or _own_stdin(), name, max_bytes)
+            return _decompressed(stdin or _own_stdin(), name, max_bytes)
         with Path(source).open("rb") as file:
-            return _unpacked(file, name, max_bytes)
+            return _decompressed(file, name, max_bytes)
     except IsADirectoryError:
-        raise Unavailable(f"{name}: is a directory; name the snapshot file inside it") from None
+        raise Unavailable(f"{name}: is a directory; name the snapshot file in it") from None
     except FileNotFoundError:
         raise Unavailable(f"{name}: no such file; {_HOW}") from None
     except PermissionError:
-        raise Unavailable(f"{name}: permission denied; make it readable for you (chmod, or a copy)") from None
+        raise Unavailable(f"{name}: permission denied; make the file readable (chmod, or copy it)") from None
     except (OSError, ValueError) as error:  # ValueError: a path with a null byte in it
         raise Unavailable(f"{name!r}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
 
@@ -64,20 +123,46 @@ def _own_stdin() -> BufferedReader:
     return open(sys.stdin.fileno(), "rb", closefd=False)
 
 
-def _unpacked(file: BufferedReader, name: str, max_bytes: int) -> bytes:
-    """All bytes of the file, of which the first tells whether the rest is worth reading."""
+def _decompressed(file: BufferedReader, name: str, max_bytes: int) -> bytes:
+    """Return all bytes of the file; its first byte decides whether the rest is read."""
     head = file.peek(1)[:1]
     if not head:
         raise BadInput(f"{name}: is empty: the dump was cut off or never written; {_HOW}")
     if head not in _KNOWN:
         _refuse(head, name)
-    try:
-        data = (gzip.GzipFile(fileobj=file) if head == _GZIP else file).read(max_bytes + 1)
-    except (EOFError, zlib.error, gzip.BadGzipFile):
-        raise BadInput(f"{name}: its gzip stream is cut off or damaged; copy it again") from None
+    data = bytearray()
+    for part in _inflated(file, name) if head == _GZIP else iter(lambda: file.read(_CHUNK), b""):
+        data += part
+        if len(data) > max_bytes:
+            break
     if len(data) > max_bytes:
-        raise BadInput(f"{name}: holds more than {max_bytes} bytes unpacked; record it with a smaller max_entries")
-    return data
+        raise BadInput(
+            f"{name}: larger than {format_bytes(max_bytes)} decompressed; record it with a smaller max_entries, "
+            "or raise GPUFRAG_MAX_SNAPSHOT"
+        )
+    return bytes(data)
+
+
+def _inflated(file: BufferedReader, name: str) -> Iterator[bytes]:
+    packed = unpacked = 0
+    stream = zlib.decompressobj(wbits=31)
+    left = b""
+    while left or (left := file.read(_CHUNK)):
+        if stream.eof:  # another member
+            stream = zlib.decompressobj(wbits=31)
+        try:
+            part = stream.decompress(left, 16 * _CHUNK)
+        except zlib.error:
+            raise BadInput(f"{name}: its gzip stream is cut off or damaged; copy it again") from None
+        rest = stream.unused_data if stream.eof else stream.unconsumed_tail
+        packed, left, unpacked = packed + len(left) - len(rest), rest, unpacked + len(part)
+        if unpacked > FREE_BYTES + MOST_RATIO * packed:
+            raise BadInput(
+                f"{name}: compressed more than {MOST_RATIO}:1, unlike any snapshot; decompress it first if you trust it"
+            )
+        yield part
+    if not stream.eof:
+        raise BadInput(f"{name}: its gzip stream is cut off or damaged; copy it again")
 
 
 def _decode(data: bytes, name: str) -> Any:
@@ -92,27 +177,32 @@ def _decode(data: bytes, name: str) -> Any:
 
 
 def _from_json(data: bytes) -> Any:
+    cost = sum(size * data.count(sign) for sign, size in _JSON_COST.items())
+    if cost > plain_pickle.COST_LIMIT * len(data) + (1 << 20):
+        raise BadInput(
+            f"its data takes more than {plain_pickle.COST_LIMIT} times its size in memory, which no snapshot does"
+        )
     try:
         return json.loads(data, parse_constant=_no_number, parse_int=_within_64_bits)
     except UnicodeDecodeError:
         raise BadInput("it is neither a pickle nor JSON") from None
     except json.JSONDecodeError as error:
-        raise BadInput(f"it is damaged or cut off at line {error.lineno}, column {error.colno} of its JSON") from None
+        raise BadInput(f"its JSON is damaged or cut off at line {error.lineno}, column {error.colno}") from None
     except RecursionError:
         raise BadInput("its JSON is nested too deep") from None
     except ValueError:  # Python reads no number of more than 4300 digits
-        raise BadInput("its JSON holds a number of thousands of digits") from None
+        raise BadInput("its JSON has a number of thousands of digits") from None
 
 
 def _within_64_bits(text: str) -> int:
     number = int(text)
     if number.bit_length() > 64:
-        raise BadInput(f"its JSON holds {shown(number)}, which is beyond 64 bits: no size, address or time is")
+        raise BadInput(f"its JSON has {shown(number)}, beyond 64 bits: no size, address or time is that large")
     return number
 
 
 def _no_number(text: str) -> NoReturn:
-    raise BadInput(f"its JSON holds {text}, which is no number")
+    raise BadInput(f"its JSON has {text}, which is not a number")
 
 
 def _refuse(head: bytes, name: str) -> NoReturn:

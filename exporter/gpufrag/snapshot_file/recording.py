@@ -11,8 +11,7 @@ from ..errors import BadInput, UsageError
 from ..model.allocatable import Driver
 from ..model.heap import Heap
 from ..model.trace.events import Event, parse_rows, parse_trace
-from .reading import load, name_of
-from .saved import Saved, read_raw, size_of
+from .reading import Saved, load, name_of, read_raw, size_of
 
 HOW = "call torch.cuda.memory._record_memory_history() at the start of the job, and torch.cuda.memory._dump_snapshot()"
 
