@@ -8,7 +8,7 @@ STAMP := $(VENV)/installed
 JOBS ?= 4
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check fix bench
+.PHONY: help demo test cuda check fix bench
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 8
@@ -18,6 +18,9 @@ demo: $(STAMP) ## two simulated ranks, a real sidecar and a live table, on any m
 
 test: $(STAMP) ## the whole test suite without a GPU; ARGS="tests/model -k heap" narrows it, JOBS=0 runs it in one process
 	@$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile $(ARGS)
+
+cuda: $(STAMP) ## the tests of the agent in the CUDA build of torch, without a GPU; downloads torch once; TORCH=2.11.0 picks a release
+	@PYTHONPATH=tests $(BIN)/python -m fake_cuda run $(if $(TORCH),--torch $(TORCH)) -- $(abspath $(BIN)/python) -m pytest -m cuda tests/cuda_torch $(ARGS)
 
 check: $(STAMP) ## what CI checks beside the tests: lint, format, types, import direction
 	@$(BIN)/ruff check .

@@ -69,11 +69,13 @@ auto make_pool(T* a, Id id, long) -> decltype(a->ensureExistsAndIncrefPool(0, id
 template <class T>
 void make_pool(T*, Id, ...) {}  // until 2.5 a pool begins with its first use
 template <class T>
-auto set_use_on_oom(T* a, Id id, int) -> decltype(a->setUseOnOOM(0, id, true)) { return a->setUseOnOOM(0, id, true); }
+auto set_use_on_oom(T* a, Id id, bool on, int) -> decltype(a->setUseOnOOM(0, id, on)) { return a->setUseOnOOM(0, id, on); }
 template <class T>
-auto set_use_on_oom(T* a, Id id, long) -> decltype(a->setUseOnOOM(0, id)) { return a->setUseOnOOM(0, id); }
+auto set_use_on_oom(T* a, Id id, bool on, long) -> decltype(a->setUseOnOOM(0, id)) {
+  if (on) a->setUseOnOOM(0, id);  // releases before 2.11 cannot turn it off
+}
 template <class T>
-void set_use_on_oom(T*, Id, ...) { throw std::runtime_error("this release has no use_on_oom"); }
+void set_use_on_oom(T*, Id, bool, ...) { throw std::runtime_error("this release has no use_on_oom"); }
 template <class T>
 auto set_no_split(T* a, Id id, int) -> decltype(a->setNoSplit(0, id)) { return a->setNoSplit(0, id); }
 template <class T>
@@ -127,6 +129,7 @@ struct Pool {
   Id id;
   bool is_graph;
   size_t stream;
+  bool use_on_oom = false;
 };
 
 struct Program {
@@ -245,7 +248,7 @@ class Run {
     Id id = pools_[number].id;
     make_pool(allocator_, id, 0);
     for (std::string option; words >> option;) {
-      if (option == "use_on_oom") set_use_on_oom(allocator_, id, 0);
+      if (option == "use_on_oom") set_use_on_oom(allocator_, id, pools_[number].use_on_oom = true, 0);
       else if (option == "no_split") set_no_split(allocator_, id, 0);
       else throw std::runtime_error("unknown option of a pool: " + option);
     }
@@ -287,6 +290,7 @@ class Run {
   }
 
   void drop(unsigned long number) {
+    if (pools_.at(number).use_on_oom) set_use_on_oom(allocator_, pools_[number].id, false, 0);
     allocator_->releasePool(0, pools_.at(number).id);
     if (!pools_[number].is_graph) empty_pool(allocator_, pools_[number].id, 0);
     pools_.erase(number);
