@@ -23,8 +23,9 @@ def run(
     """Return what the allocator recorded of each program, by its name, in the form of tests/golden.
 
     `conf` is PYTORCH_CUDA_ALLOC_CONF, `settings` are FAKE_CUDA_* variables. The results have these keys in addition:
-    `largest` (of each `largest` instruction) and `calls` ([trace events, retries, stream synchronizations] after each
-    instruction). Raises ProgramFailed, and Unavailable where torch or a compiler cannot be had.
+    `largest` and `tried` (one result for each instruction of that name), and `calls` ([trace events, retries, stream
+    synchronizations] after each instruction). Raises ProgramFailed, and Unavailable where torch or a compiler cannot
+    be had.
     """
     program = harness(release)
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTORCH_", "FAKE_CUDA_"))}

@@ -4,7 +4,7 @@
 //
 // Each program runs in a child process, so each begins with a fresh allocator. One line is one instruction; `program`
 // begins the next one. Numbers name blocks, streams and pools; a stream or a pool is made at its first use.
-//     program NAME [total=BYTES] [free=BYTES] [limit=BYTES] [other=BYTES]
+//     program NAME [total=BYTES] [free=BYTES] [limit=BYTES] [other=BYTES] [history=0]
 //     malloc BLOCK BYTES [STREAM]   free BLOCK   share BLOCK STREAM     empty_cache
 //     pending 0|1    events stay pending: blocks used on two streams wait
 //     pass           all of them complete;   pass BLOCK   those of this block
@@ -13,7 +13,8 @@
 //     address ADDRESS BYTES   of the next segment
 //     pool POOL [use_on_oom] [no_split]   make a MemPool;   use POOL   allocate in it;   unuse POOL;   drop POOL
 //     capture POOL STREAM   begin a graph in a pool of its own;   captured POOL   end it;   drop POOL
-//     largest [STREAM]   find by bisection the largest request that succeeds now (to 512 bytes)
+//     largest [STREAM]   find by bisection the largest request that succeeds now (to 512 bytes), and
+//     try BYTES [STREAM]  find whether this one does; both leave the allocator as it is
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAStream.h>
@@ -134,7 +135,7 @@ struct Pool {
 
 struct Program {
   std::string name;
-  size_t total = 80ull << 30, free = 0, limit = 0, other = 0;
+  size_t total = 80ull << 30, free = 0, limit = 0, other = 0, history = 1;
   std::vector<std::string> lines;
 };
 
@@ -154,7 +155,7 @@ class Run {
     allocator_ = A::get();
     if (program.limit) set_limit(program.limit);
     streams_.push_back(c10::cuda::getDefaultCUDAStream(0));
-    record_history();
+    if (program.history) record_history();
   }
 
   void all() {
@@ -164,7 +165,7 @@ class Run {
       words >> action;
       if (action == "address") continue;
       does(action, words);
-      note_call();
+      if (program_.history) note_call();
     }
   }
 
@@ -196,6 +197,7 @@ class Run {
     else if (action == "captured") end_capture(a);
     else if (action == "drop") drop(a);
     else if (action == "largest") find_largest(a);
+    else if (action == "try") tried_.push_back(succeeds(a, b));
     else throw std::runtime_error("unknown instruction: " + action);
   }
 
@@ -349,6 +351,7 @@ class Run {
   std::unordered_map<unsigned long, std::pair<uint64_t, uint64_t>> points_;
   std::map<unsigned long, Pool> pools_;
   std::vector<size_t> largest_;
+  std::vector<bool> tried_;
   std::vector<Call> calls_;
   unsigned long long pool_count_ = 0;
   size_t current_ = 0;
@@ -388,6 +391,8 @@ void Run::write(const std::string& path) {
       << (largest_.empty() ? std::string("null") : std::to_string(largest_.back()))
       << ", \"largest\": [";
   for (size_t i = 0; i < largest_.size(); i++) out << (i ? ", " : "") << largest_[i];
+  out << "], \"tried\": [";
+  for (size_t i = 0; i < tried_.size(); i++) out << (i ? ", " : "") << (tried_[i] ? "true" : "false");
   out << "], \"calls\": [";
   for (size_t i = 0; i < calls_.size(); i++)
     out << (i ? ", [" : "[") << calls_[i].events << ", " << calls_[i].retries << ", " << calls_[i].syncs << "]";
@@ -471,6 +476,7 @@ Program read_header(std::istringstream& words) {
     else if (key == "free") program.free = value;
     else if (key == "limit") program.limit = value;
     else if (key == "other") program.other = value;
+    else if (key == "history") program.history = value;
     else throw std::runtime_error("unknown key: " + key);
   }
   if (!program.free) program.free = program.total - (527ull << 20);
