@@ -1,4 +1,4 @@
-"""The chart under the values that people give it: what it makes fits the schemas, allows what it must and no more."""
+"""The chart with different values: it renders valid manifests and grants what is needed and no more."""
 
 from __future__ import annotations
 
@@ -51,11 +51,13 @@ EVERYTHING = (
     "podLabels.team=ml",
     "podAnnotations.team=ml",
     "config.prometheus.url=http://prometheus:9090",
+    "nodeSidecar.enabled=true",
 )
 MATRIX = {
-    "as it is": (),
+    "defaults": (),
     "one namespace": ("allowedNamespaces={ml}",),
     "everything": EVERYTHING,
+    "node sidecar": ("enabled=false", "nodeSidecar.enabled=true", "nodeSidecar.runtimeClassName="),
     "no restarter": ("enabled=false", "podMonitor.enabled=true", "podMonitor.namespaces={ml}"),
     "nothing": ("enabled=false", "rules.configMap=false", "dashboards.enabled=false"),
     "no network policy": ("networkPolicy.enabled=false",),
@@ -71,18 +73,18 @@ def of_kind(kind: str, *settings: str) -> list[Manifest]:
 
 
 @pytest.mark.parametrize("name", MATRIX)
-def test_lint_finds_nothing(name):
+def test_helm_lint_finds_nothing(name):
     chosen = [word for setting in MATRIX[name] for word in ("--set", setting)]
     output(helm("lint", "--strict", "--quiet", CHART, *chosen))
 
 
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])
 @pytest.mark.parametrize("name", MATRIX)
-def test_what_it_makes_fits_the_schemas(name, version):
+def test_manifests_fit_the_schemas(name, version):
     check([row for row in made(*MATRIX[name], version=version) if is_core(row)], version)
 
 
-def test_names_that_look_like_numbers_stay_names():
+def test_names_that_look_like_numbers_stay_text():
     odd = ("allowedNamespaces={123,1e5}", "priorityClassName=7", "web.existingSecret=0x1", "auth.existingSecret=1")
     chosen = [word for setting in odd for word in ("--set-string", setting)]
     rows = documents(output(helm("template", "17", CHART, "--namespace", "42", "--kube-version", NEWEST, *chosen)))
@@ -90,14 +92,7 @@ def test_names_that_look_like_numbers_stay_names():
     assert {row["metadata"]["namespace"] for row in rows} == {"42", "123", "1e5"}
 
 
-def test_the_injection_fits_the_schemas():
-    rows = made("injection.enabled=true", "injection.namespaceLabels.team=ml")
-    kinds = {row["kind"] for row in rows}
-    assert kinds >= {"MutatingAdmissionPolicy", "MutatingAdmissionPolicyBinding"}
-    check([row for row in rows if is_core(row)], NEWEST)
-
-
-def test_an_old_cluster_is_told_that_it_cannot_inject():
+def test_injection_needs_kubernetes_1_36():
     said = refusal(helm("template", "x", CHART, "--kube-version", "1.35", "--set", "injection.enabled=true"))
     assert "needs Kubernetes 1.36" in said
 
@@ -108,24 +103,24 @@ def operator_faults(manifests: list[Manifest]) -> str:
     return output([tool("node", "Debian: nodejs"), script, modules], as_json(manifests))
 
 
-def test_the_operator_resources_fit_their_schemas():
+def test_operator_resources_fit_their_schemas():
     rows = [row for row in made(*EVERYTHING) if row["apiVersion"].startswith("monitoring.coreos.com/")]
     assert sorted(row["kind"] for row in rows) == ["PodMonitor", "PodMonitor", "PrometheusRule"]
     assert operator_faults(rows) == ""
 
 
-def test_a_broken_operator_resource_is_found():
+def test_broken_operator_resource_is_found():
     (rule,) = of_kind("PrometheusRule", "prometheusRule.enabled=true")
     del rule["spec"]["groups"][0]["rules"][0]["expr"]
     assert "expr" in operator_faults([rule])
 
 
-def test_custom_resources_are_off_unless_wanted():
+def test_custom_resources_are_off_by_default():
     assert [row["kind"] for row in made() if not is_core(row)] == []
 
 
-def test_pods_are_restricted():
-    assert [restricted(pod) for pod in pods(made(*EVERYTHING))] == [[]]
+def test_restarter_pod_is_restricted():
+    assert [restricted(pod) for pod in pods(made(*EVERYTHING, "nodeSidecar.enabled=false"))] == [[]]
 
 
 def rights(role: Manifest) -> dict[tuple[str, str], set[str]]:
@@ -134,13 +129,13 @@ def rights(role: Manifest) -> dict[tuple[str, str], set[str]]:
 
 
 @pytest.mark.parametrize("targets", [[kind] for kind in TARGETS] + [list(TARGETS)], ids=lambda kinds: str(kinds[0]))
-def test_a_role_allows_what_its_targets_need(targets):
+def test_role_allows_what_its_targets_need(targets):
     chosen = f"targets={{{','.join(map(str, targets))}}}"
     (role,) = [row for row in of_kind("Role", chosen, "allowedNamespaces={ml}") if row["metadata"]["namespace"] == "ml"]
     assert rights(role) == rights({"rules": permissions.role_rules(targets)})
 
 
-def test_each_namespace_has_its_role_and_the_cluster_none():
+def test_roles_are_per_namespace_only():
     rows = made("allowedNamespaces={ml,research}")
     found = [(row["metadata"]["namespace"], row["metadata"]["name"]) for row in rows if row["kind"] == "RoleBinding"]
     role = "gpufrag-restarter"
@@ -149,14 +144,14 @@ def test_each_namespace_has_its_role_and_the_cluster_none():
 
 
 def restarter_config(tmp_path: Any, *chosen: str) -> settings.RestarterConfig:
-    """As the restarter itself reads it."""
+    """As read by the restarter."""
     (found,) = [row for row in of_kind("ConfigMap", *chosen) if "restarter.yaml" in row.get("data", {})]
     path = tmp_path / "restarter.yaml"
     path.write_text(found["data"]["restarter.yaml"], encoding="utf-8")
     return settings.load(path)
 
 
-def test_the_restarter_reads_its_config(tmp_path):
+def test_restarter_reads_default_config(tmp_path):
     config = restarter_config(tmp_path)
     assert (config.policy.dry_run, config.policy.namespaces) == (True, ())
     assert str(config.auth.bearer_file) == "/etc/gpufrag/auth/token"
@@ -164,7 +159,7 @@ def test_the_restarter_reads_its_config(tmp_path):
     assert config.checkpoint.token_file is None
 
 
-def test_the_restarter_reads_what_the_values_add(tmp_path):
+def test_restarter_reads_config_values(tmp_path):
     config = restarter_config(tmp_path, *EVERYTHING, "config.policy.cool_down=10m", "config.log.level=debug")
     assert (config.policy.dry_run, config.policy.namespaces) == (False, ("ml", "research"))
     assert (config.policy.cool_down, config.prometheus.url) == (600, "http://prometheus:9090")
@@ -172,13 +167,13 @@ def test_the_restarter_reads_what_the_values_add(tmp_path):
 
 
 @pytest.mark.parametrize("mounted", ["auth", "checkpoint", "restarter", "web"])
-def test_files_that_the_config_names_are_mounted(mounted):
-    (pod,) = pods(made(*EVERYTHING))
+def test_files_in_config_are_mounted(mounted):
+    (pod,) = pods(made(*EVERYTHING, "nodeSidecar.enabled=false"))
     (container,) = pod["spec"]["containers"]
     assert f"/etc/gpufrag/{mounted}" in {row["mountPath"] for row in container["volumeMounts"]}
 
 
-def test_the_circuit_has_the_config_map_that_it_writes_to(tmp_path):
+def test_restarter_may_write_its_circuit_config_map(tmp_path):
     name = restarter_config(tmp_path).circuit.config_map
     assert name in [row["metadata"]["name"] for row in of_kind("ConfigMap")]
     (role,) = of_kind("Role")
@@ -187,7 +182,7 @@ def test_the_circuit_has_the_config_map_that_it_writes_to(tmp_path):
     ]
 
 
-def test_rules_of_ones_own_take_the_place_of_ours(tmp_path):
+def test_own_rules_replace_shipped_rules(tmp_path):
     own = tmp_path / "rules.yaml"
     own.write_text("groups: [{name: mine, rules: []}]\n", encoding="utf-8")
     text = output(
@@ -197,7 +192,7 @@ def test_rules_of_ones_own_take_the_place_of_ours(tmp_path):
     assert rule["spec"] == {"groups": [{"name": "mine", "rules": []}]}
 
 
-def test_grafana_finds_the_dashboards():
+def test_dashboards_have_grafana_label():
     boards = [row for row in of_kind("ConfigMap") if "grafana_dashboard" in row["metadata"]["labels"]]
     assert sorted(key for row in boards for key in row["data"]) == sorted(
         path.name for path in (CHART / "files" / "dashboards").glob("*.json")
@@ -205,18 +200,17 @@ def test_grafana_finds_the_dashboards():
     assert {row["metadata"]["labels"]["grafana_dashboard"] for row in boards} == {"1"}
 
 
-def test_a_packed_chart_has_what_it_links_to(tmp_path):
+def test_packed_chart_contains_linked_files(tmp_path):
     output(helm("package", CHART, "--destination", tmp_path))
     (archive,) = tmp_path.glob("*.tgz")
     assert template("prometheusRule.enabled=true", chart=archive) == template("prometheusRule.enabled=true")
 
 
-PLAIN = "# Made from deploy/helm/gpufrag by the tests of deploy/ (GPUFRAG_UPDATE=1): change the chart, or use it.\n"
-PLAIN_SETTINGS = ("allowedNamespaces={training}", "rules.configMap=false", "dashboards.enabled=false")
+PLAIN = "# Generated from deploy/helm/gpufrag by tests/deploy (GPUFRAG_UPDATE=1): change the chart, not this file.\n"
 
 
 def unmanaged(text: str) -> str:
-    """Without what only helm has a use for."""
+    """Without labels that only helm needs."""
     rows = documents(text)
     for row in rows:
         for label in ("app.kubernetes.io/managed-by", "helm.sh/chart"):
@@ -224,10 +218,28 @@ def unmanaged(text: str) -> str:
     return "---\n".join(yaml.safe_dump(row, sort_keys=False, width=120) for row in rows)
 
 
-def test_the_plain_manifests_are_those_of_the_chart():
-    kept(KUBERNETES / "restarter" / "restarter.yaml", PLAIN + unmanaged(template(*PLAIN_SETTINGS)))
+NO_EXTRAS = ("rules.configMap=false", "dashboards.enabled=false")
 
 
-def test_the_plain_pod_monitor_is_that_of_the_chart():
-    text = template("enabled=false", "rules.configMap=false", "dashboards.enabled=false", "podMonitor.enabled=true")
-    kept(KUBERNETES / "monitoring" / "podmonitor.yaml", PLAIN + unmanaged(text))
+@pytest.mark.parametrize(
+    ("path", "values"),
+    [
+        ("restarter/restarter.yaml", ("allowedNamespaces={training}", *NO_EXTRAS)),
+        ("monitoring/podmonitor.yaml", ("enabled=false", "podMonitor.enabled=true", *NO_EXTRAS)),
+        ("shared-node/daemonset.yaml", ("enabled=false", "nodeSidecar.enabled=true", *NO_EXTRAS)),
+    ],
+)
+def test_plain_manifests_are_generated_from_the_chart(path, values):
+    kept(KUBERNETES / path, PLAIN + unmanaged(template(*values)))
+
+
+@pytest.mark.parametrize("value", ["image", "injection.image", "nodeSidecar.image"])
+def test_image_can_be_set_by_digest(value):
+    digest = f"sha256:{'0' * 64}"
+    values = (
+        f"{value}.digest={digest}",
+        f"{value}.repository=own",
+        "injection.enabled=true",
+        "nodeSidecar.enabled=true",
+    )
+    assert f"own@{digest}" in template(*values)

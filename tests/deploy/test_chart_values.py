@@ -1,4 +1,4 @@
-"""Values that cannot be, or that would quietly take from the chart what it relies on: refused by the schema."""
+"""Values that the schema refuses: invalid ones, and ones that would override what the chart relies on."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ WRONG = [
     "checkpoint.existingSecret=Token",
     "checkpoint.key=a/b",
     "injection.checkpointSecret=",
-    "networkPolicy.egressPorts={0}",
+    "networkPolicy.apiServerPorts={0}",
+    "networkPolicy.prometheusPort=0",
+    "image.digest=latest",
     "podMonitor.interval=15",
 ]
 OURS = [
@@ -37,5 +39,5 @@ LABELS = [
 
 
 @pytest.mark.parametrize("setting", WRONG + OURS + LABELS)
-def test_it_is_refused(setting):
+def test_value_is_refused(setting):
     assert "values don't meet" in refusal(helm("template", "x", CHART, "--set", setting))

@@ -1,120 +1,159 @@
-"""The admission policy, its CEL evaluated by CEL's own library on pods as an API server would hand them over.
-
-What differs from an API server: an Object there is typed; here it is read as a map, so that a field that pods do not
-have is found by the schema of the pod that comes out.
-"""
+"""The admission policies, applied as an API server does."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from manifests import KUBERNETES, NEWEST, Manifest, check, documents, read, restricted, template
+from deploy.admission import PodRefused, PolicyFailed, evaluate, mutate, patched
+from manifests import KUBERNETES, Manifest, check, documents, read, restricted, template
 
 pytestmark = pytest.mark.real
 
+OURS = "/gpufrag/gpufrag/shim"
 FROM_A_FIELD = {"name": "PYTHONPATH", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
-Env = list[dict[str, Any]]
+COMPONENT = read(KUBERNETES / "sidecar" / "pod.yaml")["spec"]
 
 
 @pytest.fixture(scope="module")
-def policy() -> Manifest:
-    rows = documents(template("injection.enabled=true"))
-    return next(row["spec"] for row in rows if row["kind"] == "MutatingAdmissionPolicy")
+def policies() -> dict[str, Manifest]:
+    return {row["kind"]: row["spec"] for row in documents(template("injection.enabled=true")) if "spec" in row}
 
 
-def evaluated(expression: str, pod: Manifest) -> Any:
-    cel = pytest.importorskip("cel_expr_python.cel", reason="cel-expr-python: pip install -e .[deploy]")
-    from cel_expr_python.ext import ext_optional, ext_strings
-
-    as_map = re.sub(r"([{,]\s*)(\w+):", r'\1"\2":', re.sub(r"Object[.\w]*\{", "{", expression))
-    extensions = [ext_optional.ExtOptional(), ext_strings.ExtStrings()]
-    environment = cel.NewEnv(variables={"object": cel.Type.DYN}, extensions=extensions)
-    return environment.compile(" ".join(as_map.split())).eval(data={"object": pod}).plain_value()
+@pytest.fixture(scope="module")
+def policy(policies) -> Manifest:
+    return policies["MutatingAdmissionPolicy"]
 
 
-def applied(policy: Manifest, *containers: Manifest) -> Manifest:
-    """What is merged into a pod with these containers."""
-    (mutation,) = policy["mutations"]
-    spec = evaluated(mutation["applyConfiguration"]["expression"], {"spec": {"containers": list(containers)}})["spec"]
-    assert isinstance(spec, dict)
-    return spec
+def pod(*containers: dict[str, Any], label: str = "true", **spec: Any) -> Manifest:
+    rows = [{"image": "any", **container} for container in containers or ({"name": "main"},)]
+    metadata = {"name": "any", "labels": {"gpufrag.dev/inject": label}}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": rows, **spec}}
 
 
-def python_path(policy: Manifest, env: Env | None) -> str | None:
-    container = {"name": "main"} | ({} if env is None else {"env": env})
-    found = applied(policy, container)["containers"]
-    return found[0]["env"][1]["value"] if found else None
+def names(rows: list[Manifest]) -> list[str]:
+    return [row["name"] for row in rows]
 
 
-def named(rows: Sequence[Manifest]) -> dict[str, Manifest]:
-    return {row["name"]: row for row in rows}
+def test_pod_gets_the_sidecar_of_the_component(policy):
+    """Without the liveness probe, which was not tried in a policy."""
+    spec = mutate(policy, pod({"name": "any"}))["spec"]
+    wanted = [{k: v for k, v in row.items() if k != "livenessProbe"} for row in COMPONENT["initContainers"]]
+    wanted[1]["ports"] = [{**port, "protocol": "TCP"} for port in wanted[1]["ports"]]
+    assert spec["initContainers"] == wanted
+    assert spec["volumes"] == COMPONENT["volumes"]
+    assert spec["containers"] == [{"image": "any", **COMPONENT["containers"][0]}]
 
 
-OURS = "/gpufrag/gpufrag/shim"
+def test_pod_keeps_its_own_init_containers_and_volumes(policy):
+    own = pod(
+        {"name": "main", "env": [{"name": "A", "value": "b"}], "volumeMounts": [{"name": "data", "mountPath": "/d"}]},
+        initContainers=[{"name": "prepare", "image": "any"}],
+        volumes=[{"name": "data", "emptyDir": {}}],
+    )
+    spec = mutate(policy, own)["spec"]
+    assert names(spec["initContainers"]) == ["prepare", "gpufrag-agent", "gpufrag-sidecar"]
+    assert names(spec["volumes"]) == ["data", "gpufrag-samples", "gpufrag-agent", "gpufrag-checkpoint"]
+    assert names(spec["containers"][0]["env"]) == ["A", "GPUFRAG_DIR", "PYTHONPATH"]
+    assert names(spec["containers"][0]["volumeMounts"]) == ["data", "gpufrag-agent", "gpufrag-samples"]
+
+
+@pytest.mark.parametrize(
+    "unchanged",
+    [
+        pod(label="false"),
+        pod(initContainers=[{"name": "gpufrag-sidecar", "image": "any"}]),
+        pod(volumes=[{"name": "gpufrag-samples", "hostPath": {"path": "/x"}}]),
+        pod(volumes=[{"name": "gpufrag-checkpoint", "emptyDir": {}}]),
+    ],
+    ids=["no label", "has the sidecar", "has a volume of our name", "has another volume of our name"],
+)
+def test_pod_is_left_unchanged(policy, unchanged):
+    assert mutate(policy, unchanged) == unchanged
+
+
+def test_containers_satisfy_a_quota_on_cpu_and_memory(policy):
+    for container in mutate(policy, pod())["spec"]["initContainers"]:
+        for kind in ("requests", "limits"):
+            assert container["resources"][kind].keys() == {"cpu", "memory"}
 
 
 @pytest.mark.parametrize(
     ("env", "value"),
     [
-        (None, OURS),
+        ([], OURS),
         ([{"name": "A", "value": "b"}], OURS),
         ([{"name": "PYTHONPATH", "value": "/app:/lib"}], f"{OURS}:/app:/lib"),
-        ([{"name": "PYTHONPATH"}], OURS),  # an empty entry would mean the working folder
+        ([{"name": "PYTHONPATH"}], OURS),  # an empty entry would mean the working directory
         ([{"name": "MY_PYTHONPATH", "value": "/app"}], OURS),
         ([FROM_A_FIELD], None),
     ],
     ids=["no env", "other env", "set", "empty", "another name", "from a field"],
 )
-def test_what_a_container_has_on_its_path_stays(policy, env, value):
-    assert python_path(policy, env) == value
+def test_python_path_of_container_is_kept(policy, env, value):
+    (main,) = mutate(policy, pod({"name": "main", "env": env}))["spec"]["containers"]
+    assert next((row.get("value") for row in main["env"] if row["name"] == "PYTHONPATH"), None) == value
 
 
-def test_every_container_gets_an_agent(policy):
-    found = applied(policy, {"name": "a"}, {"name": "b", "env": [FROM_A_FIELD]}, {"name": "c"})
-    assert [row["name"] for row in found["containers"]] == ["a", "c"]
-
-
-def test_a_pod_that_has_the_sidecar_is_left_alone(policy):
-    (condition,) = policy["matchConditions"]
-    ready = {"spec": {"containers": [], "initContainers": [{"name": "gpufrag-sidecar"}]}}
-    others = {"spec": {"containers": [], "initContainers": [{"name": "prepare"}]}}
-    cases = (ready, others, {"spec": {"containers": []}})
-    assert [evaluated(condition["expression"], pod) for pod in cases] == [False, True, True]
-
-
-def test_it_is_the_sidecar_of_the_component(policy):
-    """Of which it leaves out what was not seen to work in a policy: quantities, and a port by its name."""
-    wanted = read(KUBERNETES / "sidecar" / "pod.yaml")["spec"]
-    found = applied(policy, {"name": "any"})
-    for name, row in named(found["initContainers"]).items():
-        component = named(wanted["initContainers"])[name]
-        ports = [{**port, "protocol": "TCP"} for port in component.get("ports", [])]
-        both = {**component, "ports": ports} if ports else component
-        assert row == {key: value for key, value in both.items() if key not in ("resources", "livenessProbe")}
-    assert [row["name"] for row in found["initContainers"]] == list(named(wanted["initContainers"]))
-    assert found["containers"] == wanted["containers"]
-
-
-def test_the_pod_that_comes_out_is_one(policy):
-    spec = applied(policy, {"name": "main"})
-    spec["containers"][0] |= {
-        "image": "any",
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "capabilities": {"drop": ["ALL"]},
-            "runAsNonRoot": True,
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
+def test_pod_stays_restricted(policy):
+    security = {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "runAsNonRoot": True,
+        "seccompProfile": {"type": "RuntimeDefault"},
     }
-    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"}, "spec": spec}
-    check([pod], NEWEST)
-    assert restricted(pod) == []
+    assert restricted(mutate(policy, pod({"name": "main", "securityContext": security}))) == []
 
 
-def test_a_pod_that_it_fails_for_starts_as_it_is(policy):
+def test_failed_policy_leaves_pod_and_warns(policies, policy):
     assert policy["failurePolicy"] == "Ignore"
-    assert policy["matchConstraints"]["objectSelector"] == {"matchLabels": {"gpufrag.dev/inject": "true"}}
+    validation = policies["ValidatingAdmissionPolicy"]
+    (rule,) = validation["validations"]
+    assert [evaluate(rule["expression"], one) for one in (pod(), mutate(policy, pod()))] == [False, True]
+    assert validation["matchConstraints"] == policy["matchConstraints"]
+    assert policies["ValidatingAdmissionPolicyBinding"]["validationActions"] == ["Warn", "Audit"]
+
+
+APPLY = "Object{{spec: Object.spec{{initContainers: [Object.spec.initContainers{{name: 'a', {}}}]}}}}"
+
+
+@pytest.mark.parametrize(
+    ("field", "place"),
+    [
+        ("command: ['x']", r"initContainers\[0\].command"),
+        ("args: ['x']", r"initContainers\[0\].args"),
+        (
+            "securityContext: Object.spec.initContainers.securityContext{"
+            "capabilities: Object.spec.initContainers.securityContext.capabilities{drop: ['ALL']}}",
+            r"initContainers\[0\].securityContext.capabilities.drop",
+        ),
+    ],
+)
+def test_server_refuses_atomic_lists_in_apply_configuration(policy, field, place):
+    mutation = {"patchType": "ApplyConfiguration", "applyConfiguration": {"expression": APPLY.format(field)}}
+    with pytest.raises(PolicyFailed, match=f"may not mutate atomic arrays, maps or structs: .spec.{place}"):
+        mutate({**policy, "mutations": [mutation]}, pod())
+
+
+def test_server_refuses_volume_with_two_sources(policy):
+    conditions = [row for row in policy["matchConditions"] if "volume" not in row["name"]]
+    own = pod(volumes=[{"name": "gpufrag-samples", "hostPath": {"path": "/x"}}])
+    with pytest.raises(PodRefused, match="more than 1 volume type"):
+        mutate({**policy, "matchConditions": conditions}, own)
+
+
+def test_server_refuses_append_to_a_missing_list():
+    with pytest.raises(PolicyFailed, match="missing path"):
+        patched(pod(), [{"op": "add", "path": "/spec/initContainers/-", "value": {}}])
+
+
+def test_policies_fit_the_schemas():
+    rows = documents(template("injection.enabled=true", "injection.namespaceLabels.team=ml"))
+    kinds = ("MutatingAdmissionPolicy", "ValidatingAdmissionPolicy")
+    found = [row for row in rows if row["kind"].startswith(kinds)]
+    assert [row["spec"].get("policyName", "") for row in found if "Binding" in row["kind"]] == [
+        "gpufrag-sidecar",
+        "gpufrag-sidecar-missing",
+    ]
+    check(found, "1.37")

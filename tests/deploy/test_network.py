@@ -1,4 +1,4 @@
-"""Who reaches whom: the chart's NetworkPolicies, computed over the pods that it and the component make."""
+"""Which connections the chart's NetworkPolicies allow between the pods of the chart and the component."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ OPEN = (
 )
 ALERTMANAGER = ("monitoring", {"app.kubernetes.io/name": "alertmanager"})
 PROMETHEUS = ("monitoring", {"app.kubernetes.io/name": "prometheus"})
+DNS = ("kube-system", {"k8s-app": "kube-dns"})
 Pod = tuple[str, dict[str, str]]
 
 
@@ -28,7 +29,7 @@ def job(namespace: str) -> Pod:
 
 
 def chosen(selector: Manifest, labels: dict[str, str]) -> bool:
-    """By matchLabels and In: others are not used."""
+    """Supports matchLabels and In, which is all that the chart uses."""
     assert not selector.keys() - {"matchLabels", "matchExpressions"}
     rows = selector.get("matchExpressions", [])
     assert {row["operator"] for row in rows} <= {"In"}
@@ -41,12 +42,14 @@ def allowed(rules: list[Manifest], side: str, home: str, other: Pod, port: int) 
     namespace, labels = other
 
     def is_peer(peer: Manifest) -> bool:
+        if "ipBlock" in peer:
+            return False
         own = {"matchLabels": {"kubernetes.io/metadata.name": home}}
         there = peer.get("namespaceSelector", own)
         return chosen(there, {"kubernetes.io/metadata.name": namespace}) and chosen(peer.get("podSelector", {}), labels)
 
     def allows(rule: Manifest) -> bool:
-        peers = rule.get(side, [])  # an empty list is everybody, as no list is
+        peers = rule.get(side, [])  # no list and an empty list both mean everyone
         return port in [row["port"] for row in rule["ports"]] and (not peers or any(map(is_peer, peers)))
 
     return any(map(allows, rules))
@@ -76,41 +79,54 @@ def network() -> Network:
     return Network(*OPEN)
 
 
-def test_alerts_come_from_alertmanager_alone(network):
+def test_only_alertmanager_can_send_alerts(network):
     assert network.passes(ALERTMANAGER, network.restarter, settings.PORT)
     assert not network.passes(PROMETHEUS, network.restarter, settings.PORT)
     assert not network.passes(job("ml"), network.restarter, settings.PORT)
 
 
-def test_prometheus_scrapes_the_restarter_and_the_sidecars(network):
+def test_prometheus_can_scrape_restarter_and_sidecars(network):
     assert network.passes(PROMETHEUS, network.restarter, settings.METRICS_PORT)
     assert network.passes(PROMETHEUS, job("ml"), DEFAULT_PORT)
     assert not network.passes(job("ml"), network.restarter, settings.METRICS_PORT)
 
 
 @pytest.mark.parametrize("namespace", ["ml", "research"])
-def test_the_restarter_reaches_the_sidecars_and_no_other_port_of_a_job(network, namespace):
+def test_restarter_reaches_only_the_sidecar_port_of_a_job(network, namespace):
     assert network.passes(network.restarter, job(namespace), DEFAULT_PORT)
     assert not network.passes(network.restarter, job(namespace), 29500)
     assert not network.passes(job("other"), job(namespace), DEFAULT_PORT)
 
 
-def test_without_a_token_it_reaches_no_sidecar():
-    network = Network("allowedNamespaces={ml}")
-    assert not network.passes(network.restarter, job("ml"), DEFAULT_PORT)
-
-
-def test_it_reaches_no_sidecar_of_a_namespace_that_is_not_allowed(network):
+def test_restarter_reaches_no_sidecar_without_token_or_permission(network):
+    without_token = Network("allowedNamespaces={ml}")
+    assert not without_token.passes(without_token.restarter, job("ml"), DEFAULT_PORT)
     assert not network.passes(network.restarter, job("other"), DEFAULT_PORT)
 
 
-def test_the_port_of_the_sidecars_may_be_another():
+def test_restarter_reaches_dns_and_prometheus_but_no_other_pod(network):
+    assert network.passes(network.restarter, DNS, 53)
+    assert network.passes(network.restarter, PROMETHEUS, 9090)
+    assert not network.passes(network.restarter, job("ml"), 53)
+    assert not network.passes(network.restarter, job("ml"), 9090)
+
+
+def test_api_server_addresses_restrict_egress():
+    address = {"ipBlock": {"cidr": "10.0.0.1/32"}}
+    network = Network("networkPolicy.apiServer[0].ipBlock.cidr=10.0.0.1/32")
+    (policy,) = [row["spec"] for row in network.rows if row["kind"] == "NetworkPolicy"]
+    assert all(rule.get("to") for rule in policy["egress"])
+    assert [rule["to"] for rule in policy["egress"] if rule["ports"][0]["port"] == 443] == [[address]]
+    assert not network.passes(network.restarter, job("ml"), 443)
+
+
+def test_sidecar_port_follows_config():
     network = Network(*OPEN, "config.checkpoint.port=9000")
     assert network.passes(network.restarter, job("ml"), 9000)
     assert not network.passes(network.restarter, job("ml"), DEFAULT_PORT)
 
 
-def test_an_empty_list_of_peers_lets_nobody_in():
+def test_empty_list_of_peers_allows_nobody():
     network = Network("networkPolicy.alertmanager=null", "networkPolicy.prometheus=null")
     assert not network.passes(ALERTMANAGER, network.restarter, settings.PORT)
     assert not network.passes(PROMETHEUS, network.restarter, settings.METRICS_PORT)
@@ -120,7 +136,7 @@ def ports(containers: list[Manifest]) -> dict[str, int]:
     return {row["name"]: row["containerPort"] for one in containers for row in one.get("ports", [])}
 
 
-def test_monitors_and_the_service_name_ports_that_their_pods_have(network):
+def test_monitors_and_service_name_existing_ports(network):
     pod: Any = read(KUBERNETES / "sidecar" / "pod.yaml")["spec"]
     assert ports(pod["initContainers"]) == {"gpufrag": DEFAULT_PORT}
     own = ports(network.deployment["spec"]["template"]["spec"]["containers"])

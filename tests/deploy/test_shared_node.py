@@ -1,4 +1,4 @@
-"""The sidecar of a node, and the pods that it serves."""
+"""The sidecar per node, and the pods that use it."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ def manifests() -> list[Manifest]:
 
 @pytest.mark.real
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])
-def test_it_fits_the_schemas(version):
+def test_manifests_fit_the_schemas(version):
     check(manifests(), version)
 
 
-def test_of_what_is_not_restricted_there_is_but_the_host_path_and_who_makes_it():
+def test_only_host_paths_and_their_owner_are_not_restricted():
     faults = {fault for pod in pods(manifests()) for fault in restricted(pod)}
     paths = {f"volume {name}: hostPath" for name in ("samples", "agent")}
     assert faults == paths | {"gpufrag-folder: root", "gpufrag-agent: root"}
 
 
-def test_jobs_meet_the_sidecar_in_its_folder_and_group():
+def test_job_shares_folder_and_group_with_sidecar():
     daemon, job = (next(pods(read(FOLDER / name)))["spec"] for name in ("daemonset.yaml", "job.yaml"))
     (sidecar,) = daemon["containers"]
     assert job["securityContext"]["supplementalGroups"] == [sidecar["securityContext"]["runAsGroup"]]
@@ -38,7 +38,7 @@ def test_jobs_meet_the_sidecar_in_its_folder_and_group():
 @pytest.mark.parametrize(
     "path", [FOLDER / "job.yaml", KUBERNETES / "sidecar" / "pod.yaml"], ids=lambda path: path.parent.name
 )
-def test_python_looks_where_install_agent_puts_the_agent(path, tmp_path):
+def test_python_path_is_where_install_agent_writes(path, tmp_path):
     pod = read(path)
     spec = next(pods(pod))["spec"] if pod["kind"] == "Job" else pod["spec"]
     (main,) = spec["containers"]

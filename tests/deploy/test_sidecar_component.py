@@ -1,10 +1,11 @@
-"""The kustomize component and the examples: what comes out is a job with a sidecar, and nothing of the job is lost."""
+"""The kustomize component and the examples: they add the sidecar to a job and lose nothing of it."""
 
 from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterator
+import shutil
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +28,16 @@ from manifests import (
     lost,
     pods,
     read,
+    refusal,
     restricted,
+    tool,
 )
 
 COMPONENT = KUBERNETES / "sidecar"
 EXAMPLES = sorted(path.parent.name for path in (KUBERNETES / "examples").glob("*/kustomization.yaml"))
 SOURCE: Manifest = read(COMPONENT / "pod.yaml")["spec"]
 
-# Where the pods of a kind are; a list is gone through with *, a mapping cannot be.
+# The pod templates of each kind. `*` matches every element of a list, but not of a mapping.
 REPLICATED = "replicatedJobs.*.template.spec.template"
 TEMPLATES = {
     ("batch", "Job"): ["spec.template"],
@@ -42,47 +45,68 @@ TEMPLATES = {
     ("apps", "StatefulSet"): ["spec.template"],
     ("jobset.x-k8s.io", "JobSet"): [f"spec.{REPLICATED}"],
     ("trainer.kubeflow.org", "TrainingRuntime"): [f"spec.template.spec.{REPLICATED}"],
-    ("kubeflow.org", "PyTorchJob"): [f"spec.pytorchReplicaSpecs.{role}.template" for role in ("Master", "Worker")],
     ("leaderworkerset.x-k8s.io", "LeaderWorkerSet"): ["spec.leaderWorkerTemplate.workerTemplate"],
     ("batch.volcano.sh", "Job"): ["spec.tasks.*.template"],
 }
-MADE = "# Made from pod.yaml by the tests of deploy/ (GPUFRAG_UPDATE=1): which part of it goes where in each kind.\n"
+ROLES = {
+    "pytorch-master": (("kubeflow.org", "PyTorchJob"), "spec.pytorchReplicaSpecs.Master.template"),
+    "pytorch-worker": (("kubeflow.org", "PyTorchJob"), "spec.pytorchReplicaSpecs.Worker.template"),
+    "ray-head": (("ray.io", "RayJob"), "spec.rayClusterSpec.headGroupSpec.template"),
+    "ray-workers": (("ray.io", "RayJob"), "spec.rayClusterSpec.workerGroupSpecs.0.template"),
+}
+"""Components for one role of a kind: kustomize would create a missing role, so users name the roles they have."""
+MADE = "# Generated from pod.yaml by tests/deploy (GPUFRAG_UPDATE=1): which part of it goes where.\n"
+Templates = dict[tuple[str, str], list[str]]
 
 
-def parts() -> Iterator[tuple[str, str, str]]:
-    """Of the source: a list within a pod, and the key and value by which one of it is known there."""
-    (main,) = SOURCE["containers"]
-    for path, key, rows in (
-        ("initContainers", "name", SOURCE["initContainers"]),
-        ("volumes", "name", SOURCE["volumes"]),
-        ("containers.0.env", "name", main["env"]),
-        ("containers.0.volumeMounts", "mountPath", main["volumeMounts"]),
-    ):
-        yield from ((path, key, row[key]) for row in rows)
-
-
-def replacement(path: str, key: str, value: str) -> Manifest:
-    # A pattern, which finds parts of names too unless told. What is not there is made under the pattern's own text, and
-    # looked for again: it must find itself, and does so by what no name has.
-    target = f"{path}.[{key}=^{value}$|!!]"
+def replacement(templates: Templates, source: str, target: str, **options: Any) -> Manifest:
     targets = [
         {
             "select": {"group": group, "kind": kind},
-            "fieldPaths": [f"{template}.spec.{target}" for template in templates],
-            "options": {"create": True},
+            "fieldPaths": [f"{template}.spec.{target}" for template in paths],
+            **({"options": options} if options else {}),
         }
-        for (group, kind), templates in TEMPLATES.items()
+        for (group, kind), paths in templates.items()
     ]
-    source = {"kind": "Pod", "name": "gpufrag-sidecar", "fieldPath": f"spec.{path}.[{key}={value}]"}
-    return {"source": source, "targets": targets}
+    return {"source": {"kind": "Pod", "name": "gpufrag-sidecar", "fieldPath": f"spec.{source}"}, "targets": targets}
 
 
-def test_every_part_goes_into_every_kind():
-    made = yaml.safe_dump([replacement(*part) for part in parts()], sort_keys=False, width=120)
-    kept(COMPONENT / "replacements.yaml", MADE + made)
+def replacements(templates: Templates) -> Iterator[Manifest]:
+    """A list element is found by a pattern. If none matches, kustomize creates one that is named like the pattern, and
+    looks again: the pattern must match itself, which it does by `!!`, which no name contains.
+    """
+
+    def whole(path: str, key: str, value: str) -> Manifest:
+        return replacement(templates, f"{path}.[{key}={value}]", f"{path}.[{key}=^{value}$|!!]", create=True)
+
+    (main,) = SOURCE["containers"]
+    env = "containers.0.env"
+    for row in SOURCE["initContainers"]:
+        yield whole("initContainers", "name", row["name"])
+    for row in SOURCE["volumes"]:
+        yield whole("volumes", "name", row["name"])
+    for row in main["volumeMounts"]:
+        yield whole("containers.0.volumeMounts", "mountPath", row["mountPath"])
+    yield whole(env, "name", "GPUFRAG_DIR")
+    # PYTHONPATH: put the shim before the job's own entries (index -1 of a list with the delimiter `:`).
+    shim = f"{env}.[name=PYTHONPATH].value"
+    yield replacement(templates, shim, f"{env}.[name=^PYTHONPATH$|!!].value", create=True, delimiter=":", index=-1)
+    yield replacement(templates, f"{env}.[name=PYTHONPATH].name", f"{env}.[name=^PYTHONPATH$|!!$].name")
+    # Without own entries the value ends in `:`, which would add the working directory. A pattern without a match is an
+    # error, so GPUFRAG_DIR has the same value for a moment. Patterns see YAML, where a final `:` is quoted.
+    yield replacement(templates, shim, f"{env}.[name=^GPUFRAG_DIR$].value")
+    yield replacement(templates, shim, f"{env}.[value=^'?{main['env'][1]['value']}:?'?$].value")
+    yield replacement(templates, f"{env}.[name=GPUFRAG_DIR].value", f"{env}.[name=^GPUFRAG_DIR$].value")
 
 
-def test_the_image_is_of_this_version():
+@pytest.mark.parametrize("role", ["", *ROLES])
+def test_replacements_are_generated_from_the_pod(role):
+    templates = {ROLES[role][0]: [ROLES[role][1]]} if role else TEMPLATES
+    text = yaml.safe_dump(list(replacements(templates)), sort_keys=False, width=120)
+    kept(COMPONENT / role / "replacements.yaml", MADE + text)
+
+
+def test_image_has_this_version():
     images = {container["image"] for container in SOURCE["initContainers"]}
     assert images == {f"gpufrag:{__version__}"}
 
@@ -98,14 +122,14 @@ def all_of(path: Path) -> list[Manifest]:
 
 @pytest.mark.real
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_an_example_keeps_all_that_it_had(name):
+def test_example_loses_nothing(name):
     built = {row["kind"]: row for row in kustomize(KUBERNETES / "examples" / name)}
     assert [lost(row, built[row["kind"]]) for row in example(name)] == [[]] * len(built)
 
 
 @pytest.mark.real
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_an_example_has_the_sidecar_in_every_pod(name):
+def test_example_has_sidecar_in_every_pod(name):
     found = list(pods(kustomize(KUBERNETES / "examples" / name)))
     assert len(found) == (2 if name == "pytorchjob" else 1)
     for pod in found:
@@ -116,58 +140,58 @@ def test_an_example_has_the_sidecar_in_every_pod(name):
             "gpufrag-sidecar",
             "Always",
         )
-        assert main["image"].startswith("registry.example/"), "the patch made a container of its own"
+        assert main["image"].startswith("registry.example/"), "the component added a container"
         assert {row["name"] for row in main["env"]} >= {"PYTHONPATH", "GPUFRAG_DIR"}
 
 
 @pytest.mark.real
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_an_example_is_allowed_where_pod_security_is_restricted(name):
+def test_example_is_restricted(name):
     assert [restricted(pod) for pod in pods(kustomize(KUBERNETES / "examples" / name)) if restricted(pod)] == []
 
 
 @pytest.mark.real
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_an_example_fits_the_schemas(name, version):
+def test_example_fits_the_schemas(name, version):
     built = kustomize(KUBERNETES / "examples" / name)
     check([row for row in built if is_core(row)], version)
     check(list(pods(built)), version)
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_an_example_opts_in(name):
+def test_example_opts_in(name):
     owner = example(name)[-1]
     assert owner["metadata"]["annotations"] == {"gpufrag.dev/restart": "true"}
 
 
 @pytest.mark.real
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_all_images_of_ours_are_replaced(name):
+def test_example_sets_gpufrag_image(name):
     images = {
         c["image"] for pod in pods(kustomize(KUBERNETES / "examples" / name)) for c in pod["spec"]["initContainers"]
     }
     assert images == {f"registry.example/gpufrag:{__version__}"}
 
 
-def test_the_sidecar_never_holds_up_the_job():
+def test_sidecar_cannot_delay_the_job():
     _, sidecar = SOURCE["initContainers"]
     assert not sidecar.keys() & {"startupProbe", "readinessProbe"}
     assert all(container["securityContext"]["readOnlyRootFilesystem"] for container in SOURCE["initContainers"])
 
 
-def test_the_sidecar_understands_what_it_is_told():
+def test_sidecar_arguments_are_valid():
     _, sidecar = SOURCE["initContainers"]
     parser = argparse.ArgumentParser()
     serve.add_arguments(parser)
     config = serve.configured(parser.parse_args(sidecar["args"]))
     assert config.web.listen_address == f"0.0.0.0:{DEFAULT_PORT}"
-    assert config.control.optional, "a Secret that nobody made keeps no sidecar from starting"
+    assert config.control.optional, "the sidecar must start without the Secret"
     mounted = {row["name"]: row["mountPath"] for row in sidecar["volumeMounts"]}
     assert str(config.control.token_file) == f"{mounted['gpufrag-checkpoint']}/token"
 
 
-def test_the_token_may_be_missing_and_is_for_the_sidecar_alone():
+def test_token_is_optional_and_mounted_by_sidecar_only():
     secret = {row["name"]: row for row in SOURCE["volumes"]}["gpufrag-checkpoint"]["secret"]
     assert secret == {"secretName": "gpufrag-checkpoint", "optional": True}
     agent, _ = SOURCE["initContainers"]
@@ -175,11 +199,11 @@ def test_the_token_may_be_missing_and_is_for_the_sidecar_alone():
         assert "gpufrag-checkpoint" not in [row["name"] for row in container["volumeMounts"]]
 
 
-API = {"batch": "v1", "apps": "v1", "kubeflow.org": "v1", "jobset.x-k8s.io": "v1alpha2"}
+API = {"jobset.x-k8s.io": "v1alpha2"}
 
 
 def minimal(group: str, kind: str, templates: list[str]) -> Manifest:
-    """Of that kind, with one pod at each place where it can have one."""
+    """A manifest of that kind with a pod template at each place."""
     made: Manifest = {"apiVersion": f"{group}/{API.get(group, 'v1')}", "kind": kind, "metadata": {"name": "any"}}
     for template in templates:
         value: Any = {"spec": {"containers": [{"name": "any", "image": "any"}]}}
@@ -192,22 +216,27 @@ def minimal(group: str, kind: str, templates: list[str]) -> Manifest:
     return made
 
 
-def with_component(folder: Path, manifest: Manifest) -> list[Manifest]:
+def write_overlay(folder: Path, manifest: Manifest, component: Path, roles: Sequence[str]) -> None:
     (folder / "job.yaml").write_text(yaml.safe_dump(manifest), encoding="utf-8")
-    overlay = {"resources": ["job.yaml"], "components": [os.path.relpath(COMPONENT, folder)]}
+    components = [os.path.relpath(component / role, folder) for role in ("", *roles)]
+    overlay = {"resources": ["job.yaml"], "components": components}
     (folder / "kustomization.yaml").write_text(yaml.safe_dump(overlay), encoding="utf-8")
+
+
+def with_component(folder: Path, manifest: Manifest, *roles: str) -> list[Manifest]:
+    write_overlay(folder, manifest, COMPONENT, roles)
     return [pod["spec"] for pod in pods(kustomize(folder))]
 
 
 @pytest.mark.real
 @pytest.mark.parametrize("kind", TEMPLATES, ids=".".join)
-def test_every_kind_gets_the_sidecar(kind, tmp_path):
+def test_kind_gets_the_sidecar(kind, tmp_path):
     wanted = SOURCE | {"containers": [SOURCE["containers"][0] | {"image": "any"}]}
     assert with_component(tmp_path, minimal(*kind, TEMPLATES[kind])) == [wanted] * len(TEMPLATES[kind])
 
 
 @pytest.mark.real
-def test_names_that_hold_ours_are_left_alone(tmp_path):
+def test_names_that_contain_ours_are_left_alone(tmp_path):
     main = {
         "name": "main",
         "image": "any",
@@ -234,12 +263,77 @@ def test_names_that_hold_ours_are_left_alone(tmp_path):
     assert (len(after["containers"][0]["env"]), len(after["containers"][0]["volumeMounts"])) == (4, 5)
 
 
+OURS = SOURCE["containers"][0]["env"][1]["value"]
+
+
 @pytest.mark.real
-def test_a_python_path_from_elsewhere_is_replaced_and_stays_one(tmp_path):
+@pytest.mark.parametrize(
+    ("own", "expected"),
+    [
+        ({"value": "/app:/lib"}, {"value": f"{OURS}:/app:/lib"}),
+        ({"value": ""}, {"value": OURS}),
+        # both fields: the API server refuses the job instead of losing one
+        ({"valueFrom": {"fieldRef": {}}}, {"value": OURS, "valueFrom": {"fieldRef": {}}}),
+    ],
+)
+def test_python_path_of_job_is_kept(own, expected, tmp_path):
     before = minimal("batch", "Job", ["spec.template"])
-    before["spec"]["template"]["spec"]["containers"][0]["env"] = [
-        {"name": "PYTHONPATH", "valueFrom": {"configMapKeyRef": {"name": "paths", "key": "python"}}}
-    ]
+    before["spec"]["template"]["spec"]["containers"][0]["env"] = [{"name": "PYTHONPATH", **own}]
     (after,) = with_component(tmp_path, before)
     found = [row for row in after["containers"][0]["env"] if row["name"] == "PYTHONPATH"]
-    assert found == [{"name": "PYTHONPATH", "value": "/gpufrag/gpufrag/shim"}]
+    assert found == [{"name": "PYTHONPATH", **expected}]
+
+
+ROLE_PAIRS = [("pytorch-master", "pytorch-worker"), ("ray-head", "ray-workers")]
+
+
+def with_role(role: str, *, container: str = "") -> Manifest:
+    """A job with that role only."""
+    (group, kind), template = ROLES[role]
+    names = {
+        "pytorch-master": "pytorch",
+        "pytorch-worker": "pytorch",
+        "ray-head": "ray-head",
+        "ray-workers": "ray-worker",
+    }
+    manifest = minimal(group, kind, [template.replace(".0.", ".*.")])
+    (pod,) = pods(manifest)
+    pod["spec"]["containers"][0]["name"] = container or {"ray-head": "ray-head", "ray-workers": "ray-worker"}.get(
+        role, "pytorch"
+    )
+    return manifest
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("role", ROLES)
+def test_role_component_adds_sidecar_and_no_other_role(role, tmp_path):
+    manifest = with_role(role)
+    (spec,) = with_component(tmp_path, manifest, role)
+    assert [row["name"] for row in spec["initContainers"]] == ["gpufrag-agent", "gpufrag-sidecar"]
+    assert spec["containers"][0]["image"] == "any"
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("pair", ROLE_PAIRS, ids="+".join)
+def test_component_of_a_missing_role_fails(pair, tmp_path):
+    for role, missing in (pair, pair[::-1]):
+        assert "containers/0/name" in failed_component(tmp_path, with_role(role), missing)
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("role", ROLES)
+def test_role_component_fails_if_another_container_is_first(role, tmp_path):
+    assert "test failed" in failed_component(tmp_path, with_role(role, container="proxy"), role)
+
+
+def failed_component(folder: Path, manifest: Manifest, *roles: str) -> str:
+    write_overlay(folder, manifest, COMPONENT, roles)
+    return refusal([tool("kubectl", "pip install -e .[deploy]"), "kustomize", folder])
+
+
+@pytest.mark.real
+def test_component_works_when_copied_elsewhere(tmp_path):
+    shutil.copytree(COMPONENT, tmp_path / "gpufrag")
+    write_overlay(tmp_path, minimal("batch", "Job", ["spec.template"]), tmp_path / "gpufrag", ())
+    (pod,) = pods(kustomize(tmp_path))
+    assert len(pod["spec"]["initContainers"]) == 2

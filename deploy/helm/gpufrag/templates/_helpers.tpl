@@ -15,8 +15,8 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- end }}
 
-{{/* As `gpufrag restarter --config` reads it: what this chart decides, with the values' config on top. */}}
-{{- define "gpufrag.config.sidecar" -}}
+{{/* The restarter's config file: what this chart sets, with the values' config on top. */}}
+{{- define "gpufrag.config" -}}
 {{- $web := dict "listen_address" ":9837" }}
 {{- if .Values.web.existingSecret }}{{ $_ := set $web "config_file" "/etc/gpufrag/web/web.yml" }}{{ end }}
 {{- $made := dict
@@ -32,7 +32,7 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- mergeOverwrite $made (deepCopy .Values.config) | toYaml }}
 {{- end }}
 
-{{/* The rules of the Role in each allowed namespace: of files/permissions.yaml what the targets need. */}}
+{{/* The rules of the Role in each allowed namespace: those of files/permissions.yaml that the targets need. */}}
 {{- define "gpufrag.rules" -}}
 {{- $verbs := dict }}
 {{- range .Files.Get "files/permissions.yaml" | fromYamlArray }}
@@ -52,11 +52,16 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- end }}
 {{- end }}
 
+{{/* Of a repository, and a digest or a tag. */}}
+{{- define "gpufrag.image" -}}
+{{ .image.repository }}{{ if .image.digest }}@{{ .image.digest }}{{ else }}:{{ .image.tag | default .version }}{{ end }}
+{{- end }}
+
 {{- define "gpufrag.ruleFile" -}}
 {{ .Values.rules.content | default (.Files.Get "files/rules.yaml") }}
 {{- end }}
 
-{{/* One level of Pod Security for all that this project runs: restricted. */}}
+{{/* Passes the Pod Security Standard restricted. */}}
 {{- define "gpufrag.securityContext" -}}
 allowPrivilegeEscalation: false
 capabilities: {drop: [ALL]}
