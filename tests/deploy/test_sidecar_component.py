@@ -290,12 +290,6 @@ ROLE_PAIRS = [("pytorch-master", "pytorch-worker"), ("ray-head", "ray-workers")]
 def with_role(role: str, *, container: str = "") -> Manifest:
     """A job with that role only."""
     (group, kind), template = ROLES[role]
-    names = {
-        "pytorch-master": "pytorch",
-        "pytorch-worker": "pytorch",
-        "ray-head": "ray-head",
-        "ray-workers": "ray-worker",
-    }
     manifest = minimal(group, kind, [template.replace(".0.", ".*.")])
     (pod,) = pods(manifest)
     pod["spec"]["containers"][0]["name"] = container or {"ray-head": "ray-head", "ray-workers": "ray-worker"}.get(
