@@ -1,4 +1,4 @@
-"""Signals that reach `gpufrag serve` before it serves."""
+"""Signals that `gpufrag serve` receives before it serves."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ real = serve.configured
 def configured(options):
     serve.configured = real
     found = real(options)
-    os.kill(os.getpid(), signal.SIGHUP)  # in the middle of the start, the config being read
+    os.kill(os.getpid(), signal.SIGHUP)  # during the start
     return found
 serve.configured = configured
 from gpufrag.cli import main
@@ -28,7 +28,7 @@ sys.exit(main())
 """
 
 
-def test_a_hangup_during_the_start_is_a_reload_as_soon_as_there_is_a_server(tmp_path: Path) -> None:
+def test_sighup_during_the_start_reloads_later(tmp_path: Path) -> None:
     one = Serving("--folder", str(tmp_path), "--port", "0", script=SLOW_START)
     try:
         one.wait_for('msg="config reloaded"')
@@ -38,12 +38,12 @@ def test_a_hangup_during_the_start_is_a_reload_as_soon_as_there_is_a_server(tmp_
         one.close()
 
 
-def test_without_a_hangup_nothing_is_reloaded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_start_without_sighup_does_not_reload(monkeypatch: pytest.MonkeyPatch) -> None:
     raised: list[int] = []
     monkeypatch.setattr(signal, "raise_signal", raised.append)
     before = signal.getsignal(signal.SIGHUP)
     try:
-        again: Callable[[Address], None] = command._hold_hangups()
+        again: Callable[[Address], None] = command._defer_sighup()
         again(Address("127.0.0.1", 1))
         assert raised == []
         os.kill(os.getpid(), signal.SIGHUP)

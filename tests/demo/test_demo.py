@@ -92,7 +92,7 @@ def test_a_port_in_use_is_told_and_nothing_stays_behind() -> None:
         done = demo("--duration", "5", "--once", "--port", str(taken.getsockname()[1]))
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
-    assert done.stderr.startswith("gpufrag: the sidecar ended with exit code 1: 127.0.0.1:")
+    assert done.stderr.startswith("gpufrag: the sidecar ended with exit code 1: cannot listen on 127.0.0.1:")
     assert "Address already in use" in done.stderr
     assert done.stderr.count("\n") == 1
 

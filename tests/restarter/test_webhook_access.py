@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from gpufrag.errors import BadInput, Unavailable
-from gpufrag.web.bearer import TokenFile
+from gpufrag.web.auth import TokenFile
 from restarter.webhook_bodies import body
 from restarter.worker_rig import Rig
 from running_server import PATIENCE, Running, running

@@ -96,7 +96,7 @@ def test_token_opens_nothing_else_and_is_reread(served: Running, token_file: Pat
 
 
 def test_unusable_token_file_is_an_error_at_start(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(Unavailable, match="is to hold the bearer tokens"):
+    with pytest.raises(Unavailable, match="cannot read token file"):
         _sidecar(folder, tmp_path / "missing")
     (tmp_path / "short").write_text("short")
     with pytest.raises(BadInput, match="at least 16 characters"):

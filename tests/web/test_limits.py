@@ -1,11 +1,14 @@
-"""What a client cannot do: fill, block or outwait the server."""
+"""Bounds on connections and requests: no client can fill, block or outwait the server."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
 import socket
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,32 +17,37 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from gpufrag.web import connections
 from gpufrag.web.runner import Service
-from running_server import received
+from running_server import hello, received
 
 HEAD = b"GET / HTTP/1.1\r\nHost: x\r\n"
 
 
 def answered(client: socket.socket) -> bool:
-    """Whether one whole answer of 200 comes."""
+    """Return whether a whole answer with status 200 comes."""
     answer = b""
     while not answer.endswith(b"hello\n"):
         answer += client.recv(1000) or b"the connection ended, not in hello\n"
     return answer.startswith(b"HTTP/1.1 200 ")
 
 
-def told(caplog: pytest.LogCaptureFixture) -> list[object]:
-    """The fields of what is more than news."""
+def warnings(caplog: pytest.LogCaptureFixture) -> list[object]:
+    """Return the fields of everything above INFO."""
     return [vars(record).get("fields") for record in caplog.records if record.levelname != "INFO"]
 
 
 class Gate:
-    """An app whose answers wait until they are let go."""
+    """An app whose answers wait for `open`."""
 
     def __init__(self) -> None:
         self.entered = threading.Semaphore(0)
         self.open = threading.Event()
-        self.service = Service(Starlette(routes=[Route("/", self._answer)]))
+        routes = [Route("/", self._answer), Route("/-/healthy", self._healthy)]
+        self.service = Service(Starlette(routes=routes), open_paths=frozenset({"/-/healthy"}))
+
+    async def _healthy(self, request: Request) -> Response:
+        return PlainTextResponse("ok\n")
 
     async def _answer(self, request: Request) -> Response:
         self.entered.release()
@@ -55,42 +63,117 @@ def gate() -> Iterator[Gate]:
     gate.open.set()
 
 
-def test_one_request_too_many_is_told_to_come_again(start: Any, gate: Gate) -> None:
+def test_request_beyond_the_bound_gets_503(start: Any, gate: Gate) -> None:
     server = start(gate.service, max_requests=1)
     with server.connect() as first:
         first.sendall(HEAD + b"\r\n")
         assert gate.entered.acquire(timeout=10)
         refused = server.get()
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        assert server.get("/-/healthy").status_code == 200
         gate.open.set()
         assert answered(first)
     assert server.get().status_code == 200
 
 
-def test_one_connection_too_many_is_told_to_come_again(start: Any) -> None:
-    server = start(max_connections=1)
+def test_one_address_cannot_take_all_request_slots(start: Any, gate: Gate) -> None:
+    server = start(gate.service, listen_address=":0", max_requests=4)
+    with contextlib.ExitStack() as stack:
+        for _ in range(3):
+            client = stack.enter_context(server.connect())
+            client.sendall(HEAD + b"\r\n")
+            assert gate.entered.acquire(timeout=10)
+        assert server.get().status_code == 503
+        other = stack.enter_context(socket.create_connection(("::1", server.port), timeout=10))
+        other.sendall(HEAD + b"\r\n")
+        assert gate.entered.acquire(timeout=10)
+        gate.open.set()
+        assert answered(other)
+
+
+@pytest.mark.parametrize("silent", [b"", HEAD, HEAD + b"\r\n"], ids=["silent", "partial", "idle"])
+def test_waiting_connections_do_not_lock_out_a_request(start: Any, silent: bytes) -> None:
+    server = start(max_connections=4)
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(server.connect()) for _ in range(4)]
+        for client in clients:
+            client.sendall(silent)
+        assert server.get().status_code == 200
+        assert server.get("/-/healthy").status_code == 200
+
+
+def test_connection_that_waits_longest_is_replaced(start: Any) -> None:
+    server = start(max_connections=2)
     with server.connect() as first, server.connect() as second:
-        answer = received(second)
+        second.sendall(HEAD + b"\r\n")
+        assert answered(second)  # it was admitted, so it stays
+        with server.connect() as third:
+            third.sendall(HEAD + b"\r\n")
+            assert answered(third)
+            assert received(first) == b""
+            second.sendall(HEAD + b"\r\n")
+            assert answered(second)
+
+
+def test_connection_gets_503_if_all_others_are_busy(start: Any, gate: Gate) -> None:
+    server = start(gate.service, max_connections=1)
+    with server.connect() as first:
+        first.sendall(HEAD + b"\r\n")
+        assert gate.entered.acquire(timeout=10)
+        with server.connect() as second:
+            answer = received(second)
         assert answer.startswith(b"HTTP/1.1 503 ")
         assert b"retry-after: 1\r\n" in answer
-        first.sendall(HEAD + b"\r\n")
+        gate.open.set()
         assert answered(first)
 
 
-def test_a_head_that_trickles_in_is_cut_off(start: Any) -> None:
+def test_accepting_goes_on_after_descriptors_ran_out(
+    start: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(connections, "ACCEPT_AGAIN_S", 0.05)
+    server = start()
+    listener = server.server.connections._listener
+    failures = iter([OSError(errno.EMFILE, "Too many open files")])
+
+    class Failing:
+        def accept(self) -> Any:
+            for failure in failures:
+                raise failure
+            return listener.accept()
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(listener, name)
+
+    server.server.connections._listener = Failing()
+    assert server.get().status_code == 200
+    assert warnings(caplog) == [{"reason": "Too many open files"}]
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [("node-1:9836", 200), ("NODE-1", 200), ("[::1]:80", 200), ("evil.example", 421), ("node-1.evil.example", 421)],
+)
+def test_only_allowed_hosts_are_answered(start: Any, host: str, status: int) -> None:
+    server = start(replace(hello(), open_paths=frozenset({"/-/healthy"})), allowed_hosts=("node-1", "::1"))
+    assert server.get(headers={"host": host}).status_code == status
+    assert server.get("/-/healthy", headers={"host": host}).status_code == 200
+
+
+def test_slow_head_is_cut_off(start: Any) -> None:
     server = start(request_timeout=0.3)
     with server.connect() as client:
         client.sendall(HEAD)
         assert received(client) == b""
 
 
-def test_a_silent_client_is_cut_off(start: Any) -> None:
+def test_silent_client_is_cut_off(start: Any) -> None:
     server = start(request_timeout=0.3)
     with server.connect() as client:
         assert received(client) == b""
 
 
-def test_the_second_request_of_a_connection_has_a_deadline_too(start: Any) -> None:
+def test_second_request_has_a_deadline_too(start: Any) -> None:
     server = start(request_timeout=0.3)
     with server.connect() as client:
         client.sendall(HEAD + b"\r\n")
@@ -99,9 +182,7 @@ def test_the_second_request_of_a_connection_has_a_deadline_too(start: Any) -> No
         assert received(client) == b""
 
 
-def test_an_answer_that_takes_too_long_is_given_up_and_told(
-    start: Any, gate: Gate, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_slow_answer_gets_503_and_a_log_line(start: Any, gate: Gate, caplog: pytest.LogCaptureFixture) -> None:
     server = start(gate.service, request_timeout=0.3)
     with server.connect() as client:
         client.sendall(HEAD + b"\r\n")
@@ -109,11 +190,11 @@ def test_an_answer_that_takes_too_long_is_given_up_and_told(
         assert answer.startswith(b"HTTP/1.1 503 ")
         assert answer.endswith(b"\r\ncontent-length: 25\r\n\r\nthe answer took too long\n")
     gate.open.set()
-    server.stop()  # the app has ended by then, and nobody minds what it said
-    assert told(caplog) == [{"path": "/", "after": "300 ms"}]
+    server.stop()  # the app ended, and its late answer is ignored
+    assert warnings(caplog) == [{"path": "/", "after": "300 ms"}]
 
 
-def test_what_is_the_clients_fault_is_no_news(start: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_slow_body_is_not_logged(start: Any, caplog: pytest.LogCaptureFixture) -> None:
     async def read(request: Request) -> Response:
         return PlainTextResponse(await request.body())
 
@@ -121,55 +202,55 @@ def test_what_is_the_clients_fault_is_no_news(start: Any, caplog: pytest.LogCapt
     with start(service, request_timeout=0.3).connect() as client:
         client.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhe")
         assert received(client) == b""
-    assert told(caplog) == []
+    assert warnings(caplog) == []
 
 
-def test_an_idle_connection_outlives_the_deadline_of_a_request(start: Any) -> None:
+def test_idle_connection_outlives_the_request_deadline(start: Any) -> None:
     server = start(request_timeout=0.2, keep_alive=30.0)
     with server.connect() as client:
         client.sendall(HEAD + b"\r\n")
         assert answered(client)
         client.settimeout(0.6)
-        with pytest.raises(TimeoutError):  # neither an answer nor an end
+        with pytest.raises(TimeoutError):  # no answer, no end
             client.recv(1)
         client.settimeout(10)
         client.sendall(HEAD + b"\r\n")
         assert answered(client)
 
 
-def test_an_idle_connection_ends_in_time(start: Any) -> None:
+def test_idle_connection_ends_after_keep_alive(start: Any) -> None:
     server = start(keep_alive=0.2)
     with server.connect() as client:
         client.sendall(HEAD + b"\r\n")
         assert received(client).startswith(b"HTTP/1.1 200 ")
 
 
-def test_a_client_that_does_not_read_is_cut_off(start: Any) -> None:
+def test_client_that_does_not_read_is_cut_off(start: Any) -> None:
     async def answer(request: Request) -> Response:
         return PlainTextResponse("x" * (64 << 20))
 
     server = start(Service(Starlette(routes=[Route("/", answer)])), request_timeout=0.3, keep_alive=0.3)
     with server.connect() as client:
         client.sendall(HEAD + b"\r\n")
-        _wait_until(lambda: bool(server.server.server_state.connections))
-        _wait_until(lambda: not server.server.server_state.connections)
+        _wait_until(lambda: bool(len(server.server.connections)))
+        _wait_until(lambda: not len(server.server.connections))
 
 
 @pytest.mark.parametrize("size", [9000, 100_000, 1_000_000])
-def test_a_huge_head_is_refused(start: Any, size: int) -> None:
+def test_large_head_is_refused(start: Any, size: int) -> None:
     server = start(max_header_size=8192)
     with server.connect() as client:
         try:
             client.sendall(HEAD + b"X-Long: " + b"y" * size + b"\r\n\r\n")
             answer = received(client)
-        except (ConnectionResetError, BrokenPipeError):  # it hung up on us before we were done
+        except (ConnectionResetError, BrokenPipeError):  # closed before all was sent
             answer = b"HTTP/1.1 400 "
         assert answer[:12] in (b"HTTP/1.1 431", b"HTTP/1.1 400")
     assert server.get().status_code == 200
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE"])
-def test_other_methods_are_not_allowed(start: Any, method: str) -> None:
+def test_other_method_gets_405(start: Any, method: str) -> None:
     server = start()
     with server.connect() as client:
         client.sendall(f"{method} / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
@@ -181,7 +262,7 @@ def test_other_methods_are_not_allowed(start: Any, method: str) -> None:
 @pytest.mark.parametrize(
     "body", [b"Content-Length: 5\r\n\r\nhello", b"Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n"]
 )
-def test_a_body_is_bounded(start: Any, body: bytes) -> None:
+def test_large_body_gets_413(start: Any, body: bytes) -> None:
     async def echo(request: Request) -> Response:
         return PlainTextResponse(await request.body())
 
@@ -191,9 +272,7 @@ def test_a_body_is_bounded(start: Any, body: bytes) -> None:
         assert received(client).startswith(b"HTTP/1.1 413 ")
 
 
-def test_a_client_that_goes_away_in_the_midst_of_its_body_is_no_fault(
-    start: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_client_that_leaves_during_its_body_is_not_logged(start: Any, caplog: pytest.LogCaptureFixture) -> None:
     entered, left = threading.Event(), threading.Event()
 
     async def read(request: Request) -> Response:
@@ -213,7 +292,7 @@ def test_a_client_that_goes_away_in_the_midst_of_its_body_is_no_fault(
     assert "Exception" not in caplog.text
 
 
-def test_a_body_within_its_bound_is_read(start: Any) -> None:
+def test_body_within_the_bound_is_read(start: Any) -> None:
     async def echo(request: Request) -> Response:
         return PlainTextResponse(await request.body())
 
@@ -223,7 +302,7 @@ def test_a_body_within_its_bound_is_read(start: Any) -> None:
         assert received(client).endswith(b"hello")
 
 
-def test_what_is_no_http_is_refused(start: Any) -> None:
+def test_other_protocol_gets_400(start: Any) -> None:
     server = start()
     for junk in (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", b"hello\r\n\r\n", b"GET /\r\n\r\n"):
         with server.connect() as client:
@@ -231,7 +310,7 @@ def test_what_is_no_http_is_refused(start: Any) -> None:
             assert received(client).startswith(b"HTTP/1.1 400 ")
 
 
-def test_requests_in_a_pipeline_are_all_answered(start: Any) -> None:
+def test_pipelined_requests_are_all_answered(start: Any) -> None:
     with start().connect() as client:
         client.sendall((HEAD + b"\r\n") * 5 + HEAD + b"Connection: close\r\n\r\n")
         assert received(client).count(b"HTTP/1.1 200 OK") == 6
@@ -242,4 +321,4 @@ def _wait_until(true: Any) -> None:
         if true():
             return
         threading.Event().wait(0.01)
-    pytest.fail("it did not become true within 10 s")
+    pytest.fail("not true within 10 s")

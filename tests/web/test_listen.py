@@ -1,4 +1,4 @@
-"""Listen addresses, and one line for each that cannot be had."""
+"""Listen addresses, and the error for each that does not work."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ from gpufrag.web.listen import Address, bind, parse
         ("node-1.example:9836", Address("node-1.example", 9836), False),
     ],
 )
-def test_an_address_is_read_as_exporters_write_it(text: str, address: Address, loopback: bool) -> None:
+def test_listen_address_is_read(text: str, address: Address, loopback: bool) -> None:
     assert (parse(text), parse(text).loopback, str(parse(text))) == (address, loopback, text)
 
 
 @pytest.mark.parametrize(
     "text", ["9836", "localhost", "::1:9836", "a:b", "host:65536", "host:-1", "", "http://a:80", "a b:1"]
 )
-def test_what_is_no_address_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="is no listen address: write host:port"):
+def test_other_text_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="is not a listen address; write host:port"):
         parse(text)
 
 
-def test_a_port_in_use_is_told_with_the_remedy() -> None:
+def test_port_in_use_is_reported_with_the_remedy() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        with pytest.raises(Unavailable, match=f"127.0.0.1:{port}: Address already in use; stop .* --port"):
+        with pytest.raises(Unavailable, match=f"127.0.0.1:{port}: address already in use; stop .* --port"):
             bind(Address("127.0.0.1", port))
 
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid"])
-def test_an_address_of_another_host_is_told(host: str) -> None:
-    with pytest.raises(Unavailable, match=f"{host}:0: .*; give an address of this host"):
+def test_address_of_another_host_is_reported(host: str) -> None:
+    with pytest.raises(Unavailable, match=f"cannot listen on {host}:0: .*; use an address of this host"):
         bind(Address(host, 0))
 
 
-def test_every_interface_takes_loopback_too() -> None:
+def test_every_interface_includes_loopback() -> None:
     with bind(Address("", 0)) as listener:
         socket.create_connection(("127.0.0.1", listener.getsockname()[1]), timeout=5).close()

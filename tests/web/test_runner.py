@@ -26,7 +26,7 @@ GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
 class Slow:
-    """An app that needs `seconds` for an answer, and says when it has begun."""
+    """An app that takes `seconds` for an answer."""
 
     def __init__(self, seconds: float) -> None:
         import threading
@@ -41,7 +41,7 @@ class Slow:
         return PlainTextResponse("hello\n")
 
 
-def test_a_request_in_work_is_finished_before_the_end(start: Any) -> None:
+def test_running_request_is_finished_before_the_end(start: Any) -> None:
     slow = Slow(0.5)
     server = start(slow.service)
     with server.connect() as client:
@@ -51,7 +51,7 @@ def test_a_request_in_work_is_finished_before_the_end(start: Any) -> None:
         assert client.recv(1000).startswith(b"HTTP/1.1 200 ")
 
 
-def test_a_request_that_does_not_end_is_cut_off(start: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_endless_request_is_cut_off(start: Any, caplog: pytest.LogCaptureFixture) -> None:
     slow = Slow(3600)
     server = start(slow.service, drain_timeout=0.2, request_timeout=3600)
     with server.connect() as client:
@@ -66,7 +66,7 @@ def test_a_request_that_does_not_end_is_cut_off(start: Any, caplog: pytest.LogCa
     assert [record.message for record in caplog.records if record.levelname != "INFO"] == ["requests cut off"]
 
 
-def test_idle_and_silent_connections_do_not_hold_up_the_end(start: Any) -> None:
+def test_waiting_connections_do_not_delay_the_end(start: Any) -> None:
     server = start(keep_alive=3600, request_timeout=3600, drain_timeout=3600)
     with server.connect() as idle, server.connect(), server.connect() as half:
         idle.sendall(GET)
@@ -75,7 +75,7 @@ def test_idle_and_silent_connections_do_not_hold_up_the_end(start: Any) -> None:
         server.stop()
 
 
-def test_users_are_reloaded(start: Any, write: Write, hashed: Callable[[str], str]) -> None:
+def test_reload_replaces_users(start: Any, write: Write, hashed: Callable[[str], str]) -> None:
     path = write(f"basic_auth_users: {{alice: '{hashed('old')}'}}")
     server = start(config_file=path)
     assert server.get(auth=("alice", "old")).status_code == 200
@@ -85,7 +85,7 @@ def test_users_are_reloaded(start: Any, write: Write, hashed: Callable[[str], st
     assert server.get(auth=("alice", "old")).status_code == 401
 
 
-def test_a_bad_reload_never_opens_the_door(
+def test_bad_reload_keeps_the_old_users(
     start: Any, write: Write, hashed: Callable[[str], str], caplog: pytest.LogCaptureFixture
 ) -> None:
     path = write(f"basic_auth_users: {{alice: '{hashed('old')}'}}")
@@ -100,11 +100,11 @@ def test_a_bad_reload_never_opens_the_door(
 
 
 @pytest.mark.parametrize(
-    ("host", "told"),
+    ("host", "warnings"),
     [("127.0.0.1", 0), ("0.0.0.0", 1)],
 )
-def test_protection_that_a_reload_takes_away_is_told(
-    start: Any, write: Write, hashed: Callable[[str], str], caplog: pytest.LogCaptureFixture, host: str, told: int
+def test_reload_that_removes_protection_is_logged(
+    start: Any, write: Write, hashed: Callable[[str], str], caplog: pytest.LogCaptureFixture, host: str, warnings: int
 ) -> None:
     path = write(f"basic_auth_users: {{alice: '{hashed('x')}'}}")
     server = start(listen_address=f"{host}:0", config_file=path)
@@ -113,10 +113,10 @@ def test_protection_that_a_reload_takes_away_is_told(
     _until(lambda: server.get().status_code == 200)
     (gone,) = [record for record in caplog.records if record.message == "the web config file no longer protects"]
     assert (gone.levelname, gone.fields) == ("WARNING", {"off": "basic auth", "file": path})
-    assert caplog.text.count("open to all who can connect") == told
+    assert caplog.text.count("open to everyone who can connect") == warnings
 
 
-def test_new_settings_come_with_a_reload(start: Any) -> None:
+def test_reload_applies_new_settings(start: Any) -> None:
     applied: list[str] = []
 
     async def apply() -> None:
@@ -130,9 +130,7 @@ def test_new_settings_come_with_a_reload(start: Any) -> None:
     assert applied == ["applied"]
 
 
-def test_only_another_address_than_the_one_it_listens_on_needs_a_restart(
-    start: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_new_listen_address_needs_a_restart(start: Any, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     wanted = iter(["127.0.0.1:1", "127.0.0.1:0", "127.0.0.1:1"])
 
@@ -148,7 +146,7 @@ def test_only_another_address_than_the_one_it_listens_on_needs_a_restart(
     assert told == [1, 1, 2]
 
 
-def test_a_refused_config_keeps_the_old(start: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_refused_config_keeps_the_old_one(start: Any, caplog: pytest.LogCaptureFixture) -> None:
     def refuse() -> Reload:
         raise UsageError("gpufrag.yaml: web.prot is not a key")
 
@@ -158,28 +156,47 @@ def test_a_refused_config_keeps_the_old(start: Any, caplog: pytest.LogCaptureFix
     assert server.get().status_code == 200
 
 
-def test_the_web_config_adds_headers_to_every_answer(start: Any, write: Write) -> None:
+def test_headers_are_added_to_every_answer(start: Any, write: Write) -> None:
     text = "http_server_config: {headers: {Strict-Transport-Security: max-age=60, X-Frame-Options: deny}}"
     server = start(config_file=write(text))
     for path in ("/", "/none"):
         assert server.get(path).headers["strict-transport-security"] == "max-age=60"
 
 
-def test_an_open_door_is_told_once(start: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_server_open_to_everyone_is_logged(start: Any, caplog: pytest.LogCaptureFixture) -> None:
     start(listen_address="127.0.0.1:0")
-    assert "open to all" not in caplog.text
+    assert "open to everyone" not in caplog.text
     start(listen_address="0.0.0.0:0")
-    assert caplog.text.count("open to all who can connect; set a password with --web.config.file") == 1
+    assert caplog.text.count("open to everyone who can connect; set a password with --web.config.file") == 1
 
 
-def test_a_door_with_a_lock_is_not_told(
+def test_server_with_password_is_not_logged_as_open(
     start: Any, write: Write, hashed: Callable[[str], str], caplog: pytest.LogCaptureFixture
 ) -> None:
     start(listen_address="0.0.0.0:0", config_file=write(f"basic_auth_users: {{alice: '{hashed('x')}'}}"))
-    assert "open to all" not in caplog.text
+    assert "open to everyone" not in caplog.text
 
 
-def test_work_in_the_background_ends_with_the_server(start: Any) -> None:
+def test_failing_background_task_is_logged_and_the_server_goes_on(start: Any, caplog: pytest.LogCaptureFixture) -> None:
+    async def work() -> None:
+        raise RuntimeError("broken")
+
+    server = start(replace(hello(), background=work))
+    assert server.get().status_code == 200
+    assert "background task failed" in caplog.text
+
+
+def test_second_signal_ends_without_a_drain(start: Any) -> None:
+    slow = Slow(3600)
+    server = start(slow.service, drain_timeout=600, request_timeout=3600)
+    with server.connect() as client:
+        client.sendall(GET)
+        assert slow.begun.wait(PATIENCE)
+        server.call(server.server.end)
+        server.stop()
+
+
+def test_background_task_ends_with_the_server(start: Any) -> None:
     ended: list[bool] = []
 
     async def work() -> None:

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from gpufrag.web.routes import only
+from gpufrag.web.asgi import make_app
 from gpufrag.web.runner import Service
 from running_server import received
 
@@ -18,7 +18,7 @@ async def _echo(request: Request) -> Response:
     return PlainTextResponse(f"{request.url.path}?{request.url.query}")
 
 
-SERVICE = Service(only([Route("/", _echo), Route("/metrics", _echo)]), open_paths=frozenset({"/"}))
+SERVICE = Service(make_app([Route("/", _echo), Route("/metrics", _echo)]), open_paths=frozenset({"/"}))
 
 
 def ask(server: Any, target: str) -> tuple[str, str]:

@@ -1,7 +1,8 @@
-"""TLS with self-made certificates, and its renewal while the server runs."""
+"""TLS, and renewing its certificate while the server runs."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import ssl
@@ -21,7 +22,7 @@ def context(authority: Path) -> ssl.SSLContext:
 
 
 def talk(server: Running, ours: ssl.SSLContext) -> bytes:
-    """What the server answers to a request over TLS, to its end."""
+    """Return the whole answer to a request over TLS."""
     with server.connect() as plain, ours.wrap_socket(plain, server_hostname="127.0.0.1") as client:
         client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         return received(client)
@@ -29,19 +30,19 @@ def talk(server: Running, ours: ssl.SSLContext) -> bytes:
 
 @pytest.fixture
 def served(start: Any, write: Write, certificate: Any, tmp_path: Path) -> Running:
-    """With a copy of the certificate in the test's folder, which the test may replace."""
+    """A server whose certificate is a copy in the test's folder."""
     shutil.copy(certificate.cert, tmp_path / "tls.crt")
     shutil.copy(certificate.key, tmp_path / "tls.key")
     server: Running = start(config_file=write("tls_server_config: {cert_file: tls.crt, key_file: tls.key}"))
     return server
 
 
-def test_a_client_that_knows_the_certificate_is_served(served: Running, certificate: Any) -> None:
+def test_client_with_the_ca_is_served(served: Running, certificate: Any) -> None:
     assert talk(served, context(certificate.cert)).startswith(b"HTTP/1.1 200 ")
 
 
 @pytest.mark.parametrize(("least", "served"), [("TLS12", True), ("TLS13", False)])
-def test_the_least_version_is_kept(start: Any, write: Write, certificate: Any, least: str, served: bool) -> None:
+def test_minimum_version_is_enforced(start: Any, write: Write, certificate: Any, least: str, served: bool) -> None:
     keys = f"cert_file: {certificate.cert}, key_file: {certificate.key}, min_version: {least}"
     server = start(config_file=write(f"tls_server_config: {{{keys}}}"))
     old = context(certificate.cert)
@@ -49,20 +50,31 @@ def test_the_least_version_is_kept(start: Any, write: Write, certificate: Any, l
     assert _answers(server, old) is served
 
 
-def test_plain_http_gets_nothing_from_a_tls_server(served: Running) -> None:
+def test_plain_http_is_not_served(served: Running) -> None:
     with served.connect() as client:
         client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
         assert b"hello" not in received(client)
 
 
-def test_a_handshake_that_never_begins_is_given_up(start: Any, write: Write, certificate: Any) -> None:
+def test_silent_handshake_ends_at_the_deadline(start: Any, write: Write, certificate: Any) -> None:
     web = write(f"tls_server_config: {{cert_file: {certificate.cert}, key_file: {certificate.key}}}")
     with start(config_file=web, request_timeout=0.3).connect() as client:
         assert received(client) == b""
 
 
+def test_handshakes_count_as_connections(start: Any, write: Write, certificate: Any) -> None:
+    web = write(f"tls_server_config: {{cert_file: {certificate.cert}, key_file: {certificate.key}}}")
+    server = start(config_file=web, max_connections=3, request_timeout=3600.0)
+    with contextlib.ExitStack() as stack:
+        silent = [stack.enter_context(server.connect()) for _ in range(10)]
+        assert talk(server, context(certificate.cert)).startswith(b"HTTP/1.1 200 ")
+        assert [received(client) for client in silent[:8]] == [b""] * 8  # closed: the last ones may still be waiting
+        assert len(server.server.connections) <= 3
+        server.stop()  # no handshake delays the end
+
+
 @pytest.mark.parametrize("kind", ["RequireAndVerifyClientCert", "VerifyClientCertIfGiven"])
-def test_a_client_may_have_to_show_a_certificate(
+def test_client_certificate_is_required(
     start: Any, write: Write, certificate: Any, make_certificate: Any, kind: str
 ) -> None:
     known, stranger = make_certificate("known"), make_certificate("stranger")
@@ -73,7 +85,7 @@ def test_a_client_may_have_to_show_a_certificate(
     assert _with(server, certificate, None) is (kind == "VerifyClientCertIfGiven")
 
 
-def test_a_renewed_certificate_is_served_without_a_restart(
+def test_renewed_certificate_is_served_after_reload(
     served: Running, make_certificate: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     new = make_certificate("renewed")
@@ -84,7 +96,7 @@ def test_a_renewed_certificate_is_served_without_a_restart(
     assert _eventually(lambda: talk(served, context(new.cert)).startswith(b"HTTP/1.1 200 "))
 
 
-def test_a_certificate_is_watched(
+def test_renewed_certificate_is_noticed(
     start: Any, write: Write, make_certificate: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gpufrag.web.runner.WATCH_SECONDS", 0.05)
@@ -98,7 +110,7 @@ def test_a_certificate_is_watched(
     assert _eventually(lambda: talk(server, context(second.cert)).startswith(b"HTTP/1.1 200 "))
 
 
-def test_a_broken_renewal_keeps_the_old_certificate(
+def test_broken_certificate_keeps_the_old_one(
     served: Running, certificate: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "tls.key").write_text("broken")
@@ -107,7 +119,7 @@ def test_a_broken_renewal_keeps_the_old_certificate(
     assert talk(served, context(certificate.cert)).startswith(b"HTTP/1.1 200 ")
 
 
-def test_that_a_reload_takes_tls_away_is_told(
+def test_reload_that_removes_tls_is_logged(
     start: Any, write: Write, certificate: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     keys = f"cert_file: {certificate.cert}, key_file: {certificate.key}"
@@ -122,7 +134,7 @@ def test_that_a_reload_takes_tls_away_is_told(
         assert [record.fields["off"] for record in caplog.records if "off" in record.fields] == [off]
 
 
-def test_a_connection_survives_the_renewal(served: Running, certificate: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_connection_survives_the_renewal(served: Running, certificate: Any, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     ours = context(certificate.cert)
     with served.connect() as plain, ours.wrap_socket(plain, server_hostname="127.0.0.1") as client:
@@ -135,7 +147,7 @@ def test_a_connection_survives_the_renewal(served: Running, certificate: Any, ca
 
 
 def _with(server: Running, authority: Any, own: Any) -> bool:
-    """Whether the server answers a client that shows the certificate `own`."""
+    """Return whether the server answers a client with the certificate `own`."""
     ours = context(authority.cert)
     if own:
         ours.load_cert_chain(own.cert, own.key)
@@ -150,7 +162,7 @@ def _answers(server: Running, ours: ssl.SSLContext) -> bool:
 
 
 def _eventually(true: Callable[[], bool]) -> bool:
-    """Whether it becomes true within PATIENCE; a refused handshake counts as not yet."""
+    """Return whether it becomes true within PATIENCE; a refused handshake is not true."""
     import time
 
     deadline = time.monotonic() + PATIENCE

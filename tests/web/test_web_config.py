@@ -1,4 +1,4 @@
-"""The web config file: what is taken, and one line for each thing that is not."""
+"""The web config file: what is accepted, and the error for what is not."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def refusal(path: Path) -> str:
     return text
 
 
-def test_an_empty_file_is_plain_http(write: Write) -> None:
+def test_empty_file_is_plain_http(write: Write) -> None:
     web = config.load(write(""))
     assert (web, config.tls_context(web)) == (config.WebConfig(), None)
     assert not web.authenticates
 
 
-def test_the_whole_form_is_read(write: Write, certificate: Any, hashed: Callable[[str], str]) -> None:
+def test_every_setting_is_read(write: Write, certificate: Any, hashed: Callable[[str], str]) -> None:
     web = config.load(
         write(
             f"""
@@ -54,7 +54,7 @@ def test_the_whole_form_is_read(write: Write, certificate: Any, hashed: Callable
     assert web.authenticates
 
 
-def test_paths_count_from_the_file(write: Write) -> None:
+def test_paths_start_at_the_file(write: Write) -> None:
     path = write("tls_server_config: {cert_file: a.crt, key_file: sub/a.key}")
     assert config.load(path).files == (path.parent / "a.crt", path.parent / "sub/a.key")
 
@@ -88,28 +88,28 @@ def test_mistake_is_reported_without_secrets(write: Write, text: str, problem: s
     assert "hunter2" not in shown
 
 
-def test_a_hash_is_not_shown_in_a_traceback(write: Write, hashed: Callable[[str], str]) -> None:
+def test_hash_is_not_in_the_repr(write: Write, hashed: Callable[[str], str]) -> None:
     assert "$2b$" not in repr(config.load(write(f"basic_auth_users: {{alice: '{hashed('x')}'}}")))
 
 
-def test_a_missing_certificate_is_named(write: Write, certificate: Any) -> None:
+def test_missing_certificate_is_named(write: Write, certificate: Any) -> None:
     path = write(f"tls_server_config: {{cert_file: {certificate.cert}, key_file: gone.key}}")
-    assert f"{path.parent / 'gone.key'}: No such file" in refusal(path)
+    assert f"{path.parent / 'gone.key'} (in tls_server_config): No such file" in refusal(path)
 
 
-def test_a_file_that_is_no_certificate_is_named(write: Write, certificate: Any) -> None:
+def test_file_without_certificate_is_named(write: Write, certificate: Any) -> None:
     write("nonsense", "a.crt")
     path = write(f"tls_server_config: {{cert_file: a.crt, key_file: {certificate.key}}}")
     assert "a.crt and " in refusal(path)
 
 
-def test_a_key_of_another_certificate_is_refused(write: Write, certificate: Any, make_certificate: Any) -> None:
+def test_key_of_another_certificate_is_refused(write: Write, certificate: Any, make_certificate: Any) -> None:
     other = make_certificate("other")
     path = write(f"tls_server_config: {{cert_file: {certificate.cert}, key_file: {other.key}}}")
-    assert "are no certificate and its key (KEY_VALUES_MISMATCH)" in refusal(path)
+    assert "are not a certificate and its key (KEY_VALUES_MISMATCH)" in refusal(path)
 
 
-def test_a_passphrase_is_not_asked_for(write: Write, certificate: Any, tmp_path: Path) -> None:
+def test_key_with_passphrase_is_refused(write: Write, certificate: Any, tmp_path: Path) -> None:
     import subprocess
 
     locked = tmp_path / "locked.key"

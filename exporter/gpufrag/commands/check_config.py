@@ -1,4 +1,4 @@
-"""`gpufrag check-config`: is a config file, and the web config file that it names, what the sidecar can use?"""
+"""`gpufrag check-config`: validate a sidecar config file and the web config file that it names."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from pathlib import Path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", metavar="FILE", type=Path, help="the YAML file of gpufrag serve --config")
-    parser.add_argument("--web", action="store_true", help="FILE is a web config file (--web.config.file) instead")
+    parser.add_argument("file", metavar="FILE", type=Path, help="YAML file of gpufrag serve --config")
+    parser.add_argument("--web", action="store_true", help="FILE is a web config file (--web.config.file)")
 
 
 def run(options: argparse.Namespace) -> int:
-    from ..config import sidecar as config
-    from ..web import bearer, files, listen
+    from ..config import sidecar
+    from ..web import auth, listen
+    from ..web.config import read_files
 
     if options.web:
-        files.read(options.file)
+        read_files(options.file)
     else:
-        whole = config.load(options.file)
-        settings = whole.web
-        if whole.control.token_file:
-            bearer.TokenFile(whole.control.token_file).check()
-        listen.parse(settings.listen_address, f"{options.file}: web.listen_address")
-        files.read(settings.config_file)
-    print(f"{options.file}: good")
+        config = sidecar.load(options.file)
+        if config.control.token_file:
+            auth.TokenFile(config.control.token_file).check()
+        listen.parse(config.web.listen_address, f"{options.file}: web.listen_address")
+        read_files(config.web.config_file)
+    print(f"{options.file}: valid")
     return 0

@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    hang_up_again = _hold_hangups()  # before what takes time to load
+    raise_deferred = _defer_sighup()  # before the slow imports
 
     from .. import logs
     from ..sidecar import server
@@ -46,39 +46,39 @@ def run(options: argparse.Namespace) -> int:
     logs.setup(config.log.level)
     sidecar = server.Sidecar(config, _folder, lambda: configured(options))
     gc.collect()
-    gc.freeze()  # what is loaded by now stays: no collection during a scrape need look at it
-    with _announced(sidecar.service(), options.write_target) as service:
-        runner.run(_telling(service, hang_up_again), config.web)
+    gc.freeze()  # a collection during a scrape need not look at what is loaded by now
+    with _announcing(sidecar.service(), options.write_target) as service:
+        runner.run(_calling(service, raise_deferred), config.web)
     return 0
 
 
-def _hold_hangups() -> Callable[[Address], None]:
-    """Keep a SIGHUP, which would end the process, until the server can take it: then the result is to be called."""
-    held: list[int] = []
-    signal.signal(signal.SIGHUP, lambda number, frame: held.append(number))
-    return lambda address: signal.raise_signal(held[0]) if held else None
+def _defer_sighup() -> Callable[[Address], None]:
+    """Defer a SIGHUP, which would end the process, until the server handles it. Call the result then."""
+    deferred: list[int] = []
+    signal.signal(signal.SIGHUP, lambda number, frame: deferred.append(number))
+    return lambda address: signal.raise_signal(deferred[0]) if deferred else None
 
 
-def _telling(service: Service, also: Callable[[Address], None]) -> Service:
-    """The service, which tells `also` where it listens, before it tells anybody else."""
+def _calling(service: Service, function: Callable[[Address], None]) -> Service:
+    """Return the service with `function` called first when it listens."""
 
     def started(address: Address) -> None:
-        also(address)
+        function(address)
         service.started(address)
 
     return replace(service, started=started)
 
 
 @contextmanager
-def _announced(service: Service, folder: Path | None) -> Iterator[Service]:
-    """The service, which tells where it listens in a file as well if there is a folder for it."""
+def _announcing(service: Service, folder: Path | None) -> Iterator[Service]:
+    """Yield the service; it writes a target file to the folder, if there is one, while it runs."""
     if folder is None:
         yield service
         return
     from ..sidecar import target_file
 
     with target_file.kept(folder) as announce:
-        yield _telling(service, announce)
+        yield _calling(service, announce)
 
 
 def configured(options: argparse.Namespace) -> ServeConfig:
@@ -98,10 +98,9 @@ def configured(options: argparse.Namespace) -> ServeConfig:
 
 
 def _folder(config: ServeConfig, environment: Mapping[str, str] = os.environ) -> Path:
-    """Where the agents write. Raises Unavailable for a place that can never be that folder.
+    """Return the folder where the agents write. Raises Unavailable if it is not a folder or cannot be read.
 
-    One that was named and is missing is waited for: a sidecar starts before its job. The default one is made, so
-    that there is something to wait in.
+    A folder that was named may be missing: a sidecar starts before its job. The default one is created.
     """
     from ..errors import Unavailable
     from ..wire import folder

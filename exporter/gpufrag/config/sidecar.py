@@ -38,10 +38,11 @@ class WebSettings:
         ),
     ] = None
     max_requests: Annotated[
-        int, in_range(1, 10_000, "Requests handled at once; more are answered 503. Two Prometheus servers need 2.")
+        int,
+        in_range(1, 10_000, "Requests handled at once, 3/4 of them from one address; more are answered 503."),
     ] = 16
     max_connections: Annotated[
-        int, in_range(1, 100_000, "Open connections, idle ones included; more are answered 503 and closed.")
+        int, in_range(1, 100_000, "Open connections. A new one replaces one that handles no request, else it gets 503.")
     ] = 64
     max_header_size: Annotated[
         int, size(1 << 10, 1 << 20, "Request line and headers. A browser behind a proxy sends up to 8 KiB.")
@@ -56,6 +57,13 @@ class WebSettings:
     drain_timeout: Annotated[
         float, seconds(0.1, 10 * MINUTE, "How long running requests may take to finish after SIGTERM.")
     ] = 4.0
+    allowed_hosts: Annotated[
+        tuple[str, ...],
+        about(
+            "Host names and addresses that requests may use in their Host header; others are answered 421. Empty: any."
+            " Set it to protect against DNS rebinding. Probes are exempt."
+        ),
+    ] = ()
 
 
 @dataclass(frozen=True)

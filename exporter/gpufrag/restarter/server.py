@@ -19,9 +19,10 @@ from starlette.routing import Route
 from ..errors import UsageError
 from ..logs import event
 from ..metrics.exposition import write
-from ..web import files, listen
-from ..web.bearer import TokenFile
-from ..web.routes import only
+from ..web import listen
+from ..web.asgi import make_app
+from ..web.auth import TokenFile
+from ..web.config import read_files
 from ..web.runner import Service, WebServer
 from .agreed import AgreedCheckpointer
 from .alerts import Alert
@@ -113,7 +114,7 @@ def check(config: RestarterConfig) -> None:
     _token(config)
     for web in (config.web, config.metrics_web):
         listen.parse(web.listen_address)
-        files.read(web.config_file)
+        read_files(web.config_file)
     checker(config.prometheus)
     if config.checkpoint.token_file is not None:
         TokenFile(config.checkpoint.token_file).check()
@@ -125,7 +126,7 @@ def _token(config: RestarterConfig) -> TokenFile | None:
     token = TokenFile(config.auth.bearer_file) if config.auth.bearer_file else None
     if token is not None:
         token.check()
-    elif not address.loopback and not files.read(config.web.config_file).web.authenticates:
+    elif not address.loopback and not read_files(config.web.config_file).web.authenticates:
         raise UsageError(f"{address}: anybody who can connect could restart jobs; set auth.bearer_file")
     return token
 
@@ -147,7 +148,7 @@ def probes(assembly: Assembly) -> Service:
         return PlainTextResponse(text, 200 if is_ready else 503)
 
     routes = [Route("/metrics", metrics), Route("/-/healthy", healthy), Route("/-/ready", ready)]
-    return Service(only(routes), open_paths=PROBES, started=_announce("metrics"))
+    return Service(make_app(routes), open_paths=PROBES, started=_announce("metrics"))
 
 
 def _announce(what: str) -> Callable[[listen.Address], None]:

@@ -12,10 +12,10 @@ from starlette.routing import Route
 
 from ..errors import BadInput, NewerVersion
 from ..logs import event
+from ..web.asgi import make_app
+from ..web.executor import SerialExecutor
 from ..web.html import HEADERS
-from ..web.routes import only
 from ..web.runner import Service
-from ..web.worker import Worker
 from . import decisions, page
 from .alerts import MAX_BODY, Alert, parse
 from .circuit import STORE_ERRORS
@@ -37,7 +37,7 @@ class Webhook:
     fuse: Fuse
     metrics: Metrics
     now: Callable[[], float]
-    blocking: Worker = field(default_factory=lambda: Worker("gpufrag-circuit"))
+    blocking: SerialExecutor = field(default_factory=lambda: SerialExecutor("gpufrag-circuit"))
 
     def service(self) -> Service:
         """Without background, token or start; see `server`."""
@@ -47,7 +47,7 @@ class Webhook:
             Route("/v1/decisions", self._decisions, methods=["GET"]),
             Route("/v1/circuit/close", self._close, methods=["POST"]),
         ]
-        return Service(only(routes), methods=("GET", "HEAD", "POST"), max_body=MAX_BODY)
+        return Service(make_app(routes), methods=("GET", "HEAD", "POST"), max_body=MAX_BODY)
 
     async def _alerts(self, request: Request) -> Response:
         """202 and nothing else says that they will be looked at; Alertmanager sends them again after any other."""

@@ -27,10 +27,10 @@ from ..checkpoint.protocol import COMMANDS, CheckpointFailed, Saved, Terms
 from ..config.sidecar import ControlSettings
 from ..errors import Unavailable
 from ..logs import event
-from ..web.bearer import TokenFile
-from ..web.routes import only
+from ..web.asgi import make_app
+from ..web.auth import TokenFile
+from ..web.executor import SerialExecutor
 from ..web.runner import Service
-from ..web.worker import Worker
 from ..wire import codec
 
 PATH = "/v1/checkpoint"
@@ -64,7 +64,7 @@ class CheckpointApi:
 
     def __init__(self, token: TokenFile, folder: Callable[[], Path]) -> None:
         self._token, self._folder = token, folder
-        self._worker = Worker("gpufrag-checkpoint-command")
+        self._worker = SerialExecutor("gpufrag-checkpoint-command")
         self._running = threading.Lock()
         self.progress: Progress | None = None
 
@@ -139,7 +139,7 @@ def add_api(service: Service, routes: list[Route], api: CheckpointApi | None) ->
     """
     return replace(
         service,
-        app=only([*routes, *(api.routes() if api else ())]),
+        app=make_app([*routes, *(api.routes() if api else ())]),
         open_paths=service.open_paths | PATHS,
         methods=(*service.methods, "POST"),
         max_body=MAX_BODY,

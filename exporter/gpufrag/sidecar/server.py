@@ -16,10 +16,10 @@ from .. import metrics
 from ..config.sidecar import ServeConfig
 from ..logs import event
 from ..metrics.view import CollectorResult, Fleet
+from ..web.asgi import make_app
+from ..web.executor import SerialExecutor
 from ..web.listen import Address
-from ..web.routes import only
 from ..web.runner import Reload, Service
-from ..web.worker import Worker
 from . import page
 from .control import add_api, checkpoint_api
 from .sample_files import REMEDIES, Skip
@@ -40,7 +40,7 @@ class Sidecar:
         self, config: ServeConfig, folder: Callable[[ServeConfig], Path], load: Callable[[], ServeConfig]
     ) -> None:
         self._load, self._find_folder = load, folder
-        self._worker = Worker("gpufrag-scrape")
+        self._worker = SerialExecutor("gpufrag-scrape")
         self._folder = folder(config)
         self._source = _source(config, self._folder)
         self._detail = config.metrics.detail
@@ -55,7 +55,7 @@ class Sidecar:
             Route("/-/ready", self._ready),
         ]
         service = Service(
-            only(routes),
+            make_app(routes),
             open_paths=PROBES,
             reload=self._reload,
             started=self._started,

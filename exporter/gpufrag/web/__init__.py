@@ -1,10 +1,13 @@
-"""What every HTTP server of gpufrag shares: limits, TLS, basic auth, draining and reloading.
+"""What every HTTP server of gpufrag shares, and the client for all HTTP requests.
 
-config    the web config file, in the form that Prometheus exporters share
-auth      basic auth for an ASGI app
-bearer    tokens from a file, for programs
-limits    bounds on a connection's time and size, and on requests in work
-routes    routes as an ASGI app
-worker    blocking work off the event loop, in a thread that an exit need not wait for
-runner    run an app until a signal ends it
+runner       run an application until a signal ends it
+connections  accept connections and bound their number
+limits       bounds on the time and size of a request, and on requests at once
+auth         passwords and bearer tokens
+config       the web config file, in the format that Prometheus exporters share
+listen       listen addresses and sockets
+asgi         routes, headers, short answers
+executor     blocking work off the event loop
+html         the look of the pages
+client       requests to other servers
 """

@@ -30,6 +30,10 @@ class NotListening(Unavailable):
     """No server listens at the address."""
 
 
+class ConnectionLost(Unavailable):
+    """The server closed the connection, or TLS failed."""
+
+
 @dataclass(frozen=True)
 class Answer:
     """The answer of a server, whatever its status. A redirect is not followed."""
@@ -103,7 +107,9 @@ class Client:
         except ConnectionRefusedError:
             raise NotListening(f"cannot reach {url}: connection refused; is the server running?") from None
         except (OSError, http.client.HTTPException, ValueError) as error:
-            raise Unavailable(f"cannot reach {url}: {deadline.reason(error)}") from None
+            lost = isinstance(error, (ssl.SSLError, ConnectionError, http.client.RemoteDisconnected))
+            kind = ConnectionLost if lost and not deadline.passed else Unavailable
+            raise kind(f"cannot reach {url}: {deadline.reason(error)}") from None
         finally:
             deadline.cancel()
             connection.close()

@@ -1,11 +1,10 @@
-"""The web config file: TLS, response headers and basic auth, in the form that Prometheus exporters share.
+"""The web config file: TLS, response headers and basic auth, in the format that Prometheus exporters share.
 
     tls_server_config: {cert_file, key_file, client_auth_type, client_ca_file, min_version, max_version}
     http_server_config: {headers: {Strict-Transport-Security: …}}
     basic_auth_users: {alice: $2y$10$…}
 
-A key of that form that is not served here is an error and says what to do instead: half a security setting is
-worse than none.
+A key of that format that this server does not support is an error: half a security setting is worse than none.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from __future__ import annotations
 import re
 import ssl
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
@@ -72,13 +71,13 @@ class TlsServerConfig:
 
     @property
     def mutual(self) -> bool:
-        """Whether a client must show a certificate."""
+        """Whether a client must present a certificate."""
         return self.client_auth_type == "RequireAndVerifyClientCert"
 
 
 @dataclass(frozen=True)
 class HttpServerConfig:
-    """How HTTP is served."""
+    """HTTP."""
 
     http2: Annotated[bool, about("Accepted because exporters share this file; the server speaks HTTP/1.1.")] = True
     headers: Annotated[Mapping[str, str], about("Security headers sent with every answer.")] = field(
@@ -89,12 +88,12 @@ class HttpServerConfig:
         reader.check_keys(self.headers, _HEADERS, "http_server_config.headers")
         for name, value in self.headers.items():
             if not value.isascii() or not value.isprintable():
-                raise UsageError(f"http_server_config.headers.{name} holds a line break or another unprintable letter")
+                raise UsageError(f"http_server_config.headers.{name} contains an unprintable character")
 
 
 @dataclass(frozen=True)
 class WebConfig:
-    """A whole web config file. The empty one is plain HTTP, open to all who can connect."""
+    """TLS, headers and users. An empty file is plain HTTP without authentication."""
 
     tls_server_config: TlsServerConfig | None = None
     http_server_config: HttpServerConfig = HttpServerConfig()
@@ -110,39 +109,78 @@ class WebConfig:
         for user, hashed in self.basic_auth_users.items():
             if ":" in user or not user:
                 raise UsageError(f"basic_auth_users: {user!r:.40} is not a user name: it is empty or contains a colon")
-            if not _BCRYPT.fullmatch(hashed):  # the value is not told: it may be a password
+            if not _BCRYPT.fullmatch(hashed):  # the message does not quote it: it may be a password
                 raise UsageError(f"basic_auth_users.{user} is not a bcrypt hash; make one: htpasswd -nBC 10 {user}")
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """What else the server reads: when one changes, TLS is set up anew."""
+        """The certificate, key and CA files."""
         tls = self.tls_server_config
         return () if tls is None else tuple(p for p in (tls.cert_file, tls.key_file, tls.client_ca_file) if p)
 
     @property
     def authenticates(self) -> bool:
-        """Whether a stranger who can connect is turned away."""
+        """Whether clients must authenticate."""
         return not {"client certificates", "basic auth"}.isdisjoint(self.protections)
 
     @property
     def protections(self) -> tuple[str, ...]:
-        """What stands between a stranger and the figures."""
+        """What protects the server, for messages."""
         tls = self.tls_server_config
-        there = {
+        present = {
             "TLS": tls is not None,
             "client certificates": tls is not None and tls.mutual,
             "basic auth": bool(self.basic_auth_users),
         }
-        return tuple(name for name, is_there in there.items() if is_there)
+        return tuple(name for name, is_present in present.items() if is_present)
 
 
 def load(path: Path) -> WebConfig:
-    """Raises Unavailable, BadInput or UsageError, each of which names the file and no secret."""
+    """Raises Unavailable, BadInput or UsageError, whose text holds no secret."""
     return reader.load(WebConfig, path)
 
 
+Stamp = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class WebFiles:
+    """A web config file with everything it names, read together. Without a path: a server without such a file."""
+
+    path: Path | None
+    web: WebConfig
+    context: ssl.SSLContext | None
+    stamps: Mapping[Path, Stamp | None]
+
+    def changed(self) -> bool:
+        """Return whether a file was written or replaced: certificates are renewed by a rename, without a signal."""
+        return any(_stamp(path) != stamp for path, stamp in self.stamps.items())
+
+    def restamped(self) -> WebFiles:
+        """Return the same with the files' present stamps, so that a bad change is reported once."""
+        return replace(self, stamps={path: _stamp(path) for path in self.stamps})
+
+
+def read_files(path: Path | None) -> WebFiles:
+    """Raises Unavailable, BadInput or UsageError."""
+    if path is None:
+        return WebFiles(None, WebConfig(), None, {})
+    stamps = {path: _stamp(path)}  # before reading: a change in between is noticed later
+    web = load(path)
+    stamps |= {file: _stamp(file) for file in web.files}
+    return WebFiles(path, web, tls_context(web), stamps)
+
+
+def _stamp(path: Path) -> Stamp | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size, status.st_ino
+
+
 def tls_context(config: WebConfig) -> ssl.SSLContext | None:
-    """What the listener is to speak; None is plain HTTP. Raises Unavailable or BadInput that names the file."""
+    """Return the TLS settings of the listener, None for plain HTTP. Raises Unavailable or BadInput."""
     tls = config.tls_server_config
     if tls is None:
         return None
@@ -150,36 +188,28 @@ def tls_context(config: WebConfig) -> ssl.SSLContext | None:
     context.minimum_version, context.maximum_version = _VERSIONS[tls.min_version], _VERSIONS[tls.max_version]
     context.verify_mode = _CLIENT_AUTH[tls.client_auth_type]
     context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
-    _check_readable(config.files)
-    _load_certificate(context, tls)
-    return context
-
-
-def _load_certificate(context: ssl.SSLContext, tls: TlsServerConfig) -> None:
-    try:
-        context.load_cert_chain(tls.cert_file, tls.key_file, password=_no_passphrase)
-    except (ssl.SSLError, UsageError) as error:
-        raise BadInput(f"{tls.cert_file} and {tls.key_file} are no certificate and its key ({_told(error)})") from None
-    if tls.client_ca_file is None:
-        return
-    try:
-        context.load_verify_locations(tls.client_ca_file)
-    except ssl.SSLError as error:
-        raise BadInput(f"{tls.client_ca_file} holds no certificate of an authority ({_told(error)})") from None
-
-
-def _no_passphrase() -> str:
-    raise UsageError("the key has a passphrase: nobody is here to type it")  # else OpenSSL asks on the terminal
-
-
-def _told(error: Exception) -> str:
-    return (error.reason if isinstance(error, ssl.SSLError) else str(error)) or "unreadable"
-
-
-def _check_readable(files: tuple[Path, ...]) -> None:
-    """OpenSSL's own error does not say which of the files it is about."""
-    for path in files:
+    for path in config.files:  # OpenSSL's error does not name the file
         try:
             path.open("rb").close()
         except OSError as error:
-            raise Unavailable(f"{path}: {error.strerror}; tls_server_config names it") from None
+            raise Unavailable(f"cannot read {path} (in tls_server_config): {error.strerror}") from None
+    try:
+        context.load_cert_chain(tls.cert_file, tls.key_file, password=_refuse_passphrase)
+    except (ssl.SSLError, UsageError) as error:
+        reason = _reason(error)
+        raise BadInput(f"{tls.cert_file} and {tls.key_file} are not a certificate and its key ({reason})") from None
+    if tls.client_ca_file is not None:
+        try:
+            context.load_verify_locations(tls.client_ca_file)
+        except ssl.SSLError as error:
+            raise BadInput(f"{tls.client_ca_file} contains no CA certificate ({_reason(error)})") from None
+    return context
+
+
+def _refuse_passphrase() -> str:
+    """Without this, OpenSSL asks on the terminal."""
+    raise UsageError("the key has a passphrase")
+
+
+def _reason(error: Exception) -> str:
+    return (error.reason if isinstance(error, ssl.SSLError) else str(error)) or "unreadable"

@@ -1,11 +1,12 @@
-"""Bounds on what a client can take: the time of a connection, the size of a request, the requests in work."""
+"""Bounds on what a client can take: the time of a connection, the size of a request, the number of requests."""
 
 from __future__ import annotations
 
 import asyncio
-import functools
+import contextlib
 import logging
 import re
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
@@ -16,48 +17,56 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ..logs import event
 from ..units import format_duration
+from .asgi import answer, client_group
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from ..config.sidecar import WebSettings
 
+PROBE_SLOTS = 4
+log = logging.getLogger(__name__)
+_ABSOLUTE = re.compile(rb"https?://[^/]*", re.IGNORECASE)
+_CLOSE = (b"connection", b"close")  # the rest of the request is not read
+_RETRY = (b"retry-after", b"1")
 
-def _unavailable(why: bytes) -> bytes:
+
+def unavailable(reason: bytes) -> bytes:
+    """Return a whole 503 answer, for connections that never reach the application."""
     return (
         b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nconnection: close\r\n"
-        b"content-type: text/plain; charset=utf-8\r\ncontent-length: %d\r\n\r\n%s" % (len(why), why)
+        b"content-type: text/plain; charset=utf-8\r\ncontent-length: %d\r\n\r\n%s" % (len(reason), reason)
     )
 
 
-_BUSY, _LATE = _unavailable(b"too many open connections\n"), _unavailable(b"the answer took too long\n")
-log = logging.getLogger(__name__)
-_ABSOLUTE = re.compile(rb"https?://[^/]*", re.IGNORECASE)
-_CLOSE = (b"connection", b"close")  # what is left of the request is not read
-
-
 class BoundedProtocol(H11Protocol):
-    """uvicorn's HTTP/1.1, with a deadline for each request and a bound on connections.
+    """uvicorn's HTTP/1.1 with a deadline for each request.
 
-    uvicorn waits for ever for a head that trickles in and for a client that does not read its answer.
+    uvicorn waits for ever for headers that trickle in and for a client that does not read its answer.
     """
 
     def __init__(self, *args: Any, settings: WebSettings, **keywords: Any) -> None:
         super().__init__(*args, **keywords)
         self._settings = settings
         self._deadline: asyncio.TimerHandle | None = None
+        self.admitted = False
+        """Whether a request of this connection passed authentication."""
+        self.lost: asyncio.Future[None] = self.loop.create_future()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request is being handled."""
+        return self.cycle is not None and not self.cycle.response_complete
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > self._settings.max_connections:
-            transport.write(_BUSY)
-            transport.close()
-        else:
-            self._arm()
+        self._arm()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
         super().connection_lost(exc)
+        if not self.lost.done():
+            self.lost.set_result(None)
 
     def data_received(self, data: bytes) -> None:
         if not self.transport.is_closing():
@@ -73,6 +82,7 @@ class BoundedProtocol(H11Protocol):
 
     def on_response_complete(self) -> None:
         self._disarm()
+        self.admitted |= self.cycle is not None and bool(self.cycle.scope["state"].get("admitted"))
         super().on_response_complete()
 
     def timeout_keep_alive_handler(self) -> None:
@@ -91,70 +101,102 @@ class BoundedProtocol(H11Protocol):
             self._deadline = None
 
     def _give_up(self) -> None:
-        """The client's fault ends the connection, and no more; where it is ours, both sides are told."""
+        """A slow client is cut off silently; a slow answer of ours is logged and answered with 503."""
         cycle = self.cycle
         if cycle is None or cycle.more_body or cycle.response_started:
             self.transport.abort()
             return
         after = format_duration(self._settings.request_timeout)
-        event(log, logging.WARNING, "an answer took too long and is given up", path=cycle.scope["path"], after=after)
-        cycle.disconnected = True  # what the app says later is for nobody
+        event(log, logging.WARNING, "request timed out", path=cycle.scope["path"], after=after)
+        cycle.disconnected = True  # what the app sends later goes nowhere
         if self.transport.get_write_buffer_size():
             self.transport.abort()  # close() would wait until the client has read what came before
         else:
-            self.transport.write(_LATE)
+            self.transport.write(unavailable(b"the answer took too long\n"))
             self.transport.close()
 
 
-def protocol(settings: WebSettings) -> Any:
-    """What uvicorn's `http=` takes: makes a protocol for each connection."""
-    return functools.partial(BoundedProtocol, settings=settings)
+class RequestChecks:
+    """Refuses requests by their head: 405 method, 413 body, 421 host, 431 size."""
 
-
-class Bounds:
-    """Answers 503 when too many requests are in work, 431 for a huge head, 413 for a body over `max_body` bytes.
-
-    A method that is not in `methods` is answered 405, before anything is read or checked.
-    """
-
-    def __init__(self, app: ASGIApp, settings: WebSettings, methods: tuple[str, ...], max_body: int = 0) -> None:
-        self._app = app
-        self._methods = methods
-        self._max_body = max_body
-        self._working = 0
+    def __init__(
+        self, app: ASGIApp, settings: WebSettings, methods: tuple[str, ...], max_body: int, open_paths: frozenset[str]
+    ) -> None:
+        self._app, self._methods, self._max_body, self._open_paths = app, methods, max_body, open_paths
         self.settings = settings
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope = _origin_form(scope)
         refusal = self._refusal(scope)
         if refusal is not None:
-            await _answer(send, *refusal)
+            await answer(send, *refusal)
             return
-        self._working += 1
-        try:
-            await self._app(scope, _Body(receive, self._max_body), send)
-        except (asyncio.CancelledError, ClientDisconnect):
-            pass  # cut off at the server's end, which has told it, or by the client; uvicorn would call it a fault
-        finally:
-            self._working -= 1
+        # ended by the server, which logged it, or by the client; uvicorn would log a traceback
+        with contextlib.suppress(asyncio.CancelledError, ClientDisconnect):
+            await self._app(scope, _BoundedBody(receive, self._max_body), send)
 
-    def _refusal(self, scope: Scope) -> tuple[int, bytes, tuple[bytes, bytes]] | None:
-        """Status, text and the header that goes with it."""
+    def _refusal(self, scope: Scope) -> tuple[int, str, tuple[bytes, bytes]] | None:
         headers = scope["headers"]
         if scope["method"] not in self._methods:
-            return 405, b"method not allowed\n", (b"allow", ", ".join(self._methods).encode())
+            return 405, "method not allowed", (b"allow", ", ".join(self._methods).encode())
         head = len(scope["raw_path"]) + len(scope["query_string"]) + sum(len(n) + len(v) + 4 for n, v in headers)
         if head > self.settings.max_header_size:
-            return 431, b"the head of the request is too large\n", _CLOSE
-        if _declared_length(headers) > self._max_body:
-            return 413, b"the body is too large\n", _CLOSE
-        if self._working >= self.settings.max_requests:
-            return 503, b"too many requests at once\n", (b"retry-after", b"1")
+            return 431, "the headers are too large", _CLOSE
+        # h11 has checked that there is at most one content-length, and that it is a number
+        if next((int(value) for name, value in headers if name == b"content-length"), 0) > self._max_body:
+            return 413, "the body is too large", _CLOSE
+        if scope["path"] not in self._open_paths and not self._allows_host(headers):
+            return 421, "this Host is not in web.allowed_hosts", _CLOSE
         return None
 
+    def _allows_host(self, headers: list[tuple[bytes, bytes]]) -> bool:
+        """Refuse names that an attacker's DNS may point here: a browser sends them in Host."""
+        allowed = self.settings.allowed_hosts
+        if not allowed:
+            return True
+        hosts = [value.decode("latin-1") for name, value in headers if name == b"host"]
+        names = [re.sub(r":\d*$", "", host).strip("[]").lower() for host in hosts]
+        return bool(names) and all(name in {one.strip("[]").lower() for one in allowed} for name in names)
 
-class _Body:
-    """The app's `receive`, which counts what passes: a body in chunks does not tell its length beforehand."""
+
+class RequestSlots:
+    """Answers 503 if too many requests are being handled, in total or from one address.
+
+    Probes have slots of their own. Authentication comes before, so that wrong passwords take no slot.
+    """
+
+    def __init__(self, app: ASGIApp, settings: WebSettings, open_paths: frozenset[str]) -> None:
+        self._app, self._open_paths = app, open_paths
+        self._probes = 0
+        self._by_address: Counter[str] = Counter()
+        self.settings = settings
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] in self._open_paths:
+            if self._probes >= PROBE_SLOTS:
+                await answer(send, 503, "too many requests", _RETRY)
+                return
+            self._probes += 1
+            try:
+                await self._app(scope, receive, send)
+            finally:
+                self._probes -= 1
+            return
+        address = client_group((scope.get("client") or ("",))[0])
+        most = self.settings.max_requests
+        if self._by_address.total() >= most or self._by_address[address] >= max(1, most * 3 // 4):
+            await answer(send, 503, "too many requests", _RETRY)
+            return
+        self._by_address[address] += 1
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._by_address[address] -= 1
+            self._by_address += Counter()  # drops addresses without requests
+
+
+class _BoundedBody:
+    """The app's `receive`, counting bytes: a chunked body does not announce its length."""
 
     def __init__(self, receive: Receive, most: int) -> None:
         self._receive = receive
@@ -169,20 +211,9 @@ class _Body:
 
 
 def _origin_form(scope: Scope) -> Scope:
-    """`GET http://host/path`, as one asks a proxy, is `GET /path` to the server itself (RFC 9112, 3.2.2)."""
+    """Turn `GET http://host/path`, the form for proxies, into `GET /path` (RFC 9112, 3.2.2)."""
     absolute = _ABSOLUTE.match(scope["raw_path"])
     if absolute is None:
         return scope
     path = scope["raw_path"][absolute.end() :] or b"/"
     return {**scope, "raw_path": path, "path": unquote(path.decode("ascii"))}
-
-
-def _declared_length(headers: list[tuple[bytes, bytes]]) -> int:
-    """h11 has checked that it is a number, and only one."""
-    return next((int(value) for name, value in headers if name == b"content-length"), 0)
-
-
-async def _answer(send: Send, status: int, text: bytes, header: tuple[bytes, bytes]) -> None:
-    headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", str(len(text)).encode()), header]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": text})

@@ -1,4 +1,4 @@
-"""An address as exporters write it, and the socket that listens there."""
+"""Listen addresses and listening sockets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FORM = re.compile(r"(?:\[([0-9A-Fa-f:.%\w]+)\]|([^\[\]:\s]*)):([0-9]{1,5})")
 
 
 class Address(NamedTuple):
-    """Where to listen; an empty host is every interface, port 0 is any free port."""
+    """An empty host is every interface, port 0 any free port."""
 
     host: str
     port: int
@@ -25,7 +25,7 @@ class Address(NamedTuple):
 
     @property
     def loopback(self) -> bool:
-        """Whether only this host can connect."""
+        """Whether only programs on this host can connect."""
         if self.host.lower() == "localhost":
             return True
         try:
@@ -35,21 +35,21 @@ class Address(NamedTuple):
 
 
 def parse(text: str, where: str = "") -> Address:
-    """`host:port`, `[v6]:port` or `:port`. Raises UsageError, which begins with `where` it was written."""
+    """Read `host:port`, `[v6]:port` or `:port`. Raises UsageError, which begins with `where`."""
     found = _FORM.fullmatch(text.strip())
     if found is None or int(found[3]) > 65535:
         place = f"{where}: " if where else ""
-        raise UsageError(f"{place}{text!r:.80} is no listen address: write host:port, [::1]:port or :port")
+        raise UsageError(f"{place}{text!r:.80} is not a listen address; write host:port, [::1]:port or :port")
     return Address(found[1] or found[2] or "", int(found[3]))
 
 
 def bind(address: Address) -> socket.socket:
-    """A listening socket. Raises Unavailable that says what stands in the way."""
+    """Return a listening socket. Raises Unavailable."""
     try:
         family, kind, protocol, target = _resolve(address)
         listener = socket.socket(family, kind, protocol)
     except OSError as error:
-        raise Unavailable(f"{address}: {_told(error)}; give an address of this host") from None
+        raise Unavailable(f"cannot listen on {address}: {_reason(error)}; use an address of this host") from None
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
@@ -59,25 +59,25 @@ def bind(address: Address) -> socket.socket:
         listener.setblocking(False)
     except OSError as error:
         listener.close()
-        raise Unavailable(f"{address}: {_told(error)}; {_remedy(error)}") from None
+        raise Unavailable(f"cannot listen on {address}: {_reason(error)}; {_remedy(error)}") from None
     return listener
 
 
 def _resolve(address: Address) -> tuple[socket.AddressFamily, socket.SocketKind, int, Any]:
-    """The first of the host's addresses; for every interface IPv6 with IPv4 mapped in, where there is IPv6."""
+    """Return the first of the host's addresses; for every interface IPv6 with IPv4, if there is IPv6."""
     host = address.host or ("::" if socket.has_dualstack_ipv6() else "0.0.0.0")
     found = socket.getaddrinfo(host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     family, kind, protocol, _, target = found[0]
     return family, kind, protocol, target
 
 
-def _told(error: OSError) -> str:
-    return error.strerror or str(error)
+def _reason(error: OSError) -> str:
+    return (error.strerror or str(error)).lower()
 
 
 def _remedy(error: OSError) -> str:
     if error.errno == errno.EADDRINUSE:
-        return "stop what listens there, or choose another port with --port"
+        return "stop the other process, or choose another port with --port"
     if error.errno in (errno.EACCES, errno.EPERM):
-        return "choose a port from 1024 up with --port"
-    return "give an address of this host with --host"
+        return "choose a port above 1023 with --port"
+    return "use an address of this host with --host"

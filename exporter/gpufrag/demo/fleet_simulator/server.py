@@ -12,8 +12,8 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from ... import metrics
-from ...web.routes import only
-from ...web.worker import Worker
+from ...web.asgi import make_app
+from ...web.executor import SerialExecutor
 from .film import Film
 from .fleet import Job, Period, see
 
@@ -27,7 +27,7 @@ def app(
     clock: Callable[[], float] = time.time,
 ) -> Starlette:
     """The jobs begin when it is made."""
-    by_name, begun, worker = {job.name: job for job in jobs}, clock(), Worker("gpufrag-fleet")
+    by_name, begun, worker = {job.name: job for job in jobs}, clock(), SerialExecutor("gpufrag-fleet")
 
     async def scrape(request: Request) -> Response:
         job = by_name.get(request.path_params["job"])
@@ -43,7 +43,7 @@ def app(
         found = [target(job, request.url.netloc) for job in jobs]
         return Response(json.dumps(found), media_type="application/json")
 
-    return only([Route("/targets", targets), Route("/jobs/{job}/metrics", scrape)])
+    return make_app([Route("/targets", targets), Route("/jobs/{job}/metrics", scrape)])
 
 
 def target(job: Job, address: str) -> dict[str, object]:

@@ -7,11 +7,11 @@ import threading
 
 import pytest
 
-from gpufrag.web.worker import Worker
+from gpufrag.web.executor import SerialExecutor
 
 
 def test_calls_run_one_at_a_time_and_in_order() -> None:
-    worker, seen = Worker("test"), []
+    worker, seen = SerialExecutor("test"), []
 
     def call(number: int) -> int:
         seen.append(("begin", number))
@@ -27,7 +27,7 @@ def test_calls_run_one_at_a_time_and_in_order() -> None:
 
 def test_an_error_is_raised_where_the_caller_waits() -> None:
     async def main() -> None:
-        worker = Worker("test")
+        worker = SerialExecutor("test")
         with pytest.raises(ZeroDivisionError):
             await worker.run(lambda: 1 // 0)
         assert await worker.run(lambda: "still there") == "still there"
@@ -39,7 +39,7 @@ def test_a_call_that_nobody_waits_for_any_more_is_not_made() -> None:
     release, made = threading.Event(), []
 
     async def main() -> None:
-        worker = Worker("test")
+        worker = SerialExecutor("test")
         first = asyncio.ensure_future(worker.run(release.wait))
         second = asyncio.ensure_future(worker.run(lambda: made.append("second")))
         await asyncio.sleep(0)
@@ -58,7 +58,7 @@ def test_a_call_that_hangs_does_not_hold_up_the_end() -> None:
 
     async def main() -> None:
         with pytest.raises(asyncio.TimeoutError):
-            await asyncio.wait_for(Worker("test").run(release.wait), 0.05)
+            await asyncio.wait_for(SerialExecutor("test").run(release.wait), 0.05)
 
     asyncio.run(main())  # would not return if it waited for the thread
     release.set()  # and an answer to a loop that has closed is no error
