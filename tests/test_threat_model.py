@@ -1,4 +1,4 @@
-"""Each measure of the threat model is proven by a test that is there."""
+"""docs/threat-model.md: every measure in a table names test files that exist."""
 
 from __future__ import annotations
 
@@ -9,16 +9,14 @@ import pytest
 from helpers import TESTS
 
 PAGE = (TESTS.parent / "docs" / "threat-model.md").read_text(encoding="utf-8")
-NAMED = sorted(set(re.findall(r"`tests/([\w/]+\.py)(?:::(\w+))?`", PAGE)))
 
 
-@pytest.mark.parametrize(("file", "test"), NAMED, ids="::".join)
-def test_what_proves_it_is_there(file: str, test: str) -> None:
-    text = (TESTS / file).read_text(encoding="utf-8")
-    assert f"def {test}(" in text if test else "def test_" in text
+@pytest.mark.parametrize("file", sorted(set(re.findall(r"`tests/([\w/]+\.py)`", PAGE))))
+def test_proof_exists(file: str) -> None:
+    assert "def test_" in (TESTS / file).read_text(encoding="utf-8")
 
 
-def test_every_row_of_a_table_with_proofs_has_one() -> None:
+def test_every_measure_has_a_proof() -> None:
     tables = [block for block in PAGE.split("\n\n") if "| proof |" in block]
     rows = [row for table in tables for row in table.partition("| --- |\n")[2].splitlines() if row.startswith("|")]
     assert len(rows) > 25
