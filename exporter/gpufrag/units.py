@@ -48,6 +48,14 @@ def parse_bytes(text: str) -> int:
     return size
 
 
+def parse_memory(text: str) -> int:
+    """Parse a size of GPU memory to bytes: 0, or at least 1 MiB, since `40` usually lacks a unit. Raises UsageError."""
+    size = parse_bytes(text)
+    if 0 < size < 1 << 20:
+        raise UsageError(f"{_shown(text)} is only {format_bytes(size)}; add a unit, as in {text.strip()}GiB")
+    return size
+
+
 def format_bytes(size: float) -> str:
     """Format as `1.50 GiB`: three significant digits, powers of 1024; whole bytes below 1 KiB."""
     power = 0

@@ -1,4 +1,4 @@
-"""`gpufrag measure` as it is called: flags, both outputs, exit codes."""
+"""`gpufrag measure`: flags, text, JSON, exit codes."""
 
 import json
 import pickle
@@ -37,14 +37,14 @@ def two_devices(tmp_path):
     return str(path)
 
 
-def test_a_recorded_case_needs_no_flag(capsys, golden):
+def test_recorded_case_needs_no_flag(capsys, golden):
     (device,) = _json(capsys, CASE)["devices"]
     raw = golden("train-cap4").raw
     assert device["limit"] == raw["cap_bytes"]
     assert 0 <= device["largest_allocatable"] - raw["largest_request_that_succeeds"] < 512
 
 
-def test_a_share_of_the_device_in_the_snapshots_own_settings_is_the_limit(capsys, tmp_path):
+def test_memory_fraction_of_the_settings_is_the_limit(capsys, tmp_path):
     snapshot = load(TORCH)
     snapshot["allocator_settings"]["PYTORCH_CUDA_ALLOC_CONF"] = "per_process_memory_fraction:0.5"
     path = tmp_path / "half.pickle"
@@ -56,7 +56,7 @@ def test_a_share_of_the_device_in_the_snapshots_own_settings_is_the_limit(capsys
     assert device["limit"] == 8 << 30
 
 
-def test_a_name_cannot_steer_the_terminal(capsys, tmp_path):
+def test_file_name_is_printed_without_control_characters(capsys, tmp_path):
     path = tmp_path / "red\x1b[31m.pickle.gz"
     path.write_bytes((SNAPSHOTS / "default-0.pickle.gz").read_bytes())
     assert main(["measure", str(path)]) == 0
@@ -65,7 +65,7 @@ def test_a_name_cannot_steer_the_terminal(capsys, tmp_path):
     assert "red\\x1b[31m.pickle.gz" in out
 
 
-def test_flags_say_what_torch_does_not(capsys):
+def test_flags_add_the_driver(capsys):
     (device,) = _json(capsys, TORCH, "--driver-free", "100GiB", "--driver-size", "139.8GiB", "--limit", "8GiB")[
         "devices"
     ]
@@ -73,41 +73,41 @@ def test_flags_say_what_torch_does_not(capsys):
     assert device["headroom"] == (8 << 30) - device["reserved"]
 
 
-def test_flags_win_over_the_file(capsys):
+def test_flags_replace_the_files_figures(capsys):
     (device,) = _json(capsys, CASE, "--limit", "3GiB")["devices"]
     assert device["limit"] == 3 << 30
 
 
-def test_the_page_for_people(capsys):
+def test_text_starts_with_the_verdict(capsys):
     assert main(["measure", CASE]) == 0
     out, err = capsys.readouterr()
     assert err == ""
-    assert out.startswith(f"device 0 of {CASE}, the next request on stream 0\n")
+    assert out.startswith(f"device 0 of {CASE}, next request on stream 0\nfine: ratio ")
     assert "\x1b" not in out
 
 
-def test_every_device_is_listed(capsys, two_devices):
+def test_every_device_is_measured(capsys, two_devices):
     assert [device["device"] for device in _json(capsys, two_devices)["devices"]] == [0, 1]
     assert [device["device"] for device in _json(capsys, two_devices, "--device", "1")["devices"]] == [1]
 
 
 @pytest.mark.parametrize("flag", ["--driver-free=1GiB", "--driver-size=1GiB", "--limit=1GiB", "--stream=7"])
-def test_a_figure_of_one_device_says_of_which(capsys, two_devices, flag):
+def test_figure_for_several_devices_is_refused(capsys, two_devices, flag):
     code, err = _refusal(capsys, two_devices, flag)
     assert code == 2
-    assert "holds devices 0, 1: say by --device which of them the figures are of" in err
+    assert "has devices 0, 1; choose with --device" in err
 
 
-def test_settings_that_the_file_lacks(capsys, tmp_path):
+def test_missing_settings_are_noted(capsys, tmp_path):
     path = tmp_path / "segments.pickle"
     path.write_bytes(pickle.dumps(load(TORCH)["segments"], 4))
     assert _json(capsys, str(path))["settings_known"] is False
     assert _json(capsys, str(path), "--alloc-conf", "max_split_size_mb:64")["settings_known"] is True
     assert main(["measure", str(path)]) == 0
-    assert "torch's own defaults were taken: add --alloc-conf" in capsys.readouterr().out
+    assert "torch's defaults are assumed (see --alloc-conf)" in capsys.readouterr().out
 
 
-def test_standard_input():
+def test_standard_input_is_read():
     with open(TORCH, "rb") as file:
         command = [sys.executable, "-m", "gpufrag", "measure", "-", "--json"]
         result = subprocess.run(command, stdin=file, capture_output=True, timeout=60, check=True)
@@ -137,10 +137,11 @@ def test_standard_input():
             2,
             "--driver-free is 2.00 GiB, of a device",
         ),
+        ([TORCH, "--limit", "40"], 2, "argument --limit: '40' is only 40 B; add a unit, as in 40GiB"),
         ([], 2, "the following arguments are required: FILE"),
     ],
 )
-def test_bad_calls_are_one_line(capsys, arguments, code, words):
+def test_bad_call_is_one_line(capsys, arguments, code, words):
     found, err = _refusal(capsys, *arguments)
     assert found == code
     assert words in err

@@ -1,4 +1,4 @@
-"""Which places in the program hold memory, and which hold more than before."""
+"""Memory by call site, and its growth."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpufrag.model import call_sites as sites
+from gpufrag.model import call_sites
 from gpufrag.model.call_sites import GROWN, MOST_TEXT, Held, Stack, grown
 from gpufrag.snapshot_file import load
 from helpers import SNAPSHOTS
@@ -22,52 +22,58 @@ def frame(file: str, line: int = 1, name: str = "step") -> dict[str, object]:
 
 
 def heap(*stacks: list[dict[str, object]], state: str = "active_allocated") -> dict[str, object]:
-    """A snapshot with one block of 512 bytes for each stack."""
+    """Return a snapshot with a block of 512 bytes per stack."""
     blocks = [{"state": state, "size": 512, "frames": stack} for stack in stacks]
     return {"segments": [{"device": 0, "blocks": blocks}]}
 
 
-def test_memory_is_that_of_the_innermost_frames_outside_torch() -> None:
+def test_call_site_has_the_innermost_frames_outside_torch() -> None:
     stack = [frame("aten/src/Functions.cpp"), frame(TORCH), frame("train.py", 7), frame(TORCH), frame("main.py", 9)]
-    assert sites.read(heap(stack, stack)) == {0: {("train.py:7 step", "main.py:9 step"): Held(1024, 2)}}
+    assert call_sites.read(heap(stack, stack)) == {0: {("train.py:7 step", "main.py:9 step"): Held(1024, 2)}}
 
 
-def test_a_cell_of_a_notebook_is_a_place_too() -> None:
-    assert sites.read(heap([frame("<ipython-input-3>", 2, "<module>")])) == {
+def test_notebook_cell_is_a_call_site() -> None:
+    assert call_sites.read(heap([frame("<ipython-input-3>", 2, "<module>")])) == {
         0: {("<ipython-input-3>:2 <module>",): Held(512, 1)}
     }
 
 
-def test_what_is_free_is_held_by_nobody() -> None:
-    assert sites.read(heap([frame("train.py")], state="inactive")) == {0: {}}
+def test_block_of_torch_2_0_has_frames_in_its_history() -> None:
+    block = {"state": "active_allocated", "size": 512, "history": [{"frames": [frame("train.py", 7)]}, {"frames": []}]}
+    found = call_sites.read({"segments": [{"device": 0, "blocks": [block]}]})
+    assert found == {0: {("train.py:7 step",): Held(512, 1)}}
 
 
-def test_memory_without_a_python_stack_is_one_place() -> None:
-    assert sites.read(heap([], [frame("engine.cpp")])) == {0: {(): Held(1024, 2)}}
+def test_free_block_has_no_call_site() -> None:
+    assert call_sites.read(heap([frame("train.py")], state="inactive")) == {0: {}}
 
 
-def test_a_place_is_bounded() -> None:
-    (stack,) = sites.read(heap([frame("d/" * 5000 + "train.py", n) for n in range(50)]))[0]
-    assert (len(stack), {len(text) for text in stack}) == (sites.FRAMES, {MOST_TEXT})
+def test_memory_without_python_stack_is_one_call_site() -> None:
+    assert call_sites.read(heap([], [frame("engine.cpp")])) == {0: {(): Held(1024, 2)}}
 
 
-def test_the_trace_of_a_recorded_training_has_its_places() -> None:
-    """The blocks of the recording are older than its history: the stacks of its trace stand in for theirs."""
+def test_call_site_is_bounded() -> None:
+    (stack,) = call_sites.read(heap([frame("d/" * 5000 + "train.py", n) for n in range(50)]))[0]
+    assert (len(stack), {len(text) for text in stack}) == (call_sites.FRAMES, {MOST_TEXT})
+
+
+def test_recorded_trace_has_its_call_sites() -> None:
+    """The recording's blocks are older than its history, so the trace's stacks replace theirs."""
     trace = [e for entries in load(SNAPSHOTS / "train-varlen.pickle.gz")["device_traces"] for e in entries]
     allocated = [{**entry, "state": "active_allocated"} for entry in trace if entry["action"] == "alloc"]
-    found = sites.read({"segments": [{"device": 0, "blocks": allocated}]})[0]
+    found = call_sites.read({"segments": [{"device": 0, "blocks": allocated}]})[0]
     assert sum(held.size for held in found.values()) == sum(entry["size"] for entry in allocated)
     files = Counter(text.rpartition(":")[0].rpartition("/")[2] for stack in found for text in stack)
     assert set(files) == {"exp5.py"}
 
 
-def test_the_blocks_of_a_recorded_heap_are_all_counted() -> None:
+def test_every_recorded_block_is_counted() -> None:
     snapshot = load(SNAPSHOTS / "train-varlen.pickle.gz")
     blocks = [b["size"] for s in snapshot["segments"] for b in s["blocks"] if b["state"] == "active_allocated"]
-    assert sites.read(snapshot) == {0: {(): Held(sum(blocks), len(blocks))}}
+    assert call_sites.read(snapshot) == {0: {(): Held(sum(blocks), len(blocks))}}
 
 
-def test_the_three_that_grew_most_are_told() -> None:
+def test_three_largest_growths_are_returned() -> None:
     before: dict[Stack, Held] = {("a",): Held(100, 1), ("b",): Held(500, 5)}
     now: dict[Stack, Held] = {
         ("a",): Held(900, 9), ("b",): Held(500, 5), ("c",): Held(300, 3), ("d",): Held(50, 1), ("e",): Held(60, 1)
@@ -77,12 +83,12 @@ def test_the_three_that_grew_most_are_told() -> None:
     ]  # fmt: skip
 
 
-def test_larger_blocks_alone_are_no_kept_tensors() -> None:
+def test_larger_blocks_alone_are_no_growth() -> None:
     assert grown({("a",): Held(100, 4)}, {("a",): Held(900, 4)}) == []
 
 
 @given(PLACES, PLACES)
-def test_what_is_told_did_grow(before: dict[Stack, Held], now: dict[Stack, Held]) -> None:
+def test_returned_call_sites_grew(before: dict[Stack, Held], now: dict[Stack, Held]) -> None:
     told = grown(before, now)
     assert len(told) <= GROWN
     for place in told:
@@ -90,5 +96,5 @@ def test_what_is_told_did_grow(before: dict[Stack, Held], now: dict[Stack, Held]
 
 
 @given(PLACES)
-def test_nothing_grows_from_itself(places: dict[Stack, Held]) -> None:
+def test_equal_snapshots_have_no_growth(places: dict[Stack, Held]) -> None:
     assert grown(places, places) == []

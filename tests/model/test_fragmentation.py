@@ -1,4 +1,4 @@
-"""fragmentation.measure: against what an H200 recorded, and against what must hold for any heap."""
+"""fragmentation.measure, checked with figures recorded on an H200 and with properties of any heap."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FIGURES = {
     "inactive_split": "inactive_split_bytes",
     "segments": "segment",
 }
-"""Our names and torch's, for what torch counts too."""
+"""Our names and torch's."""
 
 
 def measured(*segments: Raw, driver: Driver = Driver(), **settings: Any) -> Fragmentation:
@@ -33,7 +33,7 @@ def measured(*segments: Raw, driver: Driver = Driver(), **settings: Any) -> Frag
 
 
 @pytest.mark.parametrize("pool", POOLS)
-def test_sums_are_those_of_torchs_own_statistics(golden_case: GoldenCase, pool: str) -> None:
+def test_sums_equal_torchs_statistics(golden_case: GoldenCase, pool: str) -> None:
     ours: Pool = getattr(measure(golden_case.heap, golden_case.driver), pool)
     figures = {name: getattr(ours, name) for name in FIGURES}
     stats = golden_case.raw["stats"]
@@ -43,7 +43,7 @@ def test_sums_are_those_of_torchs_own_statistics(golden_case: GoldenCase, pool: 
     assert ours.active_blocks + ours.awaiting_blocks == stats[f"active.{POOLS[pool]}.current"]
 
 
-def test_a_segment_by_hand() -> None:
+def test_segment_has_these_quantities() -> None:
     blocks = [(6 * MIB, LIVE), (10 * MIB, INACTIVE), (3 * MIB, AWAITING), (1 * MIB, INACTIVE)]
     large = measured(segment(0, blocks, waste=512)).large
     assert large == Pool(
@@ -66,72 +66,79 @@ def test_a_segment_by_hand() -> None:
     assert large.stranded == 14 * MIB
 
 
-def test_a_segment_without_live_blocks_can_be_given_back_whole() -> None:
+def test_segment_without_live_blocks_is_reclaimable() -> None:
     found = measured(segment(0, [(12 * MIB, INACTIVE), (8 * MIB, AWAITING)]))
     assert (found.reclaimable, found.stranded) == (20 * MIB, 0)
 
 
-def test_of_an_expandable_segment_only_whole_free_pages_can_be_given_back() -> None:
+def test_free_pages_of_expandable_segment_are_reclaimable() -> None:
     blocks = [(5 * MIB, LIVE), (50 * MIB, INACTIVE), (5 * MIB, LIVE)]
     found = measured(segment(0, blocks, is_expandable=True), expandable_segments=True)
     assert (found.reclaimable, found.stranded) == (20 * MIB, 30 * MIB)
     assert found.large.inactive_split == 0  # as torch counts it
 
 
-def test_small_pages_are_of_2_mib() -> None:
+def test_small_pages_have_2_mib() -> None:
     blocks = [(1 * MIB, LIVE), (6 * MIB, INACTIVE), (1 * MIB, LIVE)]
     small = segment(0, blocks, is_expandable=True, segment_type="small")
     assert measured(small, expandable_segments=True).reclaimable == 4 * MIB
 
 
-def test_private_pools_are_captive_and_in_no_other_figure() -> None:
+def test_private_pool_is_captive_only() -> None:
     private = segment(0, [(6 * MIB, LIVE), (14 * MIB, INACTIVE)], segment_pool_id=(0, 1))
     found = measured(private, driver=Driver(free=0, size=1 << 30))
     assert (found.reserved, found.private_pool_reserved, found.captive) == (20 * MIB, 20 * MIB, 14 * MIB)
     assert (found.free_cached, found.reclaimable, found.free_total) == (0, 0, 0)
 
 
-def test_without_a_driver_what_depends_on_it_is_absent() -> None:
+def test_figures_without_driver_are_none() -> None:
     found = measured(segment(0, [(20 * MIB, INACTIVE)]))
     assert (found.limit, found.headroom, found.free_total, found.largest_allocatable, found.ratio) == (None,) * 5
 
 
-def test_an_empty_heap_has_no_cache_ratio() -> None:
+def test_empty_heap_has_no_cache_ratio() -> None:
     found = measured(driver=Driver(free=1 << 30, size=1 << 34))
     assert (found.cache_ratio, found.free_total) == (None, 1 << 30)
 
 
-def test_where_nothing_fits_there_is_no_ratio() -> None:
+def test_full_heap_has_no_ratio() -> None:
     found = measured(segment(0, [(2 * MIB, LIVE)], segment_type="small"), driver=Driver(free=0, size=1 << 30))
     assert (found.largest_allocatable, found.ratio) == (0, None)
 
 
-def test_a_limit_below_what_is_reserved_leaves_no_headroom() -> None:
+def test_limit_below_reserved_leaves_no_headroom() -> None:
     found = measured(segment(0, [(20 * MIB, LIVE)]), driver=Driver(free=1 << 30, size=1 << 34, limit=10 * MIB))
     assert (found.headroom, found.limit) == (0, 10 * MIB)
 
 
-def test_the_stream_is_the_one_that_holds_most() -> None:
+def test_default_stream_is_the_largest() -> None:
     mine, other = segment(0, [(20 * MIB, INACTIVE)], stream=7), segment(1 << 30, [(24 * MIB, INACTIVE)], stream=9)
     assert measured(mine, other).stream == 9
 
 
-def test_several_devices_at_once_are_an_error_of_the_caller() -> None:
+def test_several_devices_are_refused() -> None:
     first, second = segment(0, [(20 * MIB, LIVE)]), segment(0, [(20 * MIB, LIVE)], device=1)
     with pytest.raises(ValueError, match="one device at a time"):
         measured(first, second)
 
 
-def test_sizes_on_a_bound_are_counted_below_it() -> None:
+def test_size_on_a_bound_is_counted_below_it() -> None:
     sizes = [512, 1024, 2048, 2560]
     counts = measured(segment(0, [(size, INACTIVE) for size in sizes], segment_type="small")).small.free_block_sizes
     assert counts[:3] == [1, 2, 1]
     assert SIZE_BOUNDS[:2] == (512, 2048)
 
 
-def test_a_pool_with_a_histogram_of_other_bounds_cannot_be() -> None:
-    with pytest.raises(ValueError, match="a histogram of 1 buckets"):
-        Pool(free_block_sizes=[1])
+def test_histogram_with_other_buckets_is_refused() -> None:
+    for buckets in (1, 13, 15):
+        with pytest.raises(ValueError, match=f"expected 14 buckets, found {buckets}"):
+            Pool(free_block_sizes=[0] * buckets)
+
+
+def test_size_above_the_last_bound_is_in_the_last_bucket() -> None:
+    sizes = [8 << 30, (8 << 30) + 512, 1 << 38]
+    assert SIZE_BOUNDS[-1] == 8 << 30
+    assert measured(segment(0, [(size, INACTIVE) for size in sizes])).large.free_block_sizes == [0] * 12 + [1, 2]
 
 
 @st.composite
@@ -144,7 +151,7 @@ def heaps_with_drivers(draw: st.DrawFn) -> tuple[Raw, Driver]:
 
 
 @given(heaps_with_drivers())
-def test_no_byte_is_lost_or_counted_twice(case: tuple[Raw, Driver]) -> None:
+def test_every_byte_is_counted_once(case: tuple[Raw, Driver]) -> None:
     snapshot, driver = case
     found = measure(parse(snapshot), driver)
     awaiting = found.large.awaiting_free + found.small.awaiting_free
@@ -161,7 +168,7 @@ def test_no_byte_is_lost_or_counted_twice(case: tuple[Raw, Driver]) -> None:
 
 
 @given(heaps_with_drivers())
-def test_no_request_can_have_more_than_there_is(case: tuple[Raw, Driver]) -> None:
+def test_largest_allocatable_is_at_most_free_total(case: tuple[Raw, Driver]) -> None:
     snapshot, driver = case
     found = measure(parse(snapshot), driver)
     if found.largest_allocatable is not None and found.free_total is not None:
@@ -171,7 +178,7 @@ def test_no_request_can_have_more_than_there_is(case: tuple[Raw, Driver]) -> Non
 
 
 @given(heaps_with_drivers(), st.randoms(use_true_random=False))
-def test_the_order_of_segments_does_not_matter(case: tuple[Raw, Driver], rng: random.Random) -> None:
+def test_order_of_segments_does_not_matter(case: tuple[Raw, Driver], rng: random.Random) -> None:
     snapshot, driver = case
     shuffled = {**snapshot, "segments": rng.sample(snapshot["segments"], len(snapshot["segments"]))}
     assert measure(parse(shuffled), driver) == measure(parse(snapshot), driver)

@@ -1,4 +1,4 @@
-"""The page and the record of `gpufrag measure`."""
+"""Text and JSON of `gpufrag measure`."""
 
 import io
 import json
@@ -23,15 +23,15 @@ def streams(golden):
     return device
 
 
-def test_the_page(streams):
+def test_text_is_as_recorded(streams):
     kept(FIXTURES / "measure.txt", as_text(streams, "streams-default.json.gz") + "\n")
 
 
-def test_the_record(streams):
+def test_record_is_as_recorded(streams):
     kept(FIXTURES / "measure.json", json.dumps(as_record(streams), indent=2) + "\n")
 
 
-def test_the_record_says_what_was_recorded_on_the_gpu(golden_case):
+def test_record_equals_the_gpus_figures(golden_case):
     (device,) = measured(golden_case.heap, golden_case.driver)
     record, stats = as_record(device), golden_case.raw["stats"]
     assert record["reserved"] == stats["reserved_bytes.all.current"]
@@ -39,7 +39,7 @@ def test_the_record_says_what_was_recorded_on_the_gpu(golden_case):
     assert record["pools"]["large"]["active"] == stats["active_bytes.large_pool.current"]
 
 
-def test_keys_do_not_depend_on_what_is_known(streams):
+def test_keys_are_the_same_without_driver(streams):
     (bare,) = measured(streams.heap, Driver())
     assert as_record(bare).keys() == as_record(streams).keys()
     assert as_record(bare)["largest_allocatable"] is None
@@ -49,29 +49,41 @@ def test_keys_do_not_depend_on_what_is_known(streams):
 @pytest.mark.parametrize(
     ("driver", "words"),
     [
-        (Driver(), "add --driver-free and --driver-size"),
-        (Driver(size=80 << 30), "add --driver-free and --driver-size"),
-        (Driver(limit=8 << 30), "upper bounds: add --driver-free"),
-        (Driver(free=1 << 30), "add --limit if the process has a memory fraction, else --driver-size"),
+        (Driver(), "unknown: limit, headroom, free_total, largest_allocatable, fragmentation_ratio; add --driver-free"),
+        (
+            Driver(size=80 << 30),
+            "unknown: largest_allocatable, fragmentation_ratio; add --driver-free and --driver-size",
+        ),
+        (Driver(limit=8 << 30), "upper bounds without the driver's free memory; add --driver-free"),
+        (Driver(free=1 << 30), "add --limit if the process has one, else --driver-size"),
     ],
 )
-def test_what_cannot_be_told_names_its_flag(streams, driver, words):
+def test_note_on_unknown_figure_names_its_flag(streams, driver, words):
     (device,) = measured(streams.heap, driver)
     (note,) = notes(device)
     assert words in note
 
 
-def test_nothing_is_noted_where_all_is_known(streams):
+def test_complete_figures_have_no_note(streams):
     assert list(notes(streams)) == []
 
 
-def test_a_stream_without_blocks_is_noted(golden):
+def test_limit_below_reserved_is_noted(streams):
+    reserved = streams.found.reserved
+    (device,) = measured(streams.heap, Driver(1 << 30, 1 << 40, reserved - 1))
+    (note,) = notes(device)
+    assert note.endswith("reserved; check --limit and --driver-size")
+    (device,) = measured(streams.heap, Driver(1 << 30, 1 << 40, reserved))
+    assert list(notes(device)) == []
+
+
+def test_stream_without_blocks_is_noted(golden):
     case = golden("streams-default")
     (device,) = measured(case.heap, case.driver, stream=12345)
-    assert list(notes(device)) == ["no block belongs to stream 12345: only what the driver gives counts for it"]
+    assert list(notes(device)) == ["no block belongs to stream 12345: only the driver can serve it"]
 
 
-def test_a_full_device_has_no_ratio(golden):
+def test_full_device_has_no_ratio(golden):
     case = golden("churn-small-default")
     live = Heap(tuple(s for s in case.heap.segments if "inactive" not in s.states))
     (device,) = measured(live, Driver(0, 1 << 40))
@@ -79,20 +91,20 @@ def test_a_full_device_has_no_ratio(golden):
     assert list(notes(device)) == ["nothing can be allocated, so there is no fragmentation_ratio"]
 
 
-def test_every_device_is_listed(golden):
+def test_every_device_is_measured(golden):
     case = golden("train-cap4")
     both = Heap(tuple(s._replace(device=device) for device in (0, 1) for s in case.heap.segments), case.heap.settings)
     assert [device.found.device for device in measured(both, case.driver)] == [0, 1]
 
 
-def test_an_empty_heap_is_a_device_that_holds_nothing():
+def test_empty_heap_is_one_device():
     (device,) = measured(Heap(()), Driver(10 << 30, 80 << 30))
     assert as_record(device)["reserved"] == 0
     assert as_record(device)["unused_share"] is None
     assert "free blocks by size" not in as_text(device, "x")
 
 
-def test_private_pools_are_apart():
+def test_private_pools_are_separate():
     (device,) = measured(read(SNAPSHOTS / "pools-streams.pickle.gz").heap, Driver())
     record = as_record(device)
     pools = record["pools"]
@@ -117,5 +129,5 @@ class Terminal(io.StringIO):
         (io.StringIO(), {}, "x"),
     ],
 )
-def test_emphasis_only_on_a_terminal_that_wants_it(stream, environ, text):
+def test_bold_only_on_capable_terminals(stream, environ, text):
     assert bold(stream, environ)("x") == text

@@ -13,36 +13,39 @@ from ..model.heap import Heap
 from ..model.settings import Settings, read_conf
 from ..reports import measure, terminal
 from ..snapshot_file import name_of, read
-from ..units import argument, parse_bytes, whole
+from ..units import argument, parse_memory, whole
 from .arguments import refuse_more_free_than_there_is
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    size = argument(parse_bytes)
+    size = argument(parse_memory)
     parser.add_argument(
-        "file", metavar="FILE", help="torch's pickle or JSON of it, gzipped or not; - is standard input"
+        "file", metavar="FILE", help="torch's snapshot (pickle or JSON, gzipped or not); - for standard input"
     )
-    parser.add_argument("--driver-free", metavar="SIZE", type=size, help="free memory of the device at the snapshot")
-    parser.add_argument("--driver-size", metavar="SIZE", type=size, help="memory of the device (both: mem_get_info)")
-    parser.add_argument("--limit", metavar="SIZE", type=size, help="what set_per_process_memory_fraction allows")
-    parser.add_argument("--device", metavar="D", type=argument(whole(0)), help="this device only")
+    parser.add_argument("--driver-free", metavar="SIZE", type=size, help="the device's free memory at the snapshot")
+    parser.add_argument("--driver-size", metavar="SIZE", type=size, help="the device's memory (both: mem_get_info)")
+    parser.add_argument("--limit", metavar="SIZE", type=size, help="the process's limit (default: the device's size)")
+    parser.add_argument("--device", metavar="D", type=argument(whole(0)), help="only this device")
     parser.add_argument(
         "--stream",
         metavar="N",
         type=argument(whole(0)),
-        help="where the next request is made (default: the busiest)",
+        help="stream of the next request (default: the one with most memory)",
     )
     parser.add_argument(
-        "--alloc-conf", metavar="TEXT", type=_settings, help="PYTORCH_CUDA_ALLOC_CONF, where the file has none"
+        "--alloc-conf",
+        metavar="TEXT",
+        type=_settings,
+        help="PYTORCH_CUDA_ALLOC_CONF, if the file has no settings",
     )
-    parser.add_argument("--json", action="store_true", help="for programs: bytes, null for what cannot be told")
+    parser.add_argument("--json", action="store_true", help="print JSON (sizes in bytes, null if unknown)")
 
 
 def run(options: argparse.Namespace) -> int:
     name = name_of(options.file)
     saved = read(options.file, options.alloc_conf)
     heap = _narrowed(saved.heap, name, options)
-    devices = measure.measured(heap, _told(saved.driver, options), options.stream)
+    devices = measure.measured(heap, _driver(saved.driver, options), options.stream)
     if options.json:
         record = {
             "file": name,
@@ -53,7 +56,7 @@ def run(options: argparse.Namespace) -> int:
         return 0
     print("\n\n".join(measure.as_text(device, name, terminal.bold(sys.stdout)) for device in devices))
     if not saved.knows_settings:
-        print("note: the file records no allocator settings, torch's own defaults were taken: add --alloc-conf")
+        print("note: the file records no allocator settings; torch's defaults are assumed (see --alloc-conf)")
     return 0
 
 
@@ -65,21 +68,21 @@ def _settings(text: str) -> Settings:
 
 
 def _narrowed(heap: Heap, name: str, options: argparse.Namespace) -> Heap:
-    """Raises UsageError for a device that is not there, and for figures of one device when there are several."""
+    """Raises UsageError for a missing device, and for figures of one device if there are several."""
     held = ", ".join(map(str, heap.devices))
     if options.device is not None:
         if options.device not in heap.devices:
-            raise UsageError(f"--device {options.device}: {name} holds memory of device {held or '(none)'}")
+            raise UsageError(f"--device {options.device}: {name} has memory of device {held or '(none)'}")
         return heap.on_device(options.device)
     given = (options.driver_free, options.driver_size, options.limit, options.stream)
     if len(heap.devices) > 1 and any(value is not None for value in given):
-        raise UsageError(f"{name} holds devices {held}: say by --device which of them the figures are of")
+        raise UsageError(f"{name} has devices {held}; choose with --device the one that the figures belong to")
     return heap
 
 
-def _told(recorded: Driver, options: argparse.Namespace) -> Driver:
-    """The file's own reading of the driver, with what flags say instead. Raises UsageError for an impossible one."""
-    told = {"free": options.driver_free, "size": options.driver_size, "limit": options.limit}
-    driver = replace(recorded, **{name: value for name, value in told.items() if value is not None})
+def _driver(recorded: Driver, options: argparse.Namespace) -> Driver:
+    """Return the file's own figures, replaced by those of flags. Raises UsageError for impossible ones."""
+    given = {"free": options.driver_free, "size": options.driver_size, "limit": options.limit}
+    driver = replace(recorded, **{name: value for name, value in given.items() if value is not None})
     refuse_more_free_than_there_is(driver.free, driver.size)
     return driver

@@ -1,4 +1,4 @@
-"""`gpufrag measure`: every quantity of a saved snapshot, a device at a time, as text or as JSON. No verdict."""
+"""`gpufrag measure`: every quantity of a saved snapshot, per device, as text or JSON."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from ..model.allocatable import Driver, limited
+from ..model.diagnosis import assess
 from ..model.fragmentation import SIZE_BOUNDS, Fragmentation, Pool, measure
 from ..model.heap import ALLOCATED, Heap
 from ..units import format_bytes
@@ -14,7 +15,7 @@ from .terminal import Emphasis
 
 
 class Measured(NamedTuple):
-    """One device of a snapshot: its heap, what was given of its driver, and the quantities that follow."""
+    """One device of a snapshot: its heap, its driver's figures as far as known, and the resulting quantities."""
 
     heap: Heap
     driver: Driver
@@ -22,9 +23,9 @@ class Measured(NamedTuple):
 
 
 def measured(heap: Heap, driver: Driver, stream: int | None = None) -> list[Measured]:
-    """Every device of the heap, each with the same driver. An empty heap is one device that holds nothing.
+    """Measure every device of the heap, each with the same driver. An empty heap is one device without memory.
 
-    Where the driver has no limit, that of the heap's own settings (per_process_memory_fraction) counts.
+    If the driver has no limit, the heap's own settings (per_process_memory_fraction) apply.
     """
     parts = [heap.on_device(device) for device in heap.devices] or [heap]
     drivers = [limited(driver, part.settings) for part in parts]
@@ -32,10 +33,13 @@ def measured(heap: Heap, driver: Driver, stream: int | None = None) -> list[Meas
 
 
 def as_record(device: Measured) -> dict[str, Any]:
-    """The form of --json: bytes, by names that stay. None is what the inputs cannot tell."""
+    """Return one object of --json: sizes in bytes, None if unknown."""
     heap, _, found = device
+    assessment = assess(found)
     return {
         "device": found.device,
+        "verdict": assessment.health.value,
+        "reason": assessment.reason,
         "stream": found.stream,
         "reserved": found.reserved,
         "unused_share": _unused_share(heap, found),
@@ -51,6 +55,7 @@ def as_record(device: Measured) -> dict[str, Any]:
         "cache_ratio": found.cache_ratio,
         "private_pool_reserved": found.private_pool_reserved,
         "captive": found.captive,
+        "notes": list(notes(device)),
         "pools": {"large": _pool_record(found.large), "small": _pool_record(found.small)},
     }
 
@@ -67,9 +72,11 @@ def _unused_share(heap: Heap, found: Fragmentation) -> float | None:
 
 
 def as_text(device: Measured, name: str, bold: Emphasis = str) -> str:
-    """A page for people: aligned, in units and in bytes, ending with what could not be told and why."""
+    """Return a table in units and bytes, the verdict first, notes on unknown figures last."""
     found = device.found
-    lines = [bold(f"device {found.device} of {name}, the next request on stream {found.stream}"), ""]
+    assessment = assess(found)
+    lines = [bold(f"device {found.device} of {name}, next request on stream {found.stream}")]
+    lines += [bold(f"{assessment.health.value}: {assessment.reason}"), ""]
     lines += _table(_pool_rows(found.large, found.small), bold)
     lines += ["", *_sums(device), "", *_sizes(found)]
     lines += [f"note: {note}" for note in notes(device)]
@@ -109,7 +116,7 @@ _SUMS = ("private_pool_reserved", "captive", "limit", "headroom", "free_total", 
 
 
 def _sums(device: Measured) -> Iterator[str]:
-    """What no pool has for itself."""
+    """Quantities of the whole device."""
     found = device.found
     sizes = {"reserved, all pools": found.reserved, **{name: getattr(found, name) for name in _SUMS}}
     for name, size in sizes.items():
@@ -125,7 +132,7 @@ def _sums(device: Measured) -> Iterator[str]:
 
 
 def _sizes(found: Fragmentation) -> Iterator[str]:
-    """The free blocks by size; buckets without a block are left out."""
+    """Free blocks by size, without empty buckets."""
     totals = [a + b for a, b in zip(found.large.free_block_sizes, found.small.free_block_sizes)]
     if any(totals):
         names = [f"up to {format_bytes(bound)}" for bound in SIZE_BOUNDS] + [f"above {format_bytes(SIZE_BOUNDS[-1])}"]
@@ -135,18 +142,24 @@ def _sizes(found: Fragmentation) -> Iterator[str]:
 
 
 def notes(device: Measured) -> Iterator[str]:
-    """What the inputs cannot tell, and which flag would tell it."""
+    """Yield what is unknown or doubtful, and which flag helps."""
     heap, driver, found = device
     if driver.free is None and driver.limit is None:
+        unknown = [name for name in _SUMS if getattr(found, name) is None]
         yield (
-            "largest_allocatable and what follows from it need the driver's reading: add --driver-free and "
-            "--driver-size, the two figures of torch.cuda.mem_get_info()"
+            f"unknown: {', '.join(unknown)}, fragmentation_ratio; add --driver-free and --driver-size (both from "
+            "torch.cuda.mem_get_info()), and --limit if the process has a memory limit"
         )
     elif driver.free is None:
-        yield "without the driver's free memory, headroom and largest_allocatable are upper bounds: add --driver-free"
+        yield "headroom and largest_allocatable are upper bounds without the driver's free memory; add --driver-free"
     elif found.limit is None:
-        yield "the limit is not known: add --limit if the process has a memory fraction, else --driver-size"
+        yield "the limit is unknown; add --limit if the process has one, else --driver-size"
     if found.largest_allocatable == 0:
         yield "nothing can be allocated, so there is no fragmentation_ratio"
+    if found.limit is not None and found.limit < found.reserved:
+        yield (
+            f"the limit ({format_bytes(found.limit)}) is below the {format_bytes(found.reserved)} that the process has "
+            "reserved; check --limit and --driver-size"
+        )
     if heap.segments and found.stream not in {segment.stream for segment in heap.segments}:
-        yield f"no block belongs to stream {found.stream}: only what the driver gives counts for it"
+        yield f"no block belongs to stream {found.stream}: only the driver can serve it"

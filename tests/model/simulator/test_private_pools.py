@@ -1,4 +1,4 @@
-"""Recorded heaps with a MemPool and with a CUDA graph's pool: what is in them is nobody else's."""
+"""Recorded heaps with a MemPool and with a CUDA graph's pool."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ def _free(heap: Heap, *, private: bool) -> int:
     return sum(block.size for segment in segments for block in segment.blocks() if block.state == INACTIVE)
 
 
-def test_their_free_bytes_are_captive_and_no_one_elses_are(heap: Heap) -> None:
+def test_free_bytes_of_private_pools_are_captive(heap: Heap) -> None:
     found = measure(heap, Driver())
     assert found.captive == _free(heap, private=True) > 0
     assert found.free_cached == _free(heap, private=False)
 
 
-def test_their_segments_are_told_apart(heap: Heap) -> None:
+def test_reserved_bytes_of_private_pools_are_separate(heap: Heap) -> None:
     found = measure(heap, Driver())
     private = sum(segment.size for segment in heap.segments if segment.private)
     assert found.private_pool_reserved == private > 0
     assert found.reserved == sum(segment.size for segment in heap.segments)
 
 
-def test_they_serve_no_request_and_are_no_free_memory(heap: Heap) -> None:
+def test_private_pools_serve_no_other_request(heap: Heap) -> None:
     own = Heap(tuple(segment for segment in heap.segments if not segment.private), heap.settings)
     full = Driver(free=0, size=1 << 40)
     with_pools, without = measure(heap, full), measure(own, full)
