@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -139,7 +140,16 @@ def test_silent_rank_is_reported_and_delays_no_other(tmp_path: Path, monkeypatch
         answers = ask_folder(tmp_path, *STATUS)
         assert answers.silent == ("host-5-1.sock: no answer within 0.5 s",)
         assert [one.pid for one in answers.ranks] == [ranks[0].identity.pid]
-        assert ask_folder(tmp_path, *STATUS, pids={5}).ranks == ()
+
+
+def test_named_ranks_are_asked_only_at_their_own_sockets(tmp_path: Path) -> None:
+    """In a shared folder another user can bind a socket under any rank's name."""
+    with live_ranks(tmp_path, [None]) as ranks:
+        own = ranks[0].control.path
+        assert len(ask_folder(tmp_path, *STATUS, pids={ranks[0].identity.pid}).ranks) == 0
+        own.rename(tmp_path / f"host-{os.getpid()}-1.sock")
+        assert len(ask_folder(tmp_path, *STATUS, pids={os.getpid()}).ranks) == 1
+        assert ask_folder(tmp_path, *STATUS, pids={5}) == Answers()
 
 
 def test_unreadable_or_crowded_folder_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from gpufrag.wire import control_client as module
 from gpufrag.wire.control_client import (
     AccessDenied,
     ControlError,
+    Impostor,
     NoAnswer,
     NotListening,
     Rejected,
@@ -116,6 +117,14 @@ def test_socket_that_denies_access_is_reported(path: Path, monkeypatch: pytest.M
             listens(path)
         monkeypatch.undo()
         ask(path, PING)
+
+
+def test_socket_of_another_process_is_an_impostor(tmp_path: Path) -> None:
+    with server(tmp_path / "host-1-2.sock", HONEST) as path, pytest.raises(Impostor, match=f"{os.getpid()} listens"):
+        ask(path, PING, pid=1)
+    path.unlink()
+    with server(path, HONEST):
+        assert ask(path, PING, pid=os.getpid())["pid"] == 7
 
 
 def test_silent_sockets_delay_no_other(tmp_path: Path) -> None:

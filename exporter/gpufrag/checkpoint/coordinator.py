@@ -92,10 +92,12 @@ def ranks_in(folder: Path) -> AskRanks:
 def ask_folder(folder: Path, name: str, fields: Mapping[str, Any], pids: Container[int] | None = None) -> Answers:
     """Send one command to the ranks in `folder`, or only to those among `pids`.
 
-    Dead processes are left out. Raises Unavailable if the folder cannot be read.
+    Dead processes are left out, and with `pids`, sockets that other processes have bound under their names. Raises
+    Unavailable if the folder cannot be read.
     """
-    sockets = _sockets(folder, pids)
-    outcomes = ask_all(sockets, {"command": PREFIX + name, **fields}, ANSWER_WITHIN_S, MAX_ANSWER)
+    found = _sockets(folder, pids)
+    sockets, expected = sorted(found), {} if pids is None else found
+    outcomes = ask_all(sockets, {"command": PREFIX + name, **fields}, ANSWER_WITHIN_S, MAX_ANSWER, expected)
     answers = [_read(path, outcomes[path]) for path in sockets]
     return Answers(
         tuple(answer for answer in answers if isinstance(answer, RankState)),
@@ -103,21 +105,22 @@ def ask_folder(folder: Path, name: str, fields: Mapping[str, Any], pids: Contain
     )
 
 
-def _sockets(folder: Path, pids: Container[int] | None) -> list[Path]:
-    found = []
+def _sockets(folder: Path, pids: Container[int] | None) -> dict[Path, int]:
+    """The sockets of the ranks, each with the pid in its name."""
+    found = {}
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
                 name = FileName.parse(entry.name) if entry.name.endswith(SOCKET_SUFFIX) else None
                 if name and (pids is None or name.pid in pids):
-                    found.append(folder / entry.name)
+                    found[folder / entry.name] = name.pid
     except FileNotFoundError:
-        return []
+        return {}
     except OSError as error:
         raise Unavailable(f"cannot read {folder}: {error.strerror}; it must be the job's $GPUFRAG_DIR") from None
     if len(found) > MAX_RANKS:
         raise Unavailable(f"{folder} has {len(found)} sockets (limit {MAX_RANKS}): give each job its own folder")
-    return sorted(found)
+    return found
 
 
 def _read(path: Path, outcome: Answer | ControlError) -> RankState | str | None:

@@ -12,10 +12,12 @@ import os
 import selectors
 import socket
 import stat
+import struct
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from ..errors import Unavailable
@@ -30,6 +32,8 @@ RETRY_S = 0.01
 _NOT_LISTENING = frozenset({errno.ECONNREFUSED, errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EPROTOTYPE})
 _DENIED = frozenset({errno.EACCES, errno.EPERM})
 
+_CREDENTIALS = struct.Struct("3i")
+
 Answer = Mapping[str, Any]
 
 
@@ -39,6 +43,10 @@ class ControlError(Unavailable):
 
 class NotListening(ControlError):
     """No process listens on the socket: the process has ended."""
+
+
+class Impostor(NotListening):
+    """Another process than the expected one listens on the socket."""
 
 
 class AccessDenied(ControlError):
@@ -54,21 +62,30 @@ class Rejected(ControlError):
 
 
 def ask(
-    path: Path, request: Mapping[str, Any], within_s: float = ANSWER_WITHIN_S, max_answer: int = MAX_ANSWER
+    path: Path,
+    request: Mapping[str, Any],
+    within_s: float = ANSWER_WITHIN_S,
+    max_answer: int = MAX_ANSWER,
+    pid: int | None = None,
 ) -> Answer:
-    """Return the answer to `request`. Raises ControlError."""
-    outcome = ask_all([path], request, within_s, max_answer)[path]
+    """Return the answer to `request`. Raises ControlError, also if `pid` is given and another process listens."""
+    outcome = ask_all([path], request, within_s, max_answer, {path: pid} if pid is not None else {})[path]
     if isinstance(outcome, ControlError):
         raise outcome
     return outcome
 
 
 def ask_all(
-    paths: Sequence[Path], request: Mapping[str, Any], within_s: float = ANSWER_WITHIN_S, max_answer: int = MAX_ANSWER
+    paths: Sequence[Path],
+    request: Mapping[str, Any],
+    within_s: float = ANSWER_WITHIN_S,
+    max_answer: int = MAX_ANSWER,
+    pids: Mapping[Path, int] = MappingProxyType({}),
 ) -> dict[Path, Answer | ControlError]:
     """Send `request` to every socket at once; return each one's answer, or why there is none.
 
-    Each socket has `within_s` seconds from its connect, so a silent one delays no other. Uses no threads.
+    Each socket has `within_s` seconds from its connect, so a silent one delays no other. Uses no threads. `pids` are
+    the processes that must listen; anyone who may write to the folder can bind a socket with any name.
     """
     line = json.dumps(request).encode() + b"\n"
     outcomes: dict[Path, Answer | ControlError] = {}
@@ -77,7 +94,8 @@ def ask_all(
     with selectors.DefaultSelector() as selector:
         while waiting or running:
             while waiting and len(running) < MAX_OPEN:
-                running[_Exchange(waiting.pop(), line, within_s, max_answer, selector)] = 0.0
+                path = waiting.pop()
+                running[_Exchange(path, line, within_s, max_answer, pids.get(path), selector)] = 0.0
             until = min(running.values())
             ready = {key.data for key, _ in selector.select(max(0.0, until - time.monotonic()))}
             for exchange, due in list(running.items()):
@@ -106,9 +124,15 @@ class _Exchange:
     """One request to one socket. `outcome` is None until it has ended."""
 
     def __init__(
-        self, path: Path, line: bytes, within_s: float, max_answer: int, selector: selectors.BaseSelector
+        self,
+        path: Path,
+        line: bytes,
+        within_s: float,
+        max_answer: int,
+        pid: int | None,
+        selector: selectors.BaseSelector,
     ) -> None:
-        self.path, self._within_s, self._selector = path, within_s, selector
+        self.path, self._within_s, self._pid, self._selector = path, within_s, pid, selector
         self.outcome: Answer | ControlError | None = None
         self._deadline = time.monotonic() + within_s
         self._steps = self._converse(line, max_answer)
@@ -138,6 +162,12 @@ class _Exchange:
                 if code != errno.EAGAIN:
                     raise _refusal(self.path.name, code)
                 yield True  # its queue is full
+            if self._pid is not None:
+                listener, _, _ = _CREDENTIALS.unpack(
+                    connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+                )
+                if listener != self._pid:  # 0: a process of another pid namespace
+                    raise Impostor(f"{self.path.name}: process {listener} listens there, not {self._pid}")
             self._selector.register(connection, selectors.EVENT_WRITE, self)
             try:
                 while line:
