@@ -40,7 +40,7 @@ def _tell(*flags: str, **environment: str) -> dict[str, Any]:
     return found
 
 
-def test_what_pythonpath_held_is_kept_behind_the_shim_which_steps_aside() -> None:
+def test_pythonpath_entries_are_kept_behind_the_shim() -> None:
     found = _tell(PYTHONPATH=f"{EXPORTER}{os.pathsep}/some/where")
     assert found["environment"]["PYTHONPATH"] == os.pathsep.join([str(SHIM), str(EXPORTER), "/some/where"])
     assert "/some/where" in found["path"]
@@ -48,11 +48,11 @@ def test_what_pythonpath_held_is_kept_behind_the_shim_which_steps_aside() -> Non
 
 
 @pytest.mark.parametrize("before", [{}, {"PYTHONPATH": ""}, {"PYTHONPATH": str(SHIM)}])
-def test_an_empty_pythonpath_does_not_let_the_working_folder_in(before: dict[str, str]) -> None:
+def test_empty_pythonpath_adds_no_working_directory(before: dict[str, str]) -> None:
     assert injected(before)["PYTHONPATH"] == str(SHIM)
 
 
-def test_a_run_within_a_run_changes_nothing() -> None:
+def test_run_within_a_run_changes_nothing() -> None:
     once = injected({"PYTHONPATH": "/a::/b"})
     assert once["PYTHONPATH"] == f"{SHIM}:/a::/b"
     assert injected(once) == once
@@ -64,7 +64,7 @@ def test_flags_reach_every_process_through_the_environment(tmp_path: Path) -> No
     assert told == ("2.5", "0.01", str(tmp_path))
 
 
-def test_a_folder_that_cannot_be_written_is_told_and_does_not_stop_the_job() -> None:
+def test_unwritable_folder_is_a_warning() -> None:
     with _start("--folder", "/dev/null", "--", sys.executable, "-c", "print('ran')") as process:
         out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (0, "ran\n")
@@ -72,26 +72,26 @@ def test_a_folder_that_cannot_be_written_is_told_and_does_not_stop_the_job() -> 
     assert err.count("\n") == 1
 
 
-def test_without_flags_the_environment_stays_what_it_was() -> None:
+def test_environment_without_flags_is_unchanged() -> None:
     found = _tell(GPUFRAG_INTERVAL="7")["environment"]
     assert found["GPUFRAG_INTERVAL"] == "7"
     assert "GPUFRAG_BUDGET" not in found
 
 
-def test_the_exit_code_is_the_commands() -> None:
+def test_exit_code_is_the_commands() -> None:
     with _start("--", sys.executable, "-c", "raise SystemExit(42)") as process:
         assert process.communicate(timeout=60) == ("", "")
     assert process.returncode == 42
 
 
-def test_the_double_dash_may_be_left_out() -> None:
+def test_double_dash_is_optional() -> None:
     with _start("true") as process:
         assert process.communicate(timeout=60) == ("", "")
     assert process.returncode == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
-def test_signals_are_the_commands(number: signal.Signals) -> None:
+def test_signals_reach_the_command(number: signal.Signals) -> None:
     program = f"import signal; signal.signal({number:d}, signal.SIG_DFL); print('ready', flush=True); signal.pause()"
     with _start("--", sys.executable, "-c", program) as process:
         assert process.stdout is not None
@@ -114,10 +114,10 @@ def test_signals_are_the_commands(number: signal.Signals) -> None:
         (["--leak-threshold", "much", "--", "true"], 2, "--leak-threshold: 'much' is not a size"),
         (["--leak-threshold", "0", "--", "true"], 2, "leak threshold is 0"),
         (["--name", "train", "--", "true"], 2, "add --restartable"),
-        (["--restartable", "--name", "", "--", "true"], 2, "cannot be the job's name"),
-        (["--restartable", "--name", "a\nb", "--", "true"], 2, "cannot be the job's name"),
-        (["--restartable", "--name", "n" * 201, "--", "true"], 2, "cannot be the job's name"),
-        (["--restartable", "--grace", "0s", "--", "true"], 2, "--grace is 0s"),
+        (["--restartable", "--name", "", "--", "true"], 2, "--name must have"),
+        (["--restartable", "--name", "a\nb", "--", "true"], 2, "--name must have"),
+        (["--restartable", "--name", "n" * 201, "--", "true"], 2, "--name must have"),
+        (["--restartable", "--grace", "0s", "--", "true"], 2, "--grace must be above 0, such as 60s (got 0s)"),
         (["--restartable", "--grace", "soon", "--", "true"], 2, "--grace: 'soon' is not a duration"),
         (["--grace", "", "--", "true"], 2, "add --restartable"),
         (["--folder", "", "--", "true"], 2, "an empty DIR names no folder"),
@@ -127,28 +127,26 @@ def test_signals_are_the_commands(number: signal.Signals) -> None:
         (["--", "/"], 1, "cannot run '/': Permission denied"),
     ],
 )
-def test_a_command_that_cannot_be_run_is_one_line(
-    words: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_invalid_call_is_one_line(words: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", *words]) == code
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert said in err
 
 
-def test_a_script_that_names_no_interpreter_is_told_how(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_script_without_interpreter_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = tmp_path / "train.sh"
     script.write_text("echo training\n")
     script.chmod(0o755)
     assert main(["run", "--", str(script)]) == 1
-    assert "begin a script with #!/bin/sh" in capsys.readouterr().err
+    assert "start the script with #!/bin/sh" in capsys.readouterr().err
 
 
-def test_the_shim_of_another_copy_gives_way() -> None:
+def test_shim_of_another_copy_is_replaced() -> None:
     assert injected({"PYTHONPATH": "/a:/agent/gpufrag/shim:/b"})["PYTHONPATH"] == f"{SHIM}:/a:/b"
 
 
-def test_an_anchor_is_a_share_for_every_process_and_never_there_by_itself() -> None:
+def test_anchor_is_set_only_by_its_flag() -> None:
     assert _tell("--anchor", "20%")["environment"]["GPUFRAG_ANCHOR"] == "0.2"
     assert "GPUFRAG_ANCHOR" not in _tell()["environment"]
 
@@ -160,9 +158,9 @@ def test_an_anchor_is_a_share_for_every_process_and_never_there_by_itself() -> N
         (["/usr/bin/serve", "-v"], "serve"),
     ],
 )
-def test_a_job_is_called_after_its_script(job: list[str], name: str) -> None:
+def test_job_is_named_after_its_script(job: list[str], name: str) -> None:
     assert name_of(job) == name
 
 
-def test_a_leak_threshold_is_bytes_for_every_process() -> None:
+def test_leak_threshold_is_set_in_bytes() -> None:
     assert _tell("--leak-threshold", "5MB")["environment"]["GPUFRAG_LEAK_THRESHOLD"] == "5000000"

@@ -1,4 +1,4 @@
-"""`gpufrag run --restartable` as a process, and what may be asked of its socket."""
+"""`gpufrag run --restartable` as a process with its control socket."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def eventually(what: Callable[[], Any]) -> Any:
         if answer := what():
             return answer
         time.sleep(0.02)
-    raise AssertionError("it never came")
+    raise AssertionError("it did not happen")
 
 
 class Supervised:
@@ -89,7 +89,7 @@ class Supervised:
 
 
 def alive(pid: int) -> bool:
-    """Whether it runs; who waits to be buried does not."""
+    """Whether it runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:

@@ -1,4 +1,4 @@
-"""What goes wrong around a supervised job does not go wrong with the job."""
+"""Faults around a supervised job do not reach the job."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def unread() -> Iterator[int]:
     os.close(writer)
 
 
-def assert_it_restarts(it: Any) -> None:
+def assert_restarts(it: Any) -> None:
     it.until("ready")
     assert it.ask("restart", restarts=0)["ok"]
     it.until("ready", 2)
@@ -31,22 +31,22 @@ def assert_it_restarts(it: Any) -> None:
     assert (it.end(), it.lines[-1]) == (3, "SIGTERM")
 
 
-def test_nobody_need_read_what_it_says(start: Any, unread: int) -> None:
-    assert_it_restarts(start(*job(), stderr=unread))
+def test_restart_works_with_a_broken_stderr(start: Any, unread: int) -> None:
+    assert_restarts(start(*job(), stderr=unread))
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
-def test_its_log_may_be_full(start: Any) -> None:
+def test_restart_works_with_a_full_log(start: Any) -> None:
     with Path("/dev/full").open("w", encoding="utf-8") as full:
-        assert_it_restarts(start(*job(), stderr=full))
+        assert_restarts(start(*job(), stderr=full))
 
 
-def test_it_may_have_no_stderr(start: Any) -> None:
-    assert_it_restarts(start(*job(), stderr=None, preexec_fn=lambda: os.close(2)))
+def test_restart_works_without_a_stderr(start: Any) -> None:
+    assert_restarts(start(*job(), stderr=None, preexec_fn=lambda: os.close(2)))
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT, signal.SIGQUIT])
-def test_a_signal_that_is_ignored_from_the_start_ends_nothing(start: Any, number: signal.Signals) -> None:
+def test_ignored_signal_does_not_end_restarts(start: Any, number: signal.Signals) -> None:
     it = start("--", "sh", "-c", READY, preexec_fn=lambda: signal.signal(number, signal.SIG_IGN))
     it.until("ready")
     it.process.send_signal(number)
@@ -55,16 +55,16 @@ def test_a_signal_that_is_ignored_from_the_start_ends_nothing(start: Any, number
     assert not it.job.ending
 
 
-def test_that_restarts_have_ended_is_told_once(start: Any) -> None:
+def test_end_of_restarts_is_logged_once(start: Any) -> None:
     it = start("--name", "train", *job())
     it.until("ready")
     for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGINT):
         it.process.send_signal(number)
         it.until(number.name)
-    assert it.told == "gpufrag: SIGHUP: train is not started again after this\n"
+    assert it.told == "gpufrag: received SIGHUP; will not restart train again\n"
 
 
-def test_who_stops_the_job_alone_does_not_stop_its_supervisor(start: Any) -> None:
+def test_stopped_job_can_be_restarted(start: Any) -> None:
     it = start("--grace", "300ms", *job())
     it.until("ready")
     (pid,) = pids(it.lines)
@@ -74,7 +74,7 @@ def test_who_stops_the_job_alone_does_not_stop_its_supervisor(start: Any) -> Non
     it.until("ready", 2)
 
 
-def test_what_cannot_be_tidied_up_does_not_change_the_exit_code(start: Any) -> None:
+def test_failed_cleanup_keeps_the_exit_code(start: Any) -> None:
     it = start(*job(code=0))
     it.until("ready")
     it.socket.with_suffix(".pause").mkdir()  # a folder cannot be unlinked

@@ -1,4 +1,4 @@
-"""A supervised job at a terminal: it can read from it, and Ctrl-C and Ctrl-Z do what they do without a supervisor."""
+"""A supervised job at a terminal behaves as without a supervisor."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def at(theirs: int) -> dict[str, Any]:
 READ = "import os; print(input(), file=open(os.environ['LOG'], 'a'))"
 
 
-def test_a_job_reads_what_is_typed(start: Any, terminal: tuple[int, int]) -> None:
+def test_job_reads_from_the_terminal(start: Any, terminal: tuple[int, int]) -> None:
     it = start("--", sys.executable, "-c", READ, **at(terminal[1]))
     os.write(terminal[0], b"hello\n")
     assert (it.end(), it.lines) == (0, ["hello"])
 
 
-def test_control_c_reaches_the_job(start: Any, terminal: tuple[int, int]) -> None:
+def test_ctrl_c_reaches_the_job_once(start: Any, terminal: tuple[int, int]) -> None:
     it = start(*job(), **at(terminal[1]))
     it.until("ready")
     os.write(terminal[0], b"\x03")
@@ -53,7 +53,7 @@ def test_control_c_reaches_the_job(start: Any, terminal: tuple[int, int]) -> Non
     assert it.lines.count("SIGINT") == 1
 
 
-def test_control_z_stops_both_until_they_are_continued(start: Any, terminal: tuple[int, int]) -> None:
+def test_ctrl_z_stops_job_and_supervisor(start: Any, terminal: tuple[int, int]) -> None:
     it = start(*job(), **at(terminal[1]))
     it.until("ready")
     (pid,) = pids(it.lines)

@@ -60,7 +60,7 @@ def pids(it: Supervised) -> list[int]:
     return [int(line.split()[-1]) for line in it.lines if "pid" in line]
 
 
-def test_in_place_the_workers_alone_are_restarted(start: Any, receiver: Receiver, tmp_path: Path) -> None:
+def test_in_place_restarts_only_the_workers(start: Any, receiver: Receiver, tmp_path: Path) -> None:
     it = torchrun(start, tmp_path, "--in-place", max_restarts=1)
     receiver.send(alert("train"))
     receiver.until("started started", "restarted restarted")
@@ -69,14 +69,14 @@ def test_in_place_the_workers_alone_are_restarted(start: Any, receiver: Receiver
     assert [alive(pid) for pid in pids(it)] == [False, False, True, True]
 
 
-def test_in_place_is_refused_where_torchrun_would_end_the_job(start: Any, receiver: Receiver, tmp_path: Path) -> None:
+def test_in_place_without_restarts_left_is_refused(start: Any, receiver: Receiver, tmp_path: Path) -> None:
     it = torchrun(start, tmp_path, "--in-place", max_restarts=0)
     receiver.send(alert("train"))
     receiver.until("refused elastic-spent")
     assert all(alive(pid) for pid in pids(it))
 
 
-def test_workers_that_have_restarted_by_themselves_are_not_restarted_again(start: Any, tmp_path: Path) -> None:
+def test_workers_restarted_by_torchrun_are_a_conflict(start: Any, tmp_path: Path) -> None:
     it = torchrun(start, tmp_path, "--in-place", max_restarts=2)
     (worker, _) = pids(it)
     os.kill(worker, signal.SIGTERM)
@@ -84,7 +84,7 @@ def test_workers_that_have_restarted_by_themselves_are_not_restarted_again(start
     assert it.ask("restart", restarts=0) == {"ok": True, "refused": "conflict"}
 
 
-def test_restarted_whole_no_worker_of_before_is_left(start: Any, receiver: Receiver, tmp_path: Path) -> None:
+def test_full_restart_replaces_all_workers(start: Any, receiver: Receiver, tmp_path: Path) -> None:
     it = torchrun(start, tmp_path, max_restarts=0)
     receiver.send(alert("train"))
     receiver.until("started started", "restarted restarted")
@@ -93,7 +93,7 @@ def test_restarted_whole_no_worker_of_before_is_left(start: Any, receiver: Recei
     assert sum("saved" in line for line in it.lines) == 2
 
 
-def test_killed_supervisor_and_no_worker_is_left(start: Any, tmp_path: Path) -> None:
+def test_killed_supervisor_leaves_no_worker(start: Any, tmp_path: Path) -> None:
     it = torchrun(start, tmp_path, max_restarts=0)
     it.process.kill()
     eventually(lambda: not any(alive(pid) for pid in pids(it)))

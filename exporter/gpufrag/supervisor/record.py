@@ -1,4 +1,4 @@
-"""The job as its supervisor's socket shows it and lets it be changed. Any thread may ask."""
+"""The state of a supervised job, as its control socket shows and changes it. Safe from any thread."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ Started = TypeVar("Started")
 
 
 class Record:
-    """`path` is the record for people, `pause` the file that forbids restarts; `wake` is called for a restart."""
+    """`path` is the record file, `pause` the file that forbids restarts; `wake` is called when a restart is ordered."""
 
     def __init__(self, job: SupervisedJob, path: Path, pause: Path, wake: Callable[[], None]) -> None:
         self._job, self._path, self._pause, self._wake = job, path, pause, wake
         self._lock = threading.Lock()
-        self._wanted, self._seen = False, 0
+        self._ordered, self._elastic_restarts = False, 0
         self._elastic: Callable[[], Elastic | None] = lambda: None
         self._processes: Callable[[], Sequence[int]] = tuple
         self._obstacle: Callable[[], str | None] = lambda: None
 
     @property
     def commands(self) -> dict[str, Callable[[Mapping[str, Any]], Answer]]:
-        """For the control socket."""
-        return {"job": self.show, "remember": self.remember, "restart": self.restart}
+        """The commands of the control socket."""
+        return {"job": self.show, "remember": self.remember, "restart": self.order_restart}
 
     @property
     def restarts(self) -> int:
         return self._job.restarts
 
     @property
-    def wanted(self) -> bool:
-        """Whether a restart has been asked for and has not begun."""
-        return self._wanted
+    def ordered(self) -> bool:
+        """Whether a restart was ordered and has not started."""
+        return self._ordered
 
     def observe(
         self,
@@ -50,7 +50,7 @@ class Record:
         processes: Callable[[], Sequence[int]],
         obstacle: Callable[[], str | None],
     ) -> None:
-        """How to learn what torchrun has done by itself, which processes there are, and what forbids a new start."""
+        """Set the functions that return torchrun's counts, the job's processes, and what prevents a new start."""
         self._elastic, self._processes, self._obstacle = elastic, processes, obstacle
 
     def show(self, request: Mapping[str, Any]) -> Answer:
@@ -62,61 +62,60 @@ class Record:
         with self._lock:
             if request.get("version") != self._job.version:
                 return {"refused": CONFLICT}
-            annotations = {
-                key: value for key, value in {**self._job.annotations, **changes}.items() if value is not None
-            }
+            merged = {**self._job.annotations, **changes}
+            annotations = {key: value for key, value in merged.items() if value is not None}
             if len(annotations) > MAX_ANNOTATIONS:
-                raise GpufragError(f"more than {MAX_ANNOTATIONS} annotations; remove some")
+                raise GpufragError(f"{len(annotations)} annotations (limit {MAX_ANNOTATIONS}); remove some")
             changed = replace(self._now(), annotations=annotations, version=self._job.version + 1)
             if request.get("dry_run") is not True:
-                self._keep(changed)
+                self._set(changed)
             return {"job": encode(changed)}
 
-    def restart(self, request: Mapping[str, Any]) -> Answer:
+    def order_restart(self, request: Mapping[str, Any]) -> Answer:
         with self._lock:
             job = self._now()
             if job.ending:
-                raise GpufragError(f"{job.name} was told to end, and is not started again")
-            if request.get("restarts") != job.restarts or self._wanted or not job.running:
+                raise GpufragError(f"{job.name} was told to end and is not started again")
+            if request.get("restarts") != job.restarts or self._ordered or not job.running:
                 return {"refused": CONFLICT}
-            if missing := self._obstacle():  # while it still runs
-                raise GpufragError(f"{job.name} could not be started again, and runs on: {missing}")
+            if obstacle := self._obstacle():  # while the job still runs
+                raise GpufragError(f"{job.name} could not be started again, so it keeps running: {obstacle}")
             if request.get("dry_run") is not True:
-                self._wanted = True
+                self._ordered = True
                 self._wake()
             return {"job": encode(job)}
 
-    def ends(self) -> None:
-        """Somebody has told the job to end."""
+    def ending(self) -> None:
+        """A user ends the job."""
         self._change(ending=True)
 
-    def stopped(self) -> None:
-        """The restart that was wanted has begun."""
+    def stopping(self) -> None:
+        """The ordered restart has started."""
         self._change(running=False)
 
     def start_again(self, start: Callable[[int], Started]) -> Started:
-        """By `start`, which is given the new count; who asks meanwhile is answered after it. Raises what it raises."""
+        """Call `start` with the new number of restarts; commands wait meanwhile. Raises what `start` raises."""
         with self._lock:
             restarts = self._job.restarts + 1
             started = start(restarts)
-            self._keep(replace(self._job, version=self._job.version + 1, running=True, restarts=restarts))
-            self._wanted = False
+            self._set(replace(self._job, version=self._job.version + 1, running=True, restarts=restarts))
+            self._ordered = False
             return started
 
-    def done(self) -> None:
-        """What was wanted has been done otherwise, or cannot be."""
-        self._wanted = False
+    def order_done(self) -> None:
+        """The ordered restart was done in place, or cannot be done."""
+        self._ordered = False
 
     def write(self) -> None:
-        """Best effort: the socket tells the same."""
+        """Best effort: the socket shows the same."""
         with suppress(OSError):
             write_file(self._path, json.dumps(encode(self._job)).encode() + b"\n")
 
     def _change(self, **changes: Any) -> None:
         with self._lock:
-            self._keep(replace(self._job, version=self._job.version + 1, **changes))
+            self._set(replace(self._job, version=self._job.version + 1, **changes))
 
-    def _keep(self, job: SupervisedJob) -> None:
+    def _set(self, job: SupervisedJob) -> None:
         self._job = job
         self.write()
 
@@ -125,11 +124,11 @@ class Record:
         if not job.in_place:
             return job
         elastic = self._elastic()
-        self._seen = max(self._seen, elastic.restarts if elastic else 0)
-        return replace(job, elastic=elastic, restarts=self._seen, running=elastic is not None)
+        self._elastic_restarts = max(self._elastic_restarts, elastic.restarts if elastic else 0)
+        return replace(job, elastic=elastic, restarts=self._elastic_restarts, running=elastic is not None)
 
 
 def _annotations(raw: Any) -> dict[str, str | None]:
     if isinstance(raw, dict) and all(isinstance(value, (str, type(None))) for value in raw.values()):
         return raw
-    raise GpufragError("annotations is no object of texts and nulls")
+    raise GpufragError("annotations must be an object of strings and nulls")

@@ -98,4 +98,4 @@ def decode(raw: Any) -> SupervisedJob:
     try:
         return json_record.read(SupervisedJob, raw)
     except json_record.Misfit as misfit:
-        raise BadInput(f"no supervised job: {misfit}") from None
+        raise BadInput(f"not a supervised job: {misfit}") from None

@@ -1,4 +1,4 @@
-"""The files of a supervisor: known by their names, and no concern of the sidecar's."""
+"""A supervised job and its files."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from gpufrag.wire.supervised_job import PAUSE, RECORD, SOCKET, JobFile, Supervis
 
 
 @pytest.mark.parametrize("suffix", [SOCKET, RECORD, PAUSE])
-def test_names_lead_back_to_the_process(suffix: str) -> None:
+def test_file_name_round_trips(suffix: str) -> None:
     file = JobFile(FileName("node-1", 4711, 1_700_000_000_000), suffix)
     assert JobFile.parse(file.name) == file
     assert FileName.parse(file.name) is None
 
 
 @pytest.mark.parametrize("name", ["a.job.sock", "h-1-2.sock", "h-1-2.job.json.tmp", ".h-1-2.job.json", "job.sock"])
-def test_other_names_are_nobody_s(name: str) -> None:
+def test_other_names_are_not_parsed(name: str) -> None:
     assert JobFile.parse(name) is None
 
 
-def test_the_sidecar_takes_none_for_a_rank_or_a_stranger(tmp_path: Path) -> None:
+def test_sidecar_ignores_supervisor_files(tmp_path: Path) -> None:
     for suffix in (SOCKET, RECORD, PAUSE):
         (tmp_path / f"h-1-2{suffix}").touch()
     reading = ProcessReader(tmp_path, FolderSettings()).read()
     assert (reading.ranks, sum(reading.skipped.values())) == ((), 0)
 
 
-def test_a_job_crosses_the_socket_whole() -> None:
+def test_job_round_trips() -> None:
     job = SupervisedJob("train", "ann", 1, 2, 3, 4, True, annotations={"a": "b"})
     assert decode(encode(job)) == job
-    with pytest.raises(BadInput, match="no supervised job"):
+    with pytest.raises(BadInput, match="not a supervised job"):
         decode({"name": 7})
