@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 
-from gpufrag.attach.permission import Caller, obstacle
+from gpufrag.attach.target import Caller, trace_obstacle
 
 
 def traceable() -> str | None:
     """Why no process can be attached to here; None where one can."""
     if shutil.which("gdb") is None:
         return "gdb is not installed"
-    return obstacle(os.getpid(), Caller.current())
+    return trace_obstacle(os.getpid(), Caller.current())

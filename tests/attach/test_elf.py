@@ -17,7 +17,7 @@ def _address(library: ctypes.CDLL, name: str) -> int:
     return ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
 
 
-def test_the_addresses_are_the_processs_own() -> None:
+def test_addresses_match_the_running_process() -> None:
     found = functions(os.getpid())
     assert found.add_pending_call == _address(ctypes.pythonapi, "Py_AddPendingCall")
     assert found.run_string == _address(ctypes.pythonapi, "PyRun_SimpleString")
@@ -25,31 +25,31 @@ def test_the_addresses_are_the_processs_own() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"#!/bin/sh\n", b"\x7fELF\x01\x01" + bytes(90), b"\x7fELF\x02\x02" + bytes(90)])
-def test_what_is_no_program_is_told(tmp_path: Path, data: bytes) -> None:
+def test_other_file_is_an_error(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "file").write_bytes(data)
     with pytest.raises(BadInput, match="not a 64-bit little-endian ELF file"):
         exports(tmp_path / "file")
 
 
 @pytest.mark.parametrize("length", [6, 40, 64, 200, 5000])
-def test_what_is_torn_is_told_or_exports_less(tmp_path: Path, length: int) -> None:
+def test_truncated_file_is_an_error(tmp_path: Path, length: int) -> None:
     whole = Path("/proc/self/exe").read_bytes()
     (tmp_path / "torn").write_bytes(whole[:length])
-    with pytest.raises(BadInput, match="a broken ELF file"):
+    with pytest.raises(BadInput, match="broken ELF file"):
         exports(tmp_path / "torn")
 
 
-def test_a_machine_whose_registers_are_not_known_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_machine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     there = Exports("aarch64", 0, True, dict.fromkeys(("Py_AddPendingCall", "PyRun_SimpleString", "mmap"), 64))
     monkeypatch.setattr("gpufrag.attach.target.exports", lambda file: there)
-    with pytest.raises(Unavailable, match="is for x86_64, and this is aarch64; begin the job with gpufrag run"):
+    with pytest.raises(Unavailable, match="supports x86_64, not aarch64; start the job with gpufrag run"):
         functions(os.getpid())
 
 
-def test_an_interpreter_that_was_replaced_since_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replaced_interpreter_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def gone(file: Path) -> Exports:
         raise FileNotFoundError(2, "No such file or directory", str(file))
 
     monkeypatch.setattr("gpufrag.attach.target.exports", gone)
-    with pytest.raises(Unavailable, match="shows no Py_AddPendingCall"):
+    with pytest.raises(Unavailable, match="Py_AddPendingCall and PyRun_SimpleString cannot be found"):
         functions(os.getpid())

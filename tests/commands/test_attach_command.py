@@ -1,4 +1,4 @@
-"""`gpufrag attach PID`: it asks before it touches anything, and says in one line what came of it."""
+"""`gpufrag attach PID`: confirmation first, then one line with the outcome."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     found: list[str] = []
     target = Target(os.getpid(), os.geteuid(), os.getegid(), (3, 11), {})
     monkeypatch.setattr(attach, "examine", lambda pid, caller: target)
-    monkeypatch.setattr(attach, "way", lambda target: lambda code, file: found.append(code))
+    monkeypatch.setattr(attach, "injector", lambda target: lambda code, file: found.append(code))
     return found
 
 
@@ -33,23 +33,23 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 
 def _answers(monkeypatch: pytest.MonkeyPatch, answer: Mapping[str, Any] | None) -> None:
-    monkeypatch.setattr(attach, "report", lambda file: answer)
+    monkeypatch.setattr(attach, "read_report", lambda file: answer)
 
 
 @pytest.mark.parametrize(
     ("answer", "code", "said"),
     [
-        ({"state": "waiting"}, 0, "its agent begins when it does"),
+        ({"state": "waiting"}, 0, "its agent starts when it does"),
         ({"state": "already"}, 0, "already has an agent"),
         ({"state": "disabled"}, 1, "GPUFRAG_DISABLE=1"),
-        ({"state": "importing"}, 1, "ask again in a few seconds"),
-        ({"state": "failed", "error": "OSError: no space"}, 1, "goes on without (OSError: no space)"),
+        ({"state": "importing"}, 1, "try again in a few seconds"),
+        ({"state": "failed", "error": "OSError: no space"}, 1, "continues without it (OSError: no space)"),
         ({"state": "begun"}, 0, "has not published yet"),
-        ({"state": "something newer"}, 1, "has not come to a safe point"),
-        (None, 1, "has not come to a safe point within 0 s"),
+        ({"state": "something newer"}, 1, "did not reach a safe point"),
+        (None, 1, "did not reach a safe point within 0 s"),
     ],
 )
-def test_each_answer_is_one_line(
+def test_outcome_is_one_line(
     answer: dict[str, str] | None, code: int, said: str, asked: list[str], monkeypatch, capsys
 ) -> None:
     _answers(monkeypatch, answer)
@@ -61,42 +61,42 @@ def test_each_answer_is_one_line(
 
 
 @pytest.mark.parametrize("reply", ["no", "", "n"])
-def test_the_risk_is_told_and_a_no_is_a_no(reply: str, asked: list[str], terminal, capsys) -> None:
+def test_declined_attach_does_nothing(reply: str, asked: list[str], terminal, capsys) -> None:
     terminal.setattr("builtins.input", lambda prompt: reply)
     assert main(["attach", "4711"]) == 1
     err = capsys.readouterr().err
-    assert "a debugger in a running job is a risk" in err
+    assert "a debugger in a running\njob is a risk" in err
     assert err.endswith("nothing was done\n")
     assert asked == []
 
 
-def test_a_yes_is_a_yes(asked: list[str], terminal) -> None:
+def test_confirmed_attach_injects(asked: list[str], terminal) -> None:
     terminal.setattr("builtins.input", lambda prompt: "yes")
     _answers(terminal, {"state": "waiting"})
     assert main(["attach", "4711"]) == 0
     assert len(asked) == 1
 
 
-def test_a_script_must_say_that_it_knows_the_risk(asked: list[str], monkeypatch, capsys) -> None:
+def test_attach_without_terminal_requires_yes(asked: list[str], monkeypatch, capsys) -> None:
     monkeypatch.setattr(sys.stdin, "isatty", lambda: False, raising=False)
     assert main(["attach", "4711"]) == 2
-    assert "say --yes" in capsys.readouterr().err
+    assert "add --yes" in capsys.readouterr().err
     assert asked == []
 
 
-def test_with_no_input_at_all_nobody_can_be_asked(asked: list[str], monkeypatch, capsys) -> None:
+def test_attach_without_stdin_requires_yes(asked: list[str], monkeypatch, capsys) -> None:
     monkeypatch.setattr("sys.stdin", None)
     assert main(["attach", "4711"]) == 2
-    assert "say --yes" in capsys.readouterr().err
+    assert "add --yes" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", [["soon"], [], ["1", "2"], ["7", "--wait", "soon"]])
-def test_a_wrong_call_is_told(words: list[str], capsys) -> None:
+def test_invalid_call_is_one_line(words: list[str], capsys) -> None:
     assert main(["attach", *words]) == 2
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_what_is_handed_over_names_the_payloads_file(asked: list[str], terminal, tmp_path: Path) -> None:
+def test_injected_code_names_the_payload(asked: list[str], terminal, tmp_path: Path) -> None:
     _answers(terminal, {"state": "waiting"})
     main(["attach", "4711", "--yes"])
     assert str(attach.PAYLOAD) in asked[0]
@@ -104,17 +104,17 @@ def test_what_is_handed_over_names_the_payloads_file(asked: list[str], terminal,
 
 
 @pytest.mark.parametrize("wait", ["-1", "nan", "inf", "soon"])
-def test_a_wait_that_is_no_time_is_refused_before_anything_is_done(wait: str, asked: list[str], capsys) -> None:
+def test_invalid_wait_is_refused(wait: str, asked: list[str], capsys) -> None:
     assert main(["attach", "4711", "--yes", f"--wait={wait}"]) == 2
     assert "--wait" in capsys.readouterr().err
     assert asked == []
 
 
-def test_an_interrupt_after_it_was_asked_says_what_becomes_of_that(asked: list[str], monkeypatch, capsys) -> None:
+def test_interrupt_says_what_happens_to_the_request(asked: list[str], monkeypatch, capsys) -> None:
     def interrupted(file: Path) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(attach, "report", interrupted)
+    monkeypatch.setattr(attach, "read_report", interrupted)
     assert main(["attach", "4711", "--yes"]) == 130
-    assert "the request stays, and is carried out" in capsys.readouterr().err
+    assert "the request stays and is carried out" in capsys.readouterr().err
     assert len(asked) == 1

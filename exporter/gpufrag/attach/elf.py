@@ -1,4 +1,4 @@
-"""The functions that a program or library exports, read from its file: 64-bit ELF, little-endian, as Linux has it."""
+"""The functions that a program or library exports, read from its 64-bit little-endian ELF file."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import BadInput
+from ..wire.folder import open_plain
 
+MAX_FILE = 512 << 20
 MACHINES = {62: "x86_64", 183: "aarch64"}
 _HEADER = struct.Struct("<16xHHIQQQIHHHHHH")
 _SECTION = struct.Struct("<IIQQQQIIQQ")
@@ -17,7 +19,7 @@ _SHARED, _DYNAMIC_SYMBOLS, _LOAD = 3, 11, 1
 
 
 class Exports(NamedTuple):
-    """`addresses` are those in the file; `first` is the one at which the file's first byte is loaded."""
+    """`addresses` are as in the file; `first` is the address of the file's first byte."""
 
     machine: str
     first: int
@@ -25,13 +27,16 @@ class Exports(NamedTuple):
     addresses: dict[str, int]
 
     def at(self, name: str, start: int) -> int:
-        """The address of `name` where the file's first byte lies at `start`. Raises KeyError."""
+        """Return the address of `name` if the file's first byte is at `start`. Raises KeyError."""
         return self.addresses[name] + (start - self.first if self.movable else 0)
 
 
 def exports(file: Path) -> Exports:
-    """Raises BadInput for what is no such file, OSError for one that cannot be read."""
-    data = file.read_bytes()
+    """Raises BadInput for another or a broken file, OSError for one that cannot be read."""
+    with open_plain(file) as opened:  # in the file system of the target, whose user may be hostile
+        data = opened.read(MAX_FILE + 1)
+    if len(data) > MAX_FILE:
+        raise BadInput(f"{file} is larger than {MAX_FILE >> 20} MiB")
     if data[:6] != b"\x7fELF\x02\x01":
         raise BadInput(f"{file}: not a 64-bit little-endian ELF file")
     try:
@@ -41,7 +46,7 @@ def exports(file: Path) -> Exports:
         table = [_SECTION.unpack_from(data, sections + place * _SECTION.size) for place in range(section_count)]
         return Exports(MACHINES.get(machine, f"machine {machine}"), first, kind == _SHARED, _addresses(data, table))
     except (struct.error, IndexError, ValueError):
-        raise BadInput(f"{file}: a broken ELF file") from None
+        raise BadInput(f"{file}: broken ELF file") from None
 
 
 def _addresses(data: bytes, table: list[tuple[int, ...]]) -> dict[str, int]:

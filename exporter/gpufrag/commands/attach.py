@@ -1,112 +1,91 @@
-"""gpufrag attach PID: the agent, in a process that already runs."""
+"""gpufrag attach PID: loads the agent into a running process."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 
-from ..attach import gdb, remote_exec
-from ..attach.answer import agent_socket, place_for_report, report, until
-from ..attach.bootstrap import bootstrap
-from ..attach.permission import Caller
-from ..attach.target import PAYLOAD, REMOTE_EXEC, Target, examine, functions
+from ..attach.inject import bootstrap, injector
+from ..attach.result import agent_socket, poll, read_report, report_path
+from ..attach.target import PAYLOAD, REMOTE_EXEC, Caller, Target, examine
 from ..errors import Unavailable, UsageError
 from ..units import argument, parse_duration
-from ..wire.folder import write_file
 
-BUSY = "its main thread sleeps, or is in a long call into C"
-Ask = Callable[[str, Path], None]
-"""Has the process run this code; the file is a place for it that the process can read."""
-
+BUSY = "its main thread sleeps or is in a long call into C"
 RISK = """Attach to process {pid} (Python {major}.{minor})?
-The process stands still for a moment (a debugger stops it; of all its ranks the others wait that long), and code is put
-into its interpreter, to be run by its main thread at its next safe point. What speaks against it has been looked for.
-Still, a debugger in a running job is a risk that `gpufrag run` does not have: save a checkpoint first if it is dear.
+A debugger stops the process for a moment, and the other ranks wait for it. It puts code into the interpreter, and
+the main thread runs that code at its next safe point. All preconditions are checked. Still, a debugger in a running
+job is a risk that `gpufrag run` does not have: save a checkpoint first if the job is valuable.
 """
-OUTCOMES = {
-    "waiting": "process {pid} uses no GPU yet (no torch, or no CUDA so far): its agent begins when it does",
+SUCCESSES = {
+    "waiting": "process {pid} does not use a GPU yet (no torch, or no CUDA so far); its agent starts when it does",
     "already": "process {pid} already has an agent",
 }
-REFUSALS = {
-    "disabled": "GPUFRAG_DISABLE=1 is set in it; nothing was begun",
-    "importing": "it is just importing torch; ask again in a few seconds",
-    "failed": "the agent could not begin in it, and it goes on without",
+FAILURES = {
+    "disabled": "GPUFRAG_DISABLE=1 is set in it; nothing was started",
+    "importing": "it is importing torch right now; try again in a few seconds",
+    "failed": "the agent could not start in it; the process continues without it",
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("pid", metavar="PID", type=int, help="of the training process itself, not of its launcher")
+    parser.add_argument("pid", metavar="PID", type=int, help="the training process itself, not its launcher")
+    parser.add_argument("--yes", action="store_true", help="do not ask for confirmation, for scripts")
     parser.add_argument(
-        "--yes", action="store_true", help="do not ask; for scripts that know the risk to a running job"
-    )
-    parser.add_argument(
-        "--wait", metavar="SECONDS", type=argument(parse_duration), default=20.0, help="for its answer (20)"
+        "--wait",
+        metavar="DURATION",
+        type=argument(parse_duration),
+        default=20.0,
+        help="how long to wait for the process to answer (default: 20s)",
     )
 
 
 def run(options: argparse.Namespace) -> int:
     target = examine(options.pid, Caller.current())
     if target.environment.get("GPUFRAG_DISABLE") == "1":
-        raise Unavailable(f"process {target.pid}: {REFUSALS['disabled']}")
+        raise Unavailable(f"process {target.pid}: {FAILURES['disabled']}")
     if (listening := agent_socket(target)) is not None:
         raise Unavailable(f"process {target.pid} already has an agent: {listening}")
-    ask = way(target)
-    if not (options.yes or _agreed(target)):
+    inject = injector(target)
+    if not (options.yes or _confirmed(target)):
         print("nothing was done", file=sys.stderr)
         return 1
-    with place_for_report(target) as file:
-        ask(bootstrap(PAYLOAD, file), file.with_name("ask.py"))
+    with report_path(target) as file:
+        inject(bootstrap(PAYLOAD, file), file.with_name("ask.py"))
         try:
-            told = until(lambda: report(file), options.wait)
+            report = poll(lambda: read_report(file), options.wait)
         except KeyboardInterrupt:
-            print(
-                f"gpufrag: process {target.pid} is asked already ({BUSY}); the request {_then(target)}", file=sys.stderr
-            )
+            print(f"gpufrag: process {target.pid} has not answered ({BUSY}); {_pending(target)}", file=sys.stderr)
             raise
-    print(_outcome(target, told or {}, options.wait))
+    print(_outcome(target, report or {}, options.wait))
     return 0
 
 
-def way(target: Target) -> Ask:
-    """How this Python is asked. Raises Unavailable where that cannot be, before anything is done."""
-    if target.python >= REMOTE_EXEC:
-        execute = remote_exec.find(target)
-        return lambda code, file: remote_exec.ask(execute, target.pid, _written(file, code))
-    program, addresses = gdb.find(), functions(target.pid)
-    return lambda code, file: gdb.ask(program, target.pid, addresses, code)
-
-
-def _written(file: Path, code: str) -> Path:
-    """For a process of another user too: the folder is that user's, and closed to all others."""
-    write_file(file, code.encode())
-    return file
-
-
-def _agreed(target: Target) -> bool:
+def _confirmed(target: Target) -> bool:
     if sys.stdin is None or not sys.stdin.isatty():
-        raise UsageError(f"nobody is here to be asked whether process {target.pid} may be touched; say --yes")
+        raise UsageError(f"cannot ask for confirmation to attach to process {target.pid}; add --yes")
     print(RISK.format(pid=target.pid, major=target.python[0], minor=target.python[1]), end="", file=sys.stderr)
-    return input("Type yes to go on: ").strip().lower() in ("y", "yes")
+    return input("Type yes to continue: ").strip().lower() in ("y", "yes")
 
 
-def _outcome(target: Target, told: Mapping[str, str], seconds: float) -> str:
-    """One line. Raises Unavailable where there is no agent, and none that waits."""
-    state = told.get("state")
-    if state in OUTCOMES:
-        return OUTCOMES[state].format(pid=target.pid)
+def _outcome(target: Target, report: Mapping[str, str], seconds: float) -> str:
+    """Return one line. Raises Unavailable unless there is an agent, or one that waits for a GPU."""
+    state = report.get("state")
+    if state in SUCCESSES:
+        return SUCCESSES[state].format(pid=target.pid)
     if state == "begun":
-        found = until(lambda: agent_socket(target), seconds)
-        where = f"at {found}" if found else "but has not published yet (is its folder writable?)"
+        found = poll(lambda: agent_socket(target), seconds)
+        where = f"at {found}" if found else "but it has not published yet; check that its folder is writable"
         return f"process {target.pid} has an agent now, {where}"
-    if state in REFUSALS:
-        raise Unavailable(f"process {target.pid}: {REFUSALS[state]} ({told.get('error', 'see its stderr')})")
+    if state in FAILURES:
+        raise Unavailable(f"process {target.pid}: {FAILURES[state]} ({report.get('error', 'see its stderr')})")
     raise Unavailable(
-        f"process {target.pid} has not come to a safe point within {seconds:g} s: {BUSY}; the request {_then(target)}"
+        f"process {target.pid} did not reach a safe point within {seconds:g} s: {BUSY}; {_pending(target)}"
     )
 
 
-def _then(target: Target) -> str:
-    """What becomes of a request that nobody waits for any more."""
-    return "is withdrawn" if target.python >= REMOTE_EXEC else "stays, and is carried out when that ends"
+def _pending(target: Target) -> str:
+    if target.python >= REMOTE_EXEC:
+        return "the request is withdrawn"
+    return "the request stays and is carried out later"

@@ -1,4 +1,4 @@
-"""What speaks against a process is told before it is touched, and by its name."""
+"""Every obstacle to an attach is found and named before the process is touched."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gpufrag.attach.permission import Caller, obstacle
-from gpufrag.attach.target import examine, functions
+from gpufrag.attach.target import Caller, examine, functions, trace_obstacle
 from gpufrag.cli import main
 from gpufrag.commands.run import PACKAGE
 from gpufrag.errors import GpufragError, Unavailable, UsageError
@@ -54,32 +53,32 @@ def _told(pid: int, anybody: Caller) -> str:
 
 
 @pytest.mark.parametrize("pid", [2**22 + 7, 0, -1])
-def test_no_such_process(pid: int, anybody: Caller) -> None:
-    assert _told(pid, anybody).startswith(f"no process {pid} here")
+def test_missing_process_is_named(pid: int, anybody: Caller) -> None:
+    assert _told(pid, anybody).startswith(f"no process {pid} (any more)")
 
 
-def test_one_that_ends_while_its_files_are_read() -> None:
-    with pytest.raises(Unavailable, match="no process 99999999 here"):
+def test_process_that_ends_meanwhile_is_named() -> None:
+    with pytest.raises(Unavailable, match="no process 99999999"):
         functions(99999999)
 
 
-def test_this_command_itself(anybody: Caller) -> None:
-    with pytest.raises(UsageError, match="this command itself"):
+def test_own_process_is_refused(anybody: Caller) -> None:
+    with pytest.raises(UsageError, match="is this command"):
         examine(os.getpid(), anybody)
 
 
-def test_no_python(sleeper: subprocess.Popen[bytes], anybody: Caller) -> None:
+def test_other_program_is_refused(sleeper: subprocess.Popen[bytes], anybody: Caller) -> None:
     assert f"process {sleeper.pid} is /" in _told(sleeper.pid, anybody)
     assert "not a Python 3" in _told(sleeper.pid, anybody)
 
 
-def test_a_stopped_one(sleeper: subprocess.Popen[bytes], anybody: Caller) -> None:
+def test_stopped_process_is_refused(sleeper: subprocess.Popen[bytes], anybody: Caller) -> None:
     sleeper.send_signal(signal.SIGSTOP)
     os.waitid(os.P_PID, sleeper.pid, os.WSTOPPED | os.WNOWAIT)
     assert f"kill -CONT {sleeper.pid}" in _told(sleeper.pid, anybody)
 
 
-def test_one_that_has_ended_and_was_not_waited_for(anybody: Caller) -> None:
+def test_zombie_is_refused(anybody: Caller) -> None:
     process = subprocess.Popen(["true"])
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     assert "has ended" in _told(process.pid, anybody)
@@ -91,56 +90,56 @@ def test_one_that_has_ended_and_was_not_waited_for(anybody: Caller) -> None:
     [
         (None, False, None),
         ("0", False, None),
-        ("1", False, "ptrace_scope is 1: it takes the capability CAP_SYS_PTRACE"),
+        ("1", False, "ptrace_scope is 1, which requires CAP_SYS_PTRACE"),
         ("2", False, "ptrace_scope is 2"),
-        ("3", True, "ptrace_scope is 3: nobody may trace"),
+        ("3", True, "ptrace_scope is 3, which forbids tracing"),
         ("1", True, None),
         ("2", True, None),
     ],
 )
-def test_the_kernels_rule_is_named(tmp_path: Path, scope: str | None, capable: bool, said: str | None) -> None:
+def test_ptrace_scope_is_named(tmp_path: Path, scope: str | None, capable: bool, said: str | None) -> None:
     owner = tmp_path.stat().st_uid
-    found = obstacle(77, Caller(owner, capable), _proc(tmp_path, scope, owner))
+    found = trace_obstacle(77, Caller(owner, capable), _proc(tmp_path, scope, owner))
     assert (found is None) if said is None else (found is not None and said in found)
 
 
-def test_another_users_process(tmp_path: Path) -> None:
-    found = obstacle(77, Caller(54321, False), _proc(tmp_path, owner=12345))
+def test_process_of_another_user_is_named(tmp_path: Path) -> None:
+    found = trace_obstacle(77, Caller(54321, False), _proc(tmp_path, owner=12345))
     assert found is not None
     assert found.startswith("it belongs to user 12345, this command runs as 54321; run this command as that user")
 
 
-def test_one_that_has_changed_its_user(tmp_path: Path) -> None:
+def test_process_that_changed_its_user_is_named(tmp_path: Path) -> None:
     """The kernel then gives its /proc to root."""
     owner = tmp_path.stat().st_uid + 1
-    found = obstacle(77, Caller(owner, False), _proc(tmp_path, owner=owner))
+    found = trace_obstacle(77, Caller(owner, False), _proc(tmp_path, owner=owner))
     assert found is not None
     assert "only CAP_SYS_PTRACE may trace it" in found
 
 
-def test_one_that_a_debugger_holds(tmp_path: Path) -> None:
-    found = obstacle(77, Caller(1000, True), _proc(tmp_path, tracer=99))
+def test_traced_process_is_named(tmp_path: Path) -> None:
+    found = trace_obstacle(77, Caller(1000, True), _proc(tmp_path, tracer=99))
     assert found is not None
-    assert "already traced, by process 99" in found
+    assert "already traced by process 99" in found
 
 
-def test_the_callers_capability_is_read_from_the_kernel(tmp_path: Path) -> None:
+def test_capability_is_read_from_the_kernel(tmp_path: Path) -> None:
     (tmp_path / "self").mkdir()
     for bits, capable in (("0000000000080000", True), ("000001fffff7ffff", False)):
         (tmp_path / "self" / "status").write_text(f"CapEff:\t{bits}\n")
         assert Caller.current(tmp_path) == Caller(os.getuid(), capable)
 
 
-def test_one_that_ends_meanwhile_has_given_its_memory_back(tmp_path: Path) -> None:
+def test_process_without_memory_has_ended(tmp_path: Path) -> None:
     (tmp_path / "4711").mkdir()
     (tmp_path / "4711" / "maps").touch()
-    with pytest.raises(Unavailable, match="no process 4711 here, or no longer"):
+    with pytest.raises(Unavailable, match="no process 4711"):
         functions(4711, tmp_path)
 
 
 @pytest.mark.real
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed")
-def test_a_static_and_stripped_interpreter(tmp_path: Path, anybody: Caller) -> None:
+def test_static_interpreter_is_refused(tmp_path: Path, anybody: Caller) -> None:
     source, program = tmp_path / "wait.c", tmp_path / "python3.11"
     source.write_text('#include <unistd.h>\nint main(void) { write(1, "x", 1); return read(0, &source, 1); }\n')
     source.write_text(source.read_text().replace("return read(0, &source, 1)", "char c; return read(0, &c, 1)"))
@@ -149,13 +148,13 @@ def test_a_static_and_stripped_interpreter(tmp_path: Path, anybody: Caller) -> N
         assert process.stdout is not None
         process.stdout.read(1)
         assert examine(process.pid, anybody).python == (3, 11)
-        with pytest.raises(Unavailable, match="stripped or linked in a way that shows no Py_AddPendingCall"):
+        with pytest.raises(Unavailable, match="stripped or linked so that Py_AddPendingCall"):
             functions(process.pid)
         process.communicate()
 
 
 @pytest.mark.parametrize("version", ["2.7", "3.9"])
-def test_an_older_python(version: str, tmp_path: Path, anybody: Caller) -> None:
+def test_older_python_is_refused(version: str, tmp_path: Path, anybody: Caller) -> None:
     """Told by the name of its program; this one only looks like it."""
     program = shutil.copy(shutil.which("cat") or "", tmp_path / f"python{version}")
     with subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
@@ -173,7 +172,7 @@ CONTAINERS = {
 @pytest.mark.real
 @pytest.mark.skipif(not ROOT, reason="only root makes namespaces")
 @pytest.mark.parametrize("kind", CONTAINERS)
-def test_another_container(kind: str, begin, anybody: Caller) -> None:
+def test_process_of_another_container_is_refused(kind: str, begin, anybody: Caller) -> None:
     victim = begin(f"import gpufrag\n{LOOP}" if "pids" in kind else LOOP, *CONTAINERS[kind])
     children = Path(f"/proc/{victim.pid}/task/{victim.pid}/children").read_text().split()
     told = _told(int(children[0]) if children else victim.pid, anybody)
@@ -182,15 +181,15 @@ def test_another_container(kind: str, begin, anybody: Caller) -> None:
     victim.end()
 
 
-def test_one_that_is_told_to_have_none(begin, capsys: pytest.CaptureFixture[str]) -> None:
+def test_disabled_process_is_refused(begin, capsys: pytest.CaptureFixture[str]) -> None:
     victim = begin(LOOP, GPUFRAG_DISABLE="1")
-    if obstacle(victim.pid, Caller.current()) is None:
+    if trace_obstacle(victim.pid, Caller.current()) is None:
         assert main(["attach", str(victim.pid), "--yes"]) == 1
         assert "GPUFRAG_DISABLE=1 is set in it" in capsys.readouterr().err
     victim.end()
 
 
-def test_all_is_known_of_a_python_that_can_be_asked(begin, anybody: Caller) -> None:
+def test_python_process_is_described(begin, anybody: Caller) -> None:
     victim = begin(LOOP, MARK="here")
     target = examine(victim.pid, anybody)
     assert target[:4] == (victim.pid, os.geteuid(), os.getegid(), sys.version_info[:2])

@@ -1,9 +1,9 @@
-"""Runs in gdb's own Python: stops the process, puts one call into its interpreter's queue, and lets it go.
+"""Runs in gdb's own Python: stops the process, puts one call into its interpreter's queue, and continues it.
 
-Nothing is called in the stopped process but two system calls and Py_AddPendingCall, which needs no GIL and allocates
-nothing: so it does not matter what the process was doing. The call has a stack of its own, and keeps the thread's
-vector registers itself: where these are large, gdb's own way to call a function fails, and leaves a broken thread.
-gdb is told all addresses, and loads no symbols of the process's libraries, which for torch would take many seconds.
+In the stopped process it makes two system calls and calls Py_AddPendingCall, which needs no GIL and allocates
+nothing, so it does not matter what the process was doing. The call has its own stack and saves the thread's vector
+registers itself: if they are large, gdb's own way to call a function fails and leaves a broken thread. All addresses
+are arguments, so gdb loads no symbols, which would take many seconds for torch.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ QUIET = (
     "set confirm off",
     "set language c",
     "handle all nostop noprint pass",
-    "handle SIGSEGV SIGBUS SIGILL SIGFPE SIGABRT stop nopass",  # in our call; a program's own comes again by itself
+    "handle SIGSEGV SIGBUS SIGILL SIGFPE SIGABRT stop nopass",  # in our call; a program's own signal comes again
 )
 GENERAL = ("rax", "rbx", "rcx", "rdx", "rsi", "rdi", "rbp", "rsp", *(f"r{number}" for number in range(8, 16)))
 REGISTERS = (*GENERAL, "rip", "eflags", "orig_rax")
 SYSCALL = b"\x0f\x05"
 MMAP, MPROTECT = 9, 10  # of x86_64
 RESTART, RESTART_BLOCK, RESTART_SYSCALL = (-512, -513, -514), -516, 219
-"""What the kernel leaves as the result of a system call that it would itself begin again."""
+"""What the kernel leaves as the result of a system call that it would restart itself."""
 PAGE = 4096
 ROOM = 24 * PAGE
-"""One page of code, two for the text, one for the vector registers, the rest is stack; it stays in the process."""
+"""One page of code, two of text, one for the vector registers, the rest is stack. It stays in the process."""
 CALL = bytes.fromhex(
     "fc b8e7000000 31d2 490fae6500"  # cld; eax, edx = which vector registers; xsave64 [r13]
     "41ffd4 4189c6"  # call r12; r14d = eax
@@ -38,59 +38,59 @@ CALL = bytes.fromhex(
 )
 
 
-def main(wanted: dict[str, Any]) -> None:
+def main(request: dict[str, Any]) -> None:
     for command in QUIET:
         gdb.execute(command, to_string=True)
-    gdb.execute(f"attach {wanted['pid']}", to_string=True)
+    gdb.execute(f"attach {request['pid']}", to_string=True)
     try:
         say({"stage": "stopped"})
-        answer = ask(wanted)
+        answer = inject(request)
     finally:
         gdb.execute("detach", to_string=True)
     say(answer)
 
 
-def ask(wanted: dict[str, Any]) -> dict[str, Any]:
+def inject(request: dict[str, Any]) -> dict[str, Any]:
     thread = choose_thread()
     before = registers()
     try:
-        return put_into_queue(wanted, thread)
+        return enqueue(request, thread)
     finally:
         thread.switch()
-        write(begun_again(before))
+        write(with_system_call_restarted(before))
 
 
-def put_into_queue(wanted: dict[str, Any], thread: Any) -> dict[str, Any]:
+def enqueue(request: dict[str, Any], thread: Any) -> dict[str, Any]:
     memory = gdb.selected_inferior()
-    near = bytes(memory.read_memory(wanted["mmap"], 128))
+    near = bytes(memory.read_memory(request["mmap"], 128))
     if SYSCALL not in near:
-        return {"error": "its C library has no mmap as expected"}
-    instruction = wanted["mmap"] + near.index(SYSCALL)
+        return {"error": "its C library has no mmap of the expected form"}
+    instruction = request["mmap"] + near.index(SYSCALL)
     room = system_call(instruction, MMAP, 0, ROOM, 0x3, 0x22, -1, 0)  # read and write; private, of no file
-    text = wanted["code"].encode() + b"\0"
+    text = request["code"].encode() + b"\0"
     if -PAGE < room < 0 or len(text) > 2 * PAGE:
         return {"error": "it has no memory left for the request"}
     memory.write_memory(room, CALL)
     memory.write_memory(room + PAGE, text)
     if system_call(instruction, MPROTECT, room, PAGE, 0x5, 0, 0, 0) != 0:  # read and execute
-        return {"error": "it may not make memory executable (SELinux, or a hardened kernel)"}
-    return call(thread, room, wanted["add"], wanted["run"])
+        return {"error": "it may not make memory executable (SELinux or a hardened kernel)"}
+    return call(thread, room, request["add"], request["run"])
 
 
 def call(thread: Any, room: int, function: int, queued: int) -> dict[str, Any]:
-    """Py_AddPendingCall(queued, text); while it runs, all threads do, because one of them may hold its lock."""
+    """Call Py_AddPendingCall(queued, text). All threads run meanwhile, because one of them may hold its lock."""
     start = {"rip": room, "rsp": room + ROOM - 64, "rdi": queued, "rsi": room + PAGE, "r12": function}
     write({**start, "r13": room + 3 * PAGE, "orig_rax": -1})
     gdb.execute("continue", to_string=True)
     if gdb.selected_thread() != thread or value("rip") != room + len(CALL):
-        return {"error": "the call did not come to its end, and was taken back"}
+        return {"error": "the call did not finish and was undone"}
     if value("r14") & 0xFFFFFFFF:
         return {"error": "its queue of pending calls is full; try again"}
     return {"stage": "asked"}
 
 
 def system_call(instruction: int, number: int, *arguments: int) -> int:
-    """Its result. One instruction is executed, by one thread; it touches no register but rax, rcx and r11."""
+    """Return its result. One thread executes one instruction, which changes only rax, rcx and r11."""
     names = ("rdi", "rsi", "rdx", "r10", "r8", "r9")
     write({**dict(zip(names, arguments)), "rax": number, "orig_rax": -1, "rip": instruction})
     gdb.execute("set scheduler-locking on")
@@ -100,22 +100,22 @@ def system_call(instruction: int, number: int, *arguments: int) -> int:
 
 
 def choose_thread() -> Any:
-    """One that waits in the kernel holds none of the interpreter's short locks; else the main thread."""
+    """Prefer a thread that waits in the kernel: it holds none of the interpreter's short locks."""
     threads = sorted(gdb.selected_inferior().threads(), key=lambda thread: thread.num)
-    thread = next((thread for thread in threads if waits_in_kernel(thread)), threads[0])
+    thread = next((thread for thread in threads if is_in_system_call(thread)), threads[0])
     thread.switch()
     return thread
 
 
-def waits_in_kernel(thread: Any) -> bool:
+def is_in_system_call(thread: Any) -> bool:
     thread.switch()
     return value("orig_rax") >= 0 and bytes(gdb.selected_inferior().read_memory(value("rip") - 2, 2)) == SYSCALL
 
 
-def begun_again(before: dict[str, int]) -> dict[str, int]:
-    """With a system call that was underway begun anew, as the kernel does it for a thread that was only stopped.
+def with_system_call_restarted(before: dict[str, int]) -> dict[str, int]:
+    """Restart an interrupted system call, as the kernel does for a thread that was only stopped.
 
-    Without this the program would see an error in its sleep or read that no program should ever see.
+    Otherwise the program would see an error in its sleep or read that no program should see.
     """
     if before["orig_rax"] < 0 or before["rax"] not in (*RESTART, RESTART_BLOCK):
         return before
@@ -128,13 +128,13 @@ def registers() -> dict[str, int]:
 
 
 def value(register: str) -> int:
-    """As a signed number of 64 bits."""
+    """Return a signed 64-bit number."""
     bits = int(gdb.parse_and_eval(f"${register}").format_string(format="x"), 16)
     return bits - (1 << 64) if bits >> 63 else bits
 
 
 def write(values: dict[str, int]) -> None:
-    """One by one: to write all at once, gdb would write the vector registers too."""
+    """One by one, because gdb would otherwise write the vector registers too."""
     for name, number in values.items():
         gdb.execute(f"set var ${name} = {number}", to_string=True)
 

@@ -1,4 +1,4 @@
-"""The two ways in, gdb and sys.remote_exec, where they are not to be had or do not go well."""
+"""The two ways in, gdb and sys.remote_exec, if they are missing or fail."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpufrag.attach import gdb, remote_exec
-from gpufrag.attach.bootstrap import bootstrap
+from gpufrag.attach import gdb
+from gpufrag.attach.inject import bootstrap, call_remote_exec, find_remote_exec
 from gpufrag.attach.target import PAYLOAD, Functions, Target
 from gpufrag.errors import Unavailable
 
 TARGET = Target(4711, 1000, 1000, (3, 14), {})
 
 
-def test_without_gdb_its_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_gdb_names_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(Unavailable, match="apt-get install gdb"):
         gdb.find()
@@ -32,7 +32,7 @@ def _program(folder: Path, script: str) -> str:
     return str(path)
 
 
-def test_a_gdb_without_python_is_no_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gdb_without_python_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _program(tmp_path, "echo Python scripting is not supported in this copy of GDB.")
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
     with pytest.raises(Unavailable, match="built without Python"):
@@ -42,55 +42,64 @@ def test_a_gdb_without_python_is_no_use(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("script", "said"),
     [
-        ('echo \'gpufrag {"error": "full"}\'', "not asked, and goes on as before: full"),
+        ('echo \'gpufrag {"error": "full"}\'', "did not take the request and continues unchanged: full"),
         ("echo ptrace: Operation not permitted.", "give the container the capability SYS_PTRACE"),
         (r"printf 'already traced by process 7\nptrace: Operation not permitted.'", "another debugger"),
-        ("exit 3", "gdb ended without a word"),
-        ('echo \'gpufrag {"stage": "stopped"}\'', "not asked"),
+        ("exit 3", "gdb ended without a message"),
+        ('echo \'gpufrag {"stage": "stopped"}\'', "did not take the request"),
     ],
 )
-def test_what_gdb_could_not_do_is_told(tmp_path: Path, script: str, said: str) -> None:
+def test_failure_of_gdb_is_reported(tmp_path: Path, script: str, said: str) -> None:
     with pytest.raises(Unavailable, match=said):
-        gdb.ask(_program(tmp_path, script), os.getpid(), Functions(1, 2, 3), "pass")
+        gdb.run(_program(tmp_path, script), os.getpid(), Functions(1, 2, 3), "pass")
 
 
-def test_a_gdb_that_hangs_is_asked_to_let_go_before_it_is_ended(tmp_path: Path) -> None:
+def test_hanging_gdb_is_interrupted_first(tmp_path: Path) -> None:
     """It then takes back what it has begun."""
     mark = tmp_path / "let go"
     program = _program(tmp_path, f"trap 'touch \"{mark}\"; exit' INT; while :; do sleep 0.05; done")
     with pytest.raises(Unavailable):
-        gdb.ask(program, 1, Functions(1, 2, 3), "pass", limit=0.5)
+        gdb.run(program, 1, Functions(1, 2, 3), "pass", timeout_s=0.5)
     assert mark.exists()
 
 
-def test_python_is_asked_by_its_own_function_with_a_file(tmp_path: Path) -> None:
+def test_remote_exec_gets_a_file(tmp_path: Path) -> None:
     asked: list[tuple[int, str]] = []
     module = SimpleNamespace(remote_exec=lambda pid, script: asked.append((pid, script)))
-    execute = remote_exec.find(TARGET, (3, 14), module)
-    remote_exec.ask(execute, TARGET.pid, tmp_path / "ask.py")
+    execute = find_remote_exec(TARGET, (3, 14), module)
+    call_remote_exec(execute, TARGET.pid, "pass", tmp_path / "ask.py")
     assert asked == [(4711, str(tmp_path / "ask.py"))]
+    assert (tmp_path / "ask.py").read_text() == "pass"
+
+
+def test_code_file_is_not_written_through_a_link(tmp_path: Path) -> None:
+    """Root writes it into a folder of the target's user."""
+    (tmp_path / "precious").write_text("precious")
+    (tmp_path / "ask.py").symlink_to(tmp_path / "precious")
+    call_remote_exec(lambda pid, script: None, 4711, "pass", tmp_path / "ask.py")
+    assert (tmp_path / "precious").read_text() == "precious"
 
 
 @pytest.mark.parametrize(
     ("target", "ours", "said"),
     [
         (TARGET, (3, 11), "python3.14 -m gpufrag attach 4711"),
-        (TARGET, (3, 15), "only a gpufrag under the same version"),
-        (TARGET._replace(environment={"PYTHON_DISABLE_REMOTE_DEBUG": "1"}), (3, 14), "forbids it"),
+        (TARGET, (3, 15), "requires a gpufrag under the same version"),
+        (TARGET._replace(environment={"PYTHON_DISABLE_REMOTE_DEBUG": "1"}), (3, 14), "PYTHON_DISABLE_REMOTE_DEBUG set"),
         (TARGET, (3, 14), "built without sys.remote_exec"),
     ],
 )
-def test_where_python_has_no_way_in_the_reason_is_told(target: Target, ours: tuple[int, int], said: str) -> None:
+def test_unsupported_remote_exec_is_an_error(target: Target, ours: tuple[int, int], said: str) -> None:
     with pytest.raises(Unavailable, match=said):
-        remote_exec.find(target, ours, SimpleNamespace())
+        find_remote_exec(target, ours, SimpleNamespace())
 
 
-def test_what_python_refuses_is_one_line(tmp_path: Path) -> None:
+def test_refused_remote_exec_is_an_error(tmp_path: Path) -> None:
     def refuse(pid: int, script: str) -> None:
         raise PermissionError(1, "Operation not permitted")
 
-    with pytest.raises(Unavailable, match="goes on as before"):
-        remote_exec.ask(refuse, 4711, tmp_path)
+    with pytest.raises(Unavailable, match="continues unchanged"):
+        call_remote_exec(refuse, 4711, "pass", tmp_path / "ask.py")
 
 
 def _run_bootstrap(payload: Path, report: Path) -> subprocess.CompletedProcess[str]:
@@ -99,7 +108,7 @@ def _run_bootstrap(payload: Path, report: Path) -> subprocess.CompletedProcess[s
     return subprocess.run([sys.executable, "-c", program], env=environment, text=True, capture_output=True, timeout=60)
 
 
-def test_the_line_that_is_handed_over_runs_the_payload_and_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_bootstrap_runs_the_payload_and_binds_nothing(tmp_path: Path) -> None:
     done = _run_bootstrap(PAYLOAD, tmp_path / "report.json")
     alone = subprocess.run([sys.executable, "-c", "print(sorted(vars()))"], text=True, capture_output=True)
     assert (done.stdout, done.stderr) == (alone.stdout, "")
@@ -107,7 +116,7 @@ def test_the_line_that_is_handed_over_runs_the_payload_and_leaves_nothing_behind
 
 
 @pytest.mark.parametrize("fault", ["raise SystemExit(1)", "1/0", "def broken(:", None])
-def test_nothing_gets_out_of_it(tmp_path: Path, fault: str | None) -> None:
+def test_failing_payload_raises_nothing(tmp_path: Path, fault: str | None) -> None:
     payload = tmp_path / 'payload\'s "file".py'
     if fault is not None:
         payload.write_text(fault)
