@@ -59,7 +59,7 @@ def test_nvml_memory_agrees_with_the_runtime(torch: Any, reading: NvmlReading) -
 
 
 def test_own_memory_is_exact_or_absent(torch: Any, reading: NvmlReading) -> None:
-    joined = join([_own_rank(torch)], reading, procfs.look(reading.pids))
+    joined = join([_own_rank(torch)], reading, procfs.visible_processes(reading.pids))
     memory = joined.ranks[0].memory[0]
     assert memory.uuid is not None
     assert memory.uuid.startswith("GPU-")
@@ -76,8 +76,8 @@ def test_own_memory_is_exact_or_absent(torch: Any, reading: NvmlReading) -> None
 
 def test_agents_reading_and_nvmls_are_of_one_device(torch: Any, reading: NvmlReading) -> None:
     rank = _own_rank(torch)
-    (alone,) = join([rank], None, procfs.look(())).devices
-    beside = {view.uuid: view for view in join([rank], reading, procfs.look(reading.pids)).devices}
+    (alone,) = join([rank], None, procfs.visible_processes(())).devices
+    beside = {view.uuid: view for view in join([rank], reading, procfs.visible_processes(reading.pids)).devices}
     assert alone.uuid in beside
     assert abs((alone.free or 0) - (beside[alone.uuid].free or 0)) <= MOST_CONTEXT
 
@@ -101,7 +101,7 @@ def _own_unit(torch: Any, reading: NvmlReading) -> Device | Instance:
 
 def _own_rank(torch: Any) -> RankView:
     now = time.time()
-    start = procfs.look([os.getpid()]).processes[os.getpid()].start
+    start = procfs.visible_processes([os.getpid()]).by_pid[os.getpid()].start
     empty = PoolTotals(0, 0, 0, 0, 0)
     large = PoolTotals(0, 0, 0, torch.cuda.memory_reserved(0), 0)
     totals = Totals(now, large, empty, peak_active=0, peak_reserved=0)

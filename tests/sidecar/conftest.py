@@ -1,4 +1,4 @@
-"""A process that sees the machine a test describes, through the real pynvml and a built libnvidia-ml.so.1."""
+"""Processes that see the machine a test describes, through the real pynvml and a built libnvidia-ml.so.1."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GIB = 1 << 30
 
 
 class NvmlProcess:
-    """What runs behind fake_nvml/remote.py: its methods by name, `machine` to describe, `calls` to look at."""
+    """A process that runs fake_nvml/remote.py."""
 
     def __init__(self, library: Path, folder: Path, machine: str) -> None:
         self._machine, self._calls = folder / "machine", folder / "calls"
@@ -37,21 +37,21 @@ class NvmlProcess:
         command = [sys.executable, str(FAKE / "remote.py")]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
 
-    def describe(self, machine: str) -> None:
-        """The words are told in fake_nvml/nvml.c. Replaced whole: a call in flight sees the one or the other."""
+    def describe(self, machine: str | bytes) -> None:
+        """fake_nvml/nvml.c documents the format. The file is replaced as a whole."""
         new = self._machine.with_suffix(".new")
-        new.write_text(machine)
+        new.write_bytes(machine.encode() if isinstance(machine, str) else machine)
         new.replace(self._machine)
 
     def calls(self, name: str) -> int:
-        """How often the library's function was called."""
+        """Return how often the library's function was called."""
         return self._calls.read_text().split().count(name)
 
     def read(self) -> Any:
         return self._ask("read")
 
     def collect(self, deadline: float = 20.0) -> Any:
-        """One collector; the deadline counts at its first call."""
+        """Use one collector; the deadline of the first call applies."""
         return self._ask("collect", deadline)
 
     def pass_time(self, seconds: float) -> None:
@@ -71,7 +71,7 @@ class NvmlProcess:
         return answer
 
     def close(self) -> None:
-        """It ends at the end of its input, even while NVML hangs in another thread of it."""
+        """The process ends with its input, even while NVML hangs in another thread."""
         try:
             self.process.communicate(timeout=20)
         finally:
@@ -80,7 +80,7 @@ class NvmlProcess:
 
 @pytest.fixture(scope="session")
 def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
-    """The folder of the library of one generation of drivers (fake_nvml/nvml.c), built once."""
+    """Builds the library of one generation of drivers and returns its folder."""
     compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
     if compiler is None:
         pytest.skip("no C compiler (cc, gcc or clang): NVML's code path was NOT tested; install one")
@@ -99,7 +99,7 @@ def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Pa
 
 @pytest.fixture
 def nvml_machine(nvml_library: Callable[[int], Path], tmp_path: Path) -> Iterator[Callable[..., NvmlProcess]]:
-    """Starts the process for a described machine; `generation` is the driver's age."""
+    """Starts the process for a described machine; `generation` is that of the driver."""
     started: list[NvmlProcess] = []
 
     def start(machine: str, generation: int = 3) -> NvmlProcess:

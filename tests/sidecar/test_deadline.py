@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from gpufrag.errors import Unavailable
-from gpufrag.sidecar.deadline import Worker
+from gpufrag.sidecar.deadline import DeadlineWorker
 from gpufrag.units import format_duration
 
 PATIENCE = 20.0  # of a test for what must come
@@ -46,11 +46,11 @@ def gate() -> Iterator[Gate]:
 
 
 @pytest.fixture
-def worker_of() -> Iterator[Callable[..., Worker[int]]]:
-    made: list[Worker[int]] = []
+def worker_of() -> Iterator[Callable[..., DeadlineWorker[int]]]:
+    made: list[DeadlineWorker[int]] = []
 
-    def make(work: Callable[[], int], **options: object) -> Worker[int]:
-        made.append(Worker("thing", work, **options))  # type: ignore[arg-type]
+    def make(work: Callable[[], int], **options: object) -> DeadlineWorker[int]:
+        made.append(DeadlineWorker("thing", work, **options))  # type: ignore[arg-type]
         return made[-1]
 
     yield make
@@ -58,14 +58,14 @@ def worker_of() -> Iterator[Callable[..., Worker[int]]]:
         worker.close()
 
 
-def test_each_ask_is_answered_afresh(worker_of: Callable[..., Worker[int]], gate: Gate) -> None:
+def test_each_ask_runs_the_work(worker_of: Callable[..., DeadlineWorker[int]], gate: Gate) -> None:
     worker = worker_of(gate, deadline=PATIENCE)
     answers = [worker.ask() for _ in range(3)]
     assert [answer.value for answer in answers] == [1, 2, 3]
     assert all(answer.result.success and answer.result.reason is None for answer in answers)
 
 
-def test_a_failure_is_a_reason_and_forgets_the_last_value(worker_of: Callable[..., Worker[int]]) -> None:
+def test_failure_gives_a_reason_and_no_value(worker_of: Callable[..., DeadlineWorker[int]]) -> None:
     results: list[int | Exception] = [5, Unavailable("gone: bring it back")]
 
     def work() -> int:
@@ -80,7 +80,7 @@ def test_a_failure_is_a_reason_and_forgets_the_last_value(worker_of: Callable[..
     assert (failed.value, failed.result.success, failed.result.reason) == (None, False, "gone: bring it back")
 
 
-def test_a_fault_of_ours_is_told_and_the_thread_lives_on(worker_of: Callable[..., Worker[int]]) -> None:
+def test_internal_error_is_reported_and_work_goes_on(worker_of: Callable[..., DeadlineWorker[int]]) -> None:
     divisors = [0, 1]
     worker = worker_of(lambda: 7 // divisors.pop(0), deadline=PATIENCE)
     broken = worker.ask().result
@@ -88,9 +88,7 @@ def test_a_fault_of_ours_is_told_and_the_thread_lives_on(worker_of: Callable[...
     assert worker.ask().value == 7
 
 
-def test_who_asks_during_a_hang_gets_the_last_value_and_always_the_same_reason(
-    worker_of: Callable[..., Worker[int]], gate: Gate
-) -> None:
+def test_hang_shows_the_last_value_with_one_reason(worker_of: Callable[..., DeadlineWorker[int]], gate: Gate) -> None:
     clock = Clock()
     worker = worker_of(gate, deadline=PATIENCE, keep=60.0, clock=clock)
     worker.ask()
@@ -101,10 +99,10 @@ def test_who_asks_during_a_hang_gets_the_last_value_and_always_the_same_reason(
         assert (answer.value, answer.result.success) == (1, False)
         reasons.add(answer.result.reason)
     minute = format_duration(60.0)
-    assert reasons == {f"thing has not answered within 20.0 s; its last figures are shown for {minute}"}
+    assert reasons == {f"no answer from thing within 20.0 s; its last values are shown for {minute}"}
 
 
-def test_an_old_value_is_shown_no_longer(worker_of: Callable[..., Worker[int]], gate: Gate) -> None:
+def test_old_value_is_not_shown(worker_of: Callable[..., DeadlineWorker[int]], gate: Gate) -> None:
     clock = Clock()
     worker = worker_of(gate, deadline=PATIENCE, keep=60.0, clock=clock)
     worker.ask()
@@ -115,9 +113,9 @@ def test_an_old_value_is_shown_no_longer(worker_of: Callable[..., Worker[int]], 
     assert "and no longer shown" in str(answer.result.reason)
 
 
-def test_a_hang_is_one_call_and_one_thread(gate: Gate) -> None:
+def test_hang_is_one_call_and_one_thread(gate: Gate) -> None:
     gate.open.clear()
-    worker: Worker[int] = Worker("hanging", gate, deadline=0.0)
+    worker: DeadlineWorker[int] = DeadlineWorker("hanging", gate, deadline=0.0)
     for _ in range(50):
         assert worker.ask().value is None
     assert gate.entered.acquire(timeout=PATIENCE)
@@ -126,7 +124,7 @@ def test_a_hang_is_one_call_and_one_thread(gate: Gate) -> None:
     worker.close()
 
 
-def test_it_recovers_when_the_call_returns(worker_of: Callable[..., Worker[int]], gate: Gate) -> None:
+def test_worker_recovers_when_the_call_returns(worker_of: Callable[..., DeadlineWorker[int]], gate: Gate) -> None:
     clock = Clock()
     worker = worker_of(gate, deadline=PATIENCE, clock=clock)
     waiting = _hang(worker, gate, clock)
@@ -137,7 +135,7 @@ def test_it_recovers_when_the_call_returns(worker_of: Callable[..., Worker[int]]
     assert (answer.value, answer.result.success) == (2, True)
 
 
-def test_many_who_ask_during_a_call_share_it(worker_of: Callable[..., Worker[int]], gate: Gate) -> None:
+def test_simultaneous_callers_share_one_call(worker_of: Callable[..., DeadlineWorker[int]], gate: Gate) -> None:
     gate.open.clear()
     looks = threading.Semaphore(0)
 
@@ -156,7 +154,7 @@ def test_many_who_ask_during_a_call_share_it(worker_of: Callable[..., Worker[int
     assert gate.calls == 1
 
 
-def test_calls_never_overlap(worker_of: Callable[..., Worker[int]]) -> None:
+def test_calls_never_overlap(worker_of: Callable[..., DeadlineWorker[int]]) -> None:
     running = threading.Lock()
 
     def work() -> int:
@@ -171,8 +169,8 @@ def test_calls_never_overlap(worker_of: Callable[..., Worker[int]]) -> None:
     assert all(answer.result.success for answer in answers)
 
 
-def test_a_closed_worker_ends_its_thread(gate: Gate) -> None:
-    worker: Worker[int] = Worker("closing", gate, deadline=PATIENCE)
+def test_closed_worker_ends_its_thread(gate: Gate) -> None:
+    worker: DeadlineWorker[int] = DeadlineWorker("closing", gate, deadline=PATIENCE)
     worker.ask()
     (thread,) = [thread for thread in threading.enumerate() if thread.name == "gpufrag-closing"]
     assert thread.daemon
@@ -181,7 +179,7 @@ def test_a_closed_worker_ends_its_thread(gate: Gate) -> None:
     assert not thread.is_alive()
 
 
-def _hang(worker: Worker[int], gate: Gate, clock: Clock) -> threading.Thread:
+def _hang(worker: DeadlineWorker[int], gate: Gate, clock: Clock) -> threading.Thread:
     """Bring `worker` into a call that hangs past its deadline; the thread that comes back asked for it."""
     gate.open.clear()
     while gate.entered.acquire(blocking=False):

@@ -34,15 +34,15 @@ def denied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         agent.die()
 
 
-def test_readiness_counts_them_and_tells_the_way_out(denied: Running) -> None:
+def test_readiness_counts_denied_ranks_with_the_remedy(denied: Running) -> None:
     deadline = time.monotonic() + PATIENCE
     while (answer := denied.get("/-/ready")).status_code != 200:
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    assert answer.text.startswith("ready, but ranks denied: 1; let the sidecar run as the job's user, or make the")
+    assert answer.text.startswith("ready, but ranks denied: 1; run the sidecar as the job's user, or make the")
     assert "fsGroup" in answer.text
     assert answer.text.count("\n") == 1
 
 
-def test_the_page_counts_them_too(denied: Running) -> None:
+def test_page_counts_denied_ranks(denied: Running) -> None:
     assert "1 alive, 0 dead, 1 denied" in denied.get("/").text

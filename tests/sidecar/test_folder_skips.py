@@ -37,7 +37,7 @@ NOTHING = {"alien": 0, "denied": 0, "huge": 0, "newer": 0, "too_many": 0, "too_m
         (b" " * ((1 << 20) + 1), "huge"),
     ],
 )
-def test_a_bad_file_is_counted_and_the_others_are_read(
+def test_bad_file_is_counted_and_the_others_are_read(
     tmp_path: Path, reader: ProcessReader, content: bytes, reason: str
 ) -> None:
     good, bad = FakeAgent(tmp_path), FakeAgent(tmp_path, process_sample(1))
@@ -50,7 +50,7 @@ def test_a_bad_file_is_counted_and_the_others_are_read(
     good.die(), bad.die()
 
 
-def test_a_file_above_the_largest_sample_is_too_large_whatever_the_config_allows(tmp_path: Path) -> None:
+def test_file_beyond_the_largest_sample_is_skipped(tmp_path: Path) -> None:
     large = FakeAgent(tmp_path)
     large.listen()
     large.leave(b" " * (MAX_BYTES + 1))
@@ -61,7 +61,7 @@ def test_a_file_above_the_largest_sample_is_too_large_whatever_the_config_allows
 
 @given(data=st.data())
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
-def test_no_content_whatever_fails_a_reading(tmp_path: Path, data: st.DataObject) -> None:
+def test_no_content_fails_the_reading(tmp_path: Path, data: st.DataObject) -> None:
     whole = encode(process_sample())
     cut, flipped = data.draw(st.integers(0, len(whole))), data.draw(st.integers(0, len(whole) - 1))
     kinds = st.sampled_from([whole[:cut], whole[:flipped] + bytes([whole[flipped] ^ 32]) + whole[flipped + 1 :]])
@@ -78,7 +78,7 @@ def test_links_are_not_followed(agent: FakeAgent, reader: ProcessReader, tmp_pat
     assert (reader.read().ranks, skipped(reader.read())) == ((), {"alien": 1})
 
 
-def test_a_linked_socket_is_not_asked(agent: FakeAgent, reader: ProcessReader, tmp_path: Path) -> None:
+def test_linked_socket_is_not_connected_to(agent: FakeAgent, reader: ProcessReader, tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as other:
         other.bind(str(tmp_path / ".other"))
         other.listen()
@@ -90,12 +90,12 @@ def test_a_linked_socket_is_not_asked(agent: FakeAgent, reader: ProcessReader, t
             other.accept()
 
 
-def test_a_pipe_is_not_waited_for(agent: FakeAgent, reader: ProcessReader) -> None:
+def test_pipe_does_not_block_the_reading(agent: FakeAgent, reader: ProcessReader) -> None:
     os.mkfifo(agent.file)
     assert skipped(reader.read()) == {"alien": 1}
 
 
-def test_a_link_or_pipe_that_comes_between_listing_and_opening_is_not_read(tmp_path: Path) -> None:
+def test_file_replaced_after_listing_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "target").write_text("{}")
     (tmp_path / "link").symlink_to(tmp_path / "target")
     os.mkfifo(tmp_path / "pipe")
@@ -104,16 +104,14 @@ def test_a_link_or_pipe_that_comes_between_listing_and_opening_is_not_read(tmp_p
     assert sample_files.read(tmp_path / "gone", 1000) is None
 
 
-def test_a_copy_under_another_name_is_no_process(agent: FakeAgent, reader: ProcessReader) -> None:
+def test_copy_under_another_name_is_alien(agent: FakeAgent, reader: ProcessReader) -> None:
     agent.start()
     shutil.copy(agent.file, agent.folder / "host-7-7.json")
     reading = reader.read()
     assert (len(reading.ranks), skipped(reading)) == (1, {"alien": 1})
 
 
-def test_what_may_not_be_read_is_counted(
-    agent: FakeAgent, reader: ProcessReader, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unreadable_file_is_counted(agent: FakeAgent, reader: ProcessReader, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> int:
         raise PermissionError(13, "Permission denied")
 
@@ -122,7 +120,7 @@ def test_what_may_not_be_read_is_counted(
     assert skipped(reader.read()) == {"denied": 1}
 
 
-def test_anothers_files_are_counted_as_denied(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_files_of_another_user_are_denied(tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("others")
     unreadable, deaf = FakeAgent(folder).start(), FakeAgent(folder, process_sample(1)).start()
     unreadable.file.chmod(0)
@@ -152,7 +150,7 @@ def as_nobody(*folders: Path) -> Iterator[None]:
             folder.chmod(mode)
 
 
-def test_too_many_are_bounded_and_the_living_come_first(tmp_path: Path, clock: Clock) -> None:
+def test_number_of_files_is_bounded_alive_first(tmp_path: Path, clock: Clock) -> None:
     living = FakeAgent(tmp_path, process_sample(9)).start()
     written(living, 1)
     for rank in range(5):
@@ -165,7 +163,7 @@ def test_too_many_are_bounded_and_the_living_come_first(tmp_path: Path, clock: C
     living.die()
 
 
-def test_all_samples_together_are_bounded(tmp_path: Path, clock: Clock) -> None:
+def test_total_size_of_samples_is_bounded(tmp_path: Path, clock: Clock) -> None:
     for rank in range(5):
         FakeAgent(tmp_path, process_sample(rank)).publish()
     size = sum(path.stat().st_size for path in tmp_path.iterdir())
@@ -173,7 +171,7 @@ def test_all_samples_together_are_bounded(tmp_path: Path, clock: Clock) -> None:
     assert (len(reading.ranks), skipped(reading)) == (2, {"too_many": 3})
 
 
-def test_the_log_tells_what_is_skipped_once(agent: FakeAgent, reader: ProcessReader, caplog: Any) -> None:
+def test_skipped_files_are_logged_once(agent: FakeAgent, reader: ProcessReader, caplog: Any) -> None:
     agent.leave(b"{")
     for _ in range(3):
         reader.read()

@@ -1,4 +1,4 @@
-"""What the sidecar removes from the agents' folder, and what it must leave alone."""
+"""Which files the sidecar deletes from the agents' folder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpufrag.wire.folder import draft_name
 NOTHING = {"alien": 0, "denied": 0, "huge": 0, "newer": 0, "too_many": 0, "too_much": 0, "torn": 0}
 
 
-def test_last_words_stay_for_ten_minutes_after_the_end(agent: FakeAgent, reader: ProcessReader, clock: Clock) -> None:
+def test_exited_process_is_kept_for_ten_minutes(agent: FakeAgent, reader: ProcessReader, clock: Clock) -> None:
     agent.start()
     written(agent, clock.now - 3600)  # it hung for an hour
     reader.read()
@@ -28,7 +28,7 @@ def test_last_words_stay_for_ten_minutes_after_the_end(agent: FakeAgent, reader:
     assert os.listdir(agent.folder) == []
 
 
-def test_after_a_restart_the_files_time_counts(agent: FakeAgent, tmp_path: Path, clock: Clock) -> None:
+def test_restarted_sidecar_uses_the_files_time(agent: FakeAgent, tmp_path: Path, clock: Clock) -> None:
     agent.publish()
     written(agent, clock.now - 599)
     assert len(ProcessReader(tmp_path, FolderSettings(), clock).read().ranks) == 1
@@ -37,14 +37,14 @@ def test_after_a_restart_the_files_time_counts(agent: FakeAgent, tmp_path: Path,
     assert not agent.file.exists()
 
 
-def test_the_living_are_never_swept(agent: FakeAgent, reader: ProcessReader, clock: Clock) -> None:
+def test_living_process_is_not_deleted(agent: FakeAgent, reader: ProcessReader, clock: Clock) -> None:
     agent.start()
     written(agent, clock.now - 1e6)
     assert [rank.alive for rank in reader.read().ranks] == [True]
     assert agent.file.exists()
 
 
-def test_one_that_cannot_listen_but_writes_is_not_swept(agent: FakeAgent, reader: ProcessReader, clock: Clock) -> None:
+def test_writing_process_without_listener_is_not_deleted(agent: FakeAgent, reader: ProcessReader, clock: Clock) -> None:
     agent.publish()
     for _ in range(3):
         clock.now += 500
@@ -52,7 +52,7 @@ def test_one_that_cannot_listen_but_writes_is_not_swept(agent: FakeAgent, reader
         assert len(reader.read().ranks) == 1
 
 
-def test_a_time_ahead_of_the_clock_keeps_nothing_longer(tmp_path: Path, clock: Clock) -> None:
+def test_future_file_time_does_not_extend_retention(tmp_path: Path, clock: Clock) -> None:
     agent = FakeAgent(tmp_path)
     agent.publish()
     half, lone = tmp_path / draft_name(agent.name.sample), FakeAgent(tmp_path, process_sample(1))
@@ -69,9 +69,7 @@ def test_a_time_ahead_of_the_clock_keeps_nothing_longer(tmp_path: Path, clock: C
     assert (reader.read().ranks, os.listdir(tmp_path)) == ((), [])
 
 
-def test_one_that_writes_ahead_of_the_clock_is_kept_as_long_as_it_does(
-    agent: FakeAgent, reader: ProcessReader, clock: Clock
-) -> None:
+def test_process_writing_future_times_is_kept(agent: FakeAgent, reader: ProcessReader, clock: Clock) -> None:
     agent.publish()
     for _ in range(3):
         clock.now += 500
@@ -79,9 +77,7 @@ def test_one_that_writes_ahead_of_the_clock_is_kept_as_long_as_it_does(
         assert len(reader.read().ranks) == 1
 
 
-def test_a_clock_that_is_set_back_keeps_the_dead_no_longer(
-    agent: FakeAgent, reader: ProcessReader, clock: Clock
-) -> None:
+def test_clock_set_back_does_not_extend_retention(agent: FakeAgent, reader: ProcessReader, clock: Clock) -> None:
     agent.start()
     reader.read()
     agent.die()
@@ -90,7 +86,7 @@ def test_a_clock_that_is_set_back_keeps_the_dead_no_longer(
         assert len(reader.read().ranks) == shown
 
 
-def test_what_a_newer_agent_has_left_is_swept_too(agent: FakeAgent, reader: ProcessReader, clock: Clock) -> None:
+def test_file_of_a_newer_agent_is_deleted_too(agent: FakeAgent, reader: ProcessReader, clock: Clock) -> None:
     agent.leave(b'{"schema": 99}')
     written(agent, clock.now - 10)
     assert skipped(reader.read()) == {"newer": 1}
@@ -100,7 +96,7 @@ def test_what_a_newer_agent_has_left_is_swept_too(agent: FakeAgent, reader: Proc
 
 
 @pytest.mark.parametrize("content", [b"{", b'{"my": "results"}', b""])
-def test_what_no_agent_has_written_is_never_removed(
+def test_file_not_written_by_an_agent_is_kept(
     agent: FakeAgent, reader: ProcessReader, clock: Clock, content: bytes
 ) -> None:
     agent.leave(content)
@@ -113,7 +109,7 @@ def test_what_no_agent_has_written_is_never_removed(
     assert lone.exists()
 
 
-def test_strangers_files_are_left_alone(tmp_path: Path, reader: ProcessReader, clock: Clock) -> None:
+def test_files_with_other_names_are_kept(tmp_path: Path, reader: ProcessReader, clock: Clock) -> None:
     names = ["notes.txt", "host-1.json", "host-07-1.json", "a-1-1.json.bak", ".hidden", ".other.tmp"]
     for name in names:
         (tmp_path / name).write_text("{}")
@@ -122,7 +118,7 @@ def test_strangers_files_are_left_alone(tmp_path: Path, reader: ProcessReader, c
     assert sorted(os.listdir(tmp_path)) == sorted(names)
 
 
-def test_what_was_half_written_is_swept_when_it_is_old(agent: FakeAgent, reader: ProcessReader, clock: Clock) -> None:
+def test_old_draft_is_deleted(agent: FakeAgent, reader: ProcessReader, clock: Clock) -> None:
     old, young = (agent.folder / draft_name(name) for name in (agent.name.sample, agent.name.socket))
     folder = agent.folder / draft_name(agent.name.socket)  # in which a killed agent was about to bind
     old.touch(), young.touch(), folder.mkdir()
@@ -132,7 +128,7 @@ def test_what_was_half_written_is_swept_when_it_is_old(agent: FakeAgent, reader:
     assert os.listdir(agent.folder) == [young.name]
 
 
-def test_a_lone_socket_is_swept_when_it_is_old_and_deaf(agent: FakeAgent, reader: ProcessReader, clock: Clock) -> None:
+def test_old_socket_without_listener_is_deleted(agent: FakeAgent, reader: ProcessReader, clock: Clock) -> None:
     agent.listen()
     os.utime(agent.socket, (clock.now - 601, clock.now - 601))
     assert skipped(reader.read()) == {}
@@ -142,20 +138,30 @@ def test_a_lone_socket_is_swept_when_it_is_old_and_deaf(agent: FakeAgent, reader
     assert not agent.socket.exists()
 
 
-def test_a_folder_that_only_agents_may_change_is_read_all_the_same(
-    agent: FakeAgent, reader: ProcessReader, clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: Any
+def test_file_that_cannot_be_deleted_does_not_stop_the_others(
+    tmp_path: Path, reader: ProcessReader, clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
-    def refuse(path: Path, missing_ok: bool = False) -> None:
-        raise PermissionError(13, "Permission denied", str(path))
+    agents = [FakeAgent(tmp_path, process_sample(rank)) for rank in range(3)]
+    for agent in agents:
+        agent.publish()
+        written(agent, clock.now - 601)
+    unlink, stuck = Path.unlink, {agents[0].file, agents[1].file}
 
-    agent.publish()
-    written(agent, clock.now - 601)
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        if path in stuck:
+            raise PermissionError(13, "Permission denied", str(path))
+        unlink(path, missing_ok=missing_ok)
+
     monkeypatch.setattr(Path, "unlink", refuse)
     assert [reader.read() for _ in range(2)] == [Reading((), NOTHING)] * 2
-    assert caplog.text.count("files of dead processes stay") == 1
+    assert [agent.file.exists() for agent in agents] == [True, True, False]
+    assert caplog.text.count("cannot delete files") == 1
+    stuck.clear()
+    reader.read()
+    assert os.listdir(tmp_path) == []
 
 
-def test_folders_with_agents_names_are_left_alone(agent: FakeAgent, reader: ProcessReader, clock: Clock) -> None:
+def test_folders_with_agents_names_are_kept(agent: FakeAgent, reader: ProcessReader, clock: Clock) -> None:
     for path in (agent.file, agent.folder / "host-1-1.sock"):
         path.mkdir()
         os.utime(path, (1, 1))

@@ -116,7 +116,7 @@ def _process(sample: Sample) -> tuple[str | None, str | None]:
     return sample.labels.get("rank"), sample.labels.get("process")
 
 
-def test_a_kill_at_any_moment_spoils_no_scrape(nursery: Nursery, served: Running) -> None:
+def test_kill_at_any_moment_breaks_no_scrape(nursery: Nursery, served: Running) -> None:
     scraper, chance = Scraper(served), random.Random(1)
     scraper.start()
     for number in range(KILLS):

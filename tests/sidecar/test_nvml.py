@@ -1,19 +1,23 @@
-"""pynvml as it is, against a library that is built here and answers for a described machine."""
+"""The real pynvml with a library built here that answers for a described machine."""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pynvml
 import pytest
 
+import gpufrag
 from gpufrag.errors import Unavailable
-from gpufrag.sidecar.nvml_errors import FAULTS
+from gpufrag.sidecar.nvml import FAULTS, NO_GPU, PROCESS_LISTS, UNKNOWN_AT_INIT, Fault, _Gpu, unknown
 from gpufrag.sidecar.readings import Device, Instance, Memory, Problem
 
 pytestmark = pytest.mark.real
@@ -33,7 +37,7 @@ MIG = (
 Machine = Callable[..., Any]
 
 
-def test_two_gpus_with_all_that_a_new_driver_tells(nvml_machine: Machine) -> None:
+def test_new_driver_reports_everything(nvml_machine: Machine) -> None:
     processes = "process gpu=0 pid=42 used=200\nprocess gpu=0 pid=43 used=90\n"
     reading = nvml_machine(TWO_GPUS + processes).read()
     assert (reading.time, reading.driver_version, reading.problems) == (1.7e9, "550.54.15", ())
@@ -43,19 +47,19 @@ def test_two_gpus_with_all_that_a_new_driver_tells(nvml_machine: Machine) -> Non
     )
 
 
-def test_a_driver_without_memory_v2_counts_reserved_as_used(nvml_machine: Machine) -> None:
+def test_driver_without_memory_v2_counts_reserved_as_used(nvml_machine: Machine) -> None:
     reading = nvml_machine(TWO_GPUS + "process gpu=0 pid=42 used=200\n", generation=2).read()
     assert reading.devices[0].memory == Memory(1000, 690, 310, None)
     assert reading.devices[0].processes == {42: 200}
     assert reading.problems == ()
 
 
-def test_a_driver_before_mig_tells_no_processes(nvml_machine: Machine) -> None:
+def test_driver_before_mig_reports_no_processes(nvml_machine: Machine) -> None:
     (device,) = nvml_machine(DRIVER + GPU_0 + "process gpu=0 pid=42 used=200\n", generation=1).read().devices
     assert device == Device(0, "GPU-aaaa", "NVIDIA H200", Memory(1000, 690, 310, None), None)
 
 
-def test_mig_memory_comes_once_per_gpu_instance(nvml_machine: Machine) -> None:
+def test_mig_memory_is_reported_once_per_instance(nvml_machine: Machine) -> None:
     (device,) = nvml_machine(MIG).read().devices
     assert device == Device(
         0,
@@ -75,18 +79,18 @@ def test_mig_mode_without_instances_shows_the_whole_gpu(nvml_machine: Machine) -
     assert device.memory == Memory(1000, 690, 300, 10)
 
 
-def test_a_process_that_computes_and_draws_is_counted_once(nvml_machine: Machine) -> None:
+def test_process_in_both_lists_is_counted_once(nvml_machine: Machine) -> None:
     both = "process gpu=0 pid=42 used=200\nprocess gpu=0 pid=42 used=200 graphics=1\n"
     assert nvml_machine(TWO_GPUS + both).read().devices[0].processes == {42: 200}
 
 
-def test_a_figure_that_the_driver_hides_is_none(nvml_machine: Machine) -> None:
+def test_hidden_figure_is_none(nvml_machine: Machine) -> None:
     hidden = "process gpu=0 pid=42\nprocess gpu=0 pid=43 graphics=1 used=5\n"
     assert nvml_machine(TWO_GPUS + hidden).read().devices[0].processes == {42: None, 43: 5}
 
 
 @pytest.mark.parametrize("call", ["nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetMemoryInfo_v2", "*"])
-def test_a_lost_gpu_is_reported_and_the_other_survives(nvml_machine: Machine, call: str) -> None:
+def test_lost_gpu_does_not_hide_the_other(nvml_machine: Machine, call: str) -> None:
     answer = nvml_machine(f"{TWO_GPUS}error call={call} gpu=1 code=15\n").collect()
     assert [device.uuid for device in answer.value.devices] == ["GPU-aaaa"]
     assert answer.value.problems == (Problem(1, FAULTS["GPU_IS_LOST"].text, lost=True),)
@@ -94,7 +98,7 @@ def test_a_lost_gpu_is_reported_and_the_other_survives(nvml_machine: Machine, ca
     assert answer.result.reason == f"GPU 1: {FAULTS['GPU_IS_LOST'].text}"
 
 
-def test_what_is_not_permitted_is_noted_once_and_the_rest_is_told(nvml_machine: Machine) -> None:
+def test_forbidden_figure_is_noted_once(nvml_machine: Machine) -> None:
     forbidden = "".join(f"error call=nvmlDeviceGetMemoryInfo{version} gpu=0 code=4\n" for version in ("", "_v2"))
     answer = nvml_machine(TWO_GPUS + forbidden).collect()
     assert [device.memory is None for device in answer.value.devices] == [True, False]
@@ -102,49 +106,97 @@ def test_what_is_not_permitted_is_noted_once_and_the_rest_is_told(nvml_machine: 
     assert answer.result.reason == f"GPU 0: memory: {FAULTS['NO_PERMISSION'].text}"
 
 
-def test_a_gpu_without_framebuffer_figures_is_no_problem(nvml_machine: Machine) -> None:
+def test_gpu_without_memory_figures_is_not_a_problem(nvml_machine: Machine) -> None:
     unsupported = "".join(f"error call=nvmlDeviceGetMemoryInfo{version} gpu=0 code=3\n" for version in ("", "_v2"))
     reading = nvml_machine(TWO_GPUS + unsupported).read()
     assert (reading.devices[0].memory, reading.problems) == (None, ())
 
 
-def test_a_code_that_is_newer_than_we_are_costs_one_gpu(nvml_machine: Machine) -> None:
+def test_unknown_error_code_hides_one_gpu(nvml_machine: Machine) -> None:
     reading = nvml_machine(f"{TWO_GPUS}error call=nvmlDeviceGetName gpu=0 code=77\n").read()
     assert [device.uuid for device in reading.devices] == ["GPU-bbbb"]
     assert "NVML error 77" in reading.problems[0].text
 
 
-def test_a_driver_that_hides_its_version_is_read_without_it(nvml_machine: Machine) -> None:
+@pytest.mark.parametrize("gpu", [0, 1])
+def test_name_that_is_not_utf8_hides_nothing(nvml_machine: Machine, gpu: int) -> None:
+    nvml = nvml_machine(TWO_GPUS)
+    lines = TWO_GPUS.encode().splitlines(keepends=True)
+    lines[1 + gpu] = lines[1 + gpu].replace(b"NVIDIA H200", b"\xf8\x8a\xfb\xc7")
+    nvml.describe(b"".join(lines))
+    answer = nvml.collect()
+    assert answer.result.success
+    assert [device.memory for device in answer.value.devices] == [
+        Memory(1000, 690, 300, 10),
+        Memory(2000, 1480, 500, 20),
+    ]
+    assert answer.value.devices[gpu].name == "\ufffd" * 4
+
+
+@pytest.mark.parametrize("what", ["nvmlDeviceGetName", "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMigMode"])
+def test_unexpected_error_in_one_figure_stays_there(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise TypeError("broken binding")
+
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lambda index: index)
+    for name in ("nvmlDeviceGetUUID", "nvmlDeviceGetName"):
+        monkeypatch.setattr(pynvml, name, lambda handle: "x")
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetMigMode", lambda handle: (0, 0))
+    memory = SimpleNamespace(total=10, free=5, used=5)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetMemoryInfo", lambda handle, *version: memory)
+    for name in PROCESS_LISTS:
+        monkeypatch.setattr(pynvml, f"{name}_v3", lambda handle: [])
+    monkeypatch.setattr(pynvml, what, fail)
+    gpu = _Gpu(0)
+    device = gpu.read()
+    assert device is not None
+    assert (device.name is None, device.memory is None) == (what == "nvmlDeviceGetName", "Memory" in what)
+    assert ["broken binding" in problem.text for problem in gpu.problems] == [True]
+
+
+def test_size_of_zero_is_absent(nvml_machine: Machine) -> None:
+    answer = nvml_machine(TWO_GPUS.replace("total=1000 reserved=10 used=300", "total=0 reserved=0 used=0")).collect()
+    assert [device.memory for device in answer.value.devices] == [None, Memory(2000, 1480, 500, 20)]
+    assert answer.result.reason == "GPU 0: memory: the driver reports a size of 0 bytes"
+
+
+def test_unknown_error_at_init_names_the_likely_cause(nvml_machine: Machine) -> None:
+    answer = nvml_machine(f"{TWO_GPUS}error call=nvmlInitWithFlags code=999\n").collect()
+    assert answer.value is None
+    assert "container has lost its GPU devices" in answer.result.reason
+
+
+def test_driver_without_version_is_read(nvml_machine: Machine) -> None:
     reading = nvml_machine(f"{TWO_GPUS}error call=nvmlSystemGetDriverVersion code=3\n").read()
     assert (reading.driver_version, len(reading.devices)) == (None, 2)
 
 
 @pytest.mark.parametrize("call", ["nvmlSystemGetDriverVersion", "nvmlDeviceGetUUID", "nvmlDeviceGetMigMode"])
-def test_a_driver_that_goes_in_the_midst_of_it_ends_the_reading(nvml_machine: Machine, call: str) -> None:
+def test_driver_lost_during_a_reading_ends_it(nvml_machine: Machine, call: str) -> None:
     answer = nvml_machine(f"{TWO_GPUS}error call={call} code=1\n").collect()
     assert answer.value is None
     assert answer.result.reason == FAULTS["UNINITIALIZED"].text
 
 
-def test_a_mig_device_that_goes_in_the_midst_of_it_is_left_out(nvml_machine: Machine) -> None:
+def test_mig_device_lost_during_a_reading_is_left_out(nvml_machine: Machine) -> None:
     gone = "error call=nvmlDeviceGetGpuInstanceId code=6\n"
     (device,) = nvml_machine(MIG + gone).read().devices
     assert (device.instances, device.memory) == ((), Memory(1000, 690, 300, 10))
 
 
-def test_every_pid_of_every_unit_is_known(nvml_machine: Machine) -> None:
+def test_pids_are_those_of_all_units(nvml_machine: Machine) -> None:
     assert nvml_machine(MIG).read().pids == {7, 8, 9}
 
 
-def test_no_gpu_is_a_state_with_a_reason(nvml_machine: Machine) -> None:
+def test_no_gpu_gives_a_reason(nvml_machine: Machine) -> None:
     answer = nvml_machine(DRIVER).collect()
     assert answer.value is None
     assert not answer.result.success
-    assert "NVML sees no GPU" in answer.result.reason
+    assert "NVML finds no GPU" in answer.result.reason
     assert answer.result.duration_seconds > 0
 
 
-def test_no_library_is_a_state_with_a_reason(tmp_path: Path) -> None:
+def test_no_library_gives_a_reason(tmp_path: Path) -> None:
     (tmp_path / "libnvidia-ml.so.1").touch()  # hides a real one
     script = "from gpufrag.sidecar.nvml import Collector; print(Collector(60).collect().result.reason)"
     environment = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -152,7 +204,7 @@ def test_no_library_is_a_state_with_a_reason(tmp_path: Path) -> None:
     assert done.stdout.strip() == FAULTS["LIBRARY_NOT_FOUND"].text
 
 
-def test_after_a_driver_reload_it_is_initialised_again(nvml_machine: Machine) -> None:
+def test_driver_reload_initialises_nvml_again(nvml_machine: Machine) -> None:
     nvml = nvml_machine(TWO_GPUS)
     nvml.read()
     nvml.describe(TWO_GPUS + "error call=nvmlDeviceGetCount_v2 code=9\nerror call=nvmlInitWithFlags code=9\n")
@@ -163,14 +215,14 @@ def test_after_a_driver_reload_it_is_initialised_again(nvml_machine: Machine) ->
     assert nvml.read().driver_version == "580.1"
 
 
-def test_initialised_once_for_many_readings(nvml_machine: Machine) -> None:
+def test_nvml_is_initialised_once(nvml_machine: Machine) -> None:
     nvml = nvml_machine(TWO_GPUS)
     for _ in range(3):
         nvml.read()
     assert nvml.calls("nvmlInitWithFlags") == 1
 
 
-def test_a_lost_gpu_makes_it_initialise_again_once_a_minute(nvml_machine: Machine) -> None:
+def test_lost_gpu_initialises_nvml_once_a_minute(nvml_machine: Machine) -> None:
     nvml = nvml_machine(f"{TWO_GPUS}error call=* gpu=1 code=15\n")
     for _ in range(3):
         nvml.read()
@@ -182,7 +234,7 @@ def test_a_lost_gpu_makes_it_initialise_again_once_a_minute(nvml_machine: Machin
     assert nvml.calls("nvmlShutdown") == 1
 
 
-def test_a_hung_driver_never_hangs_a_scrape(nvml_machine: Machine, tmp_path: Path) -> None:
+def test_hung_driver_does_not_hang_a_scrape(nvml_machine: Machine, tmp_path: Path) -> None:
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     nvml = nvml_machine(TWO_GPUS)
@@ -191,7 +243,7 @@ def test_a_hung_driver_never_hangs_a_scrape(nvml_machine: Machine, tmp_path: Pat
     nvml.describe(f"{TWO_GPUS}hang call=nvmlDeviceGetName gpu=1 fifo={fifo}\n")
     stale = [nvml.collect() for _ in range(5)]
     assert all(answer.value == fresh.value and not answer.result.success for answer in stale)
-    assert "nvml has not answered within" in stale[-1].result.reason
+    assert "no answer from nvml within" in stale[-1].result.reason
     assert nvml.threads() == threads
 
     nvml.describe(TWO_GPUS.replace("550", "580"))
@@ -200,7 +252,7 @@ def test_a_hung_driver_never_hangs_a_scrape(nvml_machine: Machine, tmp_path: Pat
     assert nvml.threads() == threads
 
 
-def test_a_driver_that_hangs_from_the_start_gives_no_figures(nvml_machine: Machine, tmp_path: Path) -> None:
+def test_driver_that_hangs_at_start_gives_no_figures(nvml_machine: Machine, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     nvml = nvml_machine(f"{TWO_GPUS}hang call=nvmlInitWithFlags fifo={tmp_path / 'fifo'}\n")
     answer = nvml.collect(deadline=0.1)
@@ -214,3 +266,35 @@ def _until_success(nvml: Any) -> Any:
         assert time.monotonic() < end
         time.sleep(0.01)
     return answer
+
+
+NAMES = {name.removeprefix("NVML_ERROR_") for name in dir(pynvml) if name.startswith("NVML_ERROR_")}
+ALL_FAULTS = [*FAULTS.values(), NO_GPU, UNKNOWN_AT_INIT, unknown(77)]
+
+
+def test_every_pynvml_error_has_a_text() -> None:
+    assert NAMES - FAULTS.keys() == set()
+
+
+def test_every_text_belongs_to_an_error() -> None:
+    newer_than_the_oldest_pynvml = {"GPU_NOT_FOUND", "INVALID_STATE", "RESET_TYPE_NOT_SUPPORTED"}
+    assert FAULTS.keys() - NAMES - newer_than_the_oldest_pynvml == set()
+
+
+@pytest.mark.parametrize("fault", ALL_FAULTS)
+def test_text_is_one_line_without_error_names(fault: Fault) -> None:
+    assert len(fault.text) > 15
+    assert not re.search(r"\n|NVML_ERROR|\.$", fault.text)
+
+
+def test_only_one_module_imports_pynvml() -> None:
+    package = Path(gpufrag.__file__).parent
+    users = [path for path in package.rglob("*.py") if re.search(r"^\s*(import|from) pynvml", path.read_text(), re.M)]
+    assert [path.name for path in users] == ["nvml.py"]
+
+
+def test_only_reading_calls_are_used() -> None:
+    source = (Path(gpufrag.__file__).parent / "sidecar/nvml.py").read_text()
+    called = set(re.findall(r"\bnvml[A-Z]\w+", source)) - {"nvmlInit", "nvmlShutdown", "nvmlMemory_v2"}
+    assert called
+    assert [name for name in called if not re.match(r"nvml(Device|System)Get", name)] == []

@@ -35,7 +35,7 @@ def numbers(reader: ProcessReader) -> list[int]:
     return [report.number for report in reader.read().ooms]
 
 
-def test_the_latest_is_the_first_and_none_is_a_sample(tmp_path: Path, reader: ProcessReader) -> None:
+def test_latest_report_comes_first(tmp_path: Path, reader: ProcessReader) -> None:
     for number in (1, 3, 2):
         left(tmp_path, number)
     reading = reader.read()
@@ -44,7 +44,7 @@ def test_the_latest_is_the_first_and_none_is_a_sample(tmp_path: Path, reader: Pr
     assert set(reading.skipped.values()) == {0}
 
 
-def test_they_outlive_the_last_words_of_their_process(tmp_path: Path, reader: ProcessReader, clock: Clock) -> None:
+def test_reports_outlive_their_process(tmp_path: Path, reader: ProcessReader, clock: Clock) -> None:
     left(tmp_path)
     agent = FakeAgent(tmp_path).start()
     reader.read()
@@ -54,13 +54,13 @@ def test_they_outlive_the_last_words_of_their_process(tmp_path: Path, reader: Pr
     assert (reading.ranks, len(reading.ooms)) == ((), 1)
 
 
-def test_after_a_day_they_are_removed(tmp_path: Path, reader: ProcessReader) -> None:
+def test_reports_are_deleted_after_a_day(tmp_path: Path, reader: ProcessReader) -> None:
     young, old = left(tmp_path, 1, age=DAY - 60), left(tmp_path, 2, age=DAY + 60)
     assert numbers(reader) == [1]
     assert (young.exists(), old.exists()) == (True, False)
 
 
-def test_a_time_ahead_of_the_clock_keeps_none_longer(tmp_path: Path, reader: ProcessReader, clock: Clock) -> None:
+def test_future_report_time_does_not_extend_retention(tmp_path: Path, reader: ProcessReader, clock: Clock) -> None:
     report = left(tmp_path, age=-2 * DAY)
     for seconds in (0, DAY - 60):
         clock.now += seconds
@@ -69,14 +69,14 @@ def test_a_time_ahead_of_the_clock_keeps_none_longer(tmp_path: Path, reader: Pro
     assert (numbers(reader), report.exists()) == ([], False)
 
 
-def test_of_too_many_the_oldest_are_removed(tmp_path: Path, reader: ProcessReader) -> None:
+def test_oldest_reports_beyond_the_limit_are_deleted(tmp_path: Path, reader: ProcessReader) -> None:
     for number in range(1, 10):
         left(tmp_path, number, age=100 - number)
     assert numbers(reader) == numbers(reader) == [9, 8, 7, 6, 5]
     assert len(list(tmp_path.iterdir())) == 5
 
 
-def test_what_no_agent_has_written_stays_and_fails_nobody(tmp_path: Path, reader: ProcessReader) -> None:
+def test_file_that_is_not_a_report_is_kept(tmp_path: Path, reader: ProcessReader) -> None:
     results = left(tmp_path, 1, age=2 * DAY, content=b'{"my": "results"}')
     copy = tmp_path / ReportName(FileName.of(WHO), 9).file
     copy.write_bytes(encode(REPORT))
@@ -87,7 +87,7 @@ def test_what_no_agent_has_written_stays_and_fails_nobody(tmp_path: Path, reader
     assert all(path.exists() for path in (results, copy, link))
 
 
-def test_what_is_no_report_takes_the_place_of_none(tmp_path: Path, reader: ProcessReader) -> None:
+def test_other_files_displace_no_report(tmp_path: Path, reader: ProcessReader) -> None:
     """Many of them, and later ones: they must neither hide a report nor have it removed."""
     for number in (1, 2, 3):
         left(tmp_path, number, age=60)
@@ -99,14 +99,14 @@ def test_what_is_no_report_takes_the_place_of_none(tmp_path: Path, reader: Proce
     assert len(list(tmp_path.iterdir())) == 23
 
 
-def test_an_unchanged_one_is_read_once(tmp_path: Path, reader: ProcessReader, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unchanged_report_is_read_once(tmp_path: Path, reader: ProcessReader, monkeypatch: pytest.MonkeyPatch) -> None:
     left(tmp_path)
     assert numbers(reader) == [1]
     monkeypatch.setattr("gpufrag.sidecar.sample_files.os.open", lambda *_: pytest.fail("it was read again"))
     assert numbers(reader) == [1]
 
 
-def test_a_half_written_one_is_swept_once_it_is_old(tmp_path: Path, reader: ProcessReader, clock: Clock) -> None:
+def test_old_report_draft_is_deleted(tmp_path: Path, reader: ProcessReader, clock: Clock) -> None:
     draft = tmp_path / draft_name(ReportName(FileName.of(WHO), 1).file)
     draft.write_bytes(b"{")
     reader.read()
@@ -116,15 +116,13 @@ def test_a_half_written_one_is_swept_once_it_is_old(tmp_path: Path, reader: Proc
     assert not draft.exists()
 
 
-def test_a_folder_is_read_at_once_by_who_only_looks(tmp_path: Path) -> None:
+def test_read_all_returns_reports_and_skipped_files(tmp_path: Path) -> None:
     for number in range(1, 5):
         left(tmp_path, number, age=100 - number)
     assert [report.number for report in read_all(tmp_path, 2).reports] == [4, 3]
 
 
-def test_a_folder_that_is_called_like_a_report_fails_nobody_and_stays_closed(
-    tmp_path: Path, reader: ProcessReader
-) -> None:
+def test_folder_named_like_a_report_is_skipped(tmp_path: Path, reader: ProcessReader) -> None:
     left(tmp_path)
     (tmp_path / ReportName(FileName.of(WHO), 2).file).mkdir()
     before = os.listdir("/proc/self/fd")

@@ -114,7 +114,7 @@ def test_the_page_is_whole_and_fetches_nothing() -> None:
 def test_ranks_that_are_denied_are_counted_beside_the_others_and_the_way_out_is_told() -> None:
     text = outline(Fleet(NOW, (RankView(process_sample()),), skipped={"denied": 3})).text
     assert "1 alive, 0 dead, 3 denied" in text
-    assert "3 denied: let the sidecar run as the job's user, or make the folder" in text
+    assert "3 denied: run the sidecar as the job's user, or make the folder" in text
 
 
 def test_without_ranks_it_says_what_to_do() -> None:

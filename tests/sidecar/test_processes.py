@@ -18,17 +18,17 @@ from gpufrag.wire.sample import encode
 NOTHING = {"alien": 0, "denied": 0, "huge": 0, "newer": 0, "too_many": 0, "too_much": 0, "torn": 0}
 
 
-def test_who_listens_is_alive(agent: FakeAgent, reader: ProcessReader) -> None:
+def test_listening_process_is_alive(agent: FakeAgent, reader: ProcessReader) -> None:
     agent.start()
     (rank,) = reader.read().ranks
     assert (rank.sample, rank.alive) == (agent.sample, True)
 
 
-def test_every_reason_is_told_even_if_nothing_is_skipped(reader: ProcessReader) -> None:
+def test_every_reason_is_counted(reader: ProcessReader) -> None:
     assert reader.read() == Reading((), NOTHING)
 
 
-def test_who_has_stopped_to_listen_is_dead_at_once(agent: FakeAgent, reader: ProcessReader) -> None:
+def test_process_without_listener_is_dead_at_once(agent: FakeAgent, reader: ProcessReader) -> None:
     agent.start()
     reader.read()
     agent.die()
@@ -36,12 +36,12 @@ def test_who_has_stopped_to_listen_is_dead_at_once(agent: FakeAgent, reader: Pro
     assert (rank.sample, rank.alive) == (agent.sample, False)
 
 
-def test_a_file_without_a_socket_is_a_dead_process(agent: FakeAgent, reader: ProcessReader) -> None:
+def test_file_without_socket_is_an_exited_process(agent: FakeAgent, reader: ProcessReader) -> None:
     agent.publish()
     assert [rank.alive for rank in reader.read().ranks] == [False]
 
 
-def test_a_process_that_accepts_nobody_is_alive(agent: FakeAgent, reader: ProcessReader) -> None:
+def test_process_with_a_full_backlog_is_alive(agent: FakeAgent, reader: ProcessReader) -> None:
     agent.listen(backlog=0)
     agent.publish()
     for _ in range(50):  # each leaves a connection in the queue, until it is full
@@ -55,7 +55,7 @@ def test_each_reading_has_the_latest_sample(agent: FakeAgent, reader: ProcessRea
         assert [rank.sample.steps for rank in reader.read().ranks] == [step]
 
 
-def test_an_unchanged_file_is_not_opened_again(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unchanged_file_is_not_opened_again(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
     real = sample_files.read
     monkeypatch.setattr(sample_files, "read", lambda path, most: opened.append(path.name) or real(path, most))
@@ -72,7 +72,7 @@ def test_an_unchanged_file_is_not_opened_again(tmp_path: Path, clock: Clock, mon
     assert len(opened) == 10_001
 
 
-def test_what_has_gone_is_forgotten(agent: FakeAgent, reader: ProcessReader) -> None:
+def test_deleted_file_is_forgotten(agent: FakeAgent, reader: ProcessReader) -> None:
     agent.publish()
     reader.read()
     agent.file.unlink()
@@ -80,10 +80,10 @@ def test_what_has_gone_is_forgotten(agent: FakeAgent, reader: ProcessReader) -> 
     assert (reader._known, reader._names) == ({}, {})
 
 
-def test_a_missing_folder_is_told_and_its_coming_seen(tmp_path: Path) -> None:
+def test_missing_folder_is_reported_until_it_exists(tmp_path: Path) -> None:
     folder = tmp_path / "later"
     reader = ProcessReader(folder, FolderSettings())
-    with pytest.raises(Unavailable, match="later: no such folder yet; it comes with the first agent"):
+    with pytest.raises(Unavailable, match="later: no such folder yet; the first agent creates it"):
         reader.read()
     folder.mkdir()
     agent = FakeAgent(folder).start()
@@ -91,13 +91,13 @@ def test_a_missing_folder_is_told_and_its_coming_seen(tmp_path: Path) -> None:
     agent.die()
 
 
-def test_a_folder_that_is_none_is_told(tmp_path: Path) -> None:
+def test_path_that_is_not_a_folder_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(Unavailable, match=r"file: Not a directory; name another folder with --folder$"):
         ProcessReader(tmp_path / "file", FolderSettings()).read()
 
 
-def test_a_folder_that_may_not_be_read_is_told_with_who_may(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_folder_is_reported_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(path: Path) -> None:
         raise PermissionError(13, "Permission denied", str(path))
 
@@ -106,7 +106,7 @@ def test_a_folder_that_may_not_be_read_is_told_with_who_may(tmp_path: Path, monk
         ProcessReader(tmp_path, FolderSettings()).read()
 
 
-def test_a_long_path_is_no_obstacle(tmp_path: Path) -> None:
+def test_long_path_works(tmp_path: Path) -> None:
     folder = tmp_path / ("x" * 120)
     folder.mkdir()
     agent = FakeAgent(folder).start()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpufrag.sidecar import procfs
-from gpufrag.sidecar.readings import HostProcess, Sight
+from gpufrag.sidecar.procfs import HostProcess, VisibleProcesses
 
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -32,49 +32,49 @@ def add(proc: Path, pid: int, status: str, ticks: int = 0, name: str = "python")
     (proc / str(pid) / "stat").write_text(f"{pid} ({name}) S {' '.join(['0'] * 18)} {ticks} 0 0\n")
 
 
-def test_a_process_in_a_container_has_its_innermost_pid(proc: Path) -> None:
+def test_containerised_process_has_its_innermost_pid(proc: Path) -> None:
     add(proc, 4711, "NSpid:\t4711\t12\t1\n", ticks=5 * TICKS)
-    assert procfs.look([4711], proc) == Sight({4711: HostProcess(1, 1005.0)}, complete=True)
+    assert procfs.visible_processes([4711], proc) == VisibleProcesses({4711: HostProcess(1, 1005.0)}, complete=True)
 
 
-def test_a_kernel_without_nspid_leaves_the_pid_as_it_is(proc: Path) -> None:
+def test_kernel_without_nspid_keeps_the_pid(proc: Path) -> None:
     add(proc, 4711, "Pid:\t4711\n")
-    assert procfs.look([4711], proc).processes == {4711: HostProcess(4711, 1000.0)}
+    assert procfs.visible_processes([4711], proc).by_pid == {4711: HostProcess(4711, 1000.0)}
 
 
-def test_a_name_with_blanks_and_brackets_moves_no_field(proc: Path) -> None:
+def test_name_with_blanks_and_brackets_is_read(proc: Path) -> None:
     add(proc, 5, "", ticks=TICKS, name="a) S 1 (b")
-    assert procfs.look([5], proc).processes == {5: HostProcess(5, 1001.0)}
+    assert procfs.visible_processes([5], proc).by_pid == {5: HostProcess(5, 1001.0)}
 
 
-def test_a_pid_that_is_gone_is_left_out(proc: Path) -> None:
+def test_missing_pid_is_left_out(proc: Path) -> None:
     add(proc, 5, "")
-    assert procfs.look([5, 6], proc).processes.keys() == {5}
+    assert procfs.visible_processes([5, 6], proc).by_pid.keys() == {5}
 
 
-def test_from_within_a_container_processes_can_hide(proc: Path) -> None:
+def test_view_from_a_container_is_incomplete(proc: Path) -> None:
     (proc / "self/ns/pid").unlink()
     (proc / "self/ns/pid").symlink_to("pid:[4026532999]")
-    assert not procfs.look([], proc).complete
+    assert not procfs.visible_processes([], proc).complete
 
 
-def test_without_proc_nothing_is_seen(tmp_path: Path) -> None:
-    assert procfs.look([1], tmp_path) == Sight({}, complete=False)
+def test_missing_proc_shows_nothing(tmp_path: Path) -> None:
+    assert procfs.visible_processes([1], tmp_path) == VisibleProcesses({}, complete=False)
 
 
 @pytest.mark.real
 @pytest.mark.skipif(not procfs.PROC.joinpath("self/stat").exists(), reason="no /proc on this system")
-def test_a_real_child_is_found_with_its_start() -> None:
+def test_real_child_is_found_with_its_start() -> None:
     before = time.time()
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
-        found = procfs.look([child.pid]).processes[child.pid]
+        found = procfs.visible_processes([child.pid]).by_pid[child.pid]
         child.communicate(b"\n")
     assert found.pid == child.pid
     assert before - 2 <= found.start <= time.time() + 2  # the boot time counts whole seconds
 
 
 @pytest.mark.real
-def test_a_real_child_namespace_is_looked_into() -> None:
+def test_real_child_namespace_is_read() -> None:
     unshare = next((["unshare", flags] for flags in ("-pf", "-Urpf") if _works(["unshare", flags, "true"])), None)
     if unshare is None:
         pytest.skip("no leave to make a pid namespace (unshare -pf, unshare -Urpf): run as root to test it")
@@ -83,7 +83,7 @@ def test_a_real_child_namespace_is_looked_into() -> None:
         assert parent.stdout
         parent.stdout.readline()
         (inner,) = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()
-        found = procfs.look([int(inner)]).processes[int(inner)]
+        found = procfs.visible_processes([int(inner)]).by_pid[int(inner)]
         parent.communicate(b"\n")
     assert found.pid == 1
 

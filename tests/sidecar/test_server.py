@@ -49,21 +49,21 @@ def values(text: str, name: str) -> dict[str, float]:
     return {sample.labels.get("rank", str(sample.labels)): sample.value for sample in samples}
 
 
-def test_a_scrape_has_every_rank(served: Running, agents: list[FakeAgent]) -> None:
+def test_scrape_has_every_rank(served: Running, agents: list[FakeAgent]) -> None:
     answer = served.get("/metrics")
     assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
     assert values(answer.text, "gpufrag_up") == {"0": 1, "1": 1}
     assert values(answer.text, "gpufrag_steps_total") == {"0": 120, "1": 120}
 
 
-def test_details_can_be_left_out(tmp_path: Path, agents: list[FakeAgent]) -> None:
+def test_scrape_without_detail_has_no_histograms(tmp_path: Path, agents: list[FakeAgent]) -> None:
     with running(sidecar(tmp_path, metrics=MetricsSettings(detail=False)).service()) as one:
         without = one.get("/metrics").text
     assert "_bucket" not in without
     assert values(without, "gpufrag_up") == {"0": 1, "1": 1}
 
 
-def test_openmetrics_comes_when_asked_for(served: Running, agents: list[FakeAgent]) -> None:
+def test_openmetrics_is_sent_on_request(served: Running, agents: list[FakeAgent]) -> None:
     answer = served.get("/metrics", headers={"accept": f"{OPENMETRICS},text/plain;q=0.5"})
     assert answer.headers["content-type"] == f"{OPENMETRICS}; charset=utf-8"
     families = {family.name for family in openmetrics.text_string_to_metric_families(answer.text)}
@@ -73,7 +73,7 @@ def test_openmetrics_comes_when_asked_for(served: Running, agents: list[FakeAgen
 @pytest.mark.parametrize(
     ("accepted", "zipped"), [("gzip, deflate", True), ("br;q=1, *", True), ("gzip;q=0", False), ("", False)]
 )
-def test_gzip_comes_when_asked_for(served: Running, agents: list[FakeAgent], accepted: str, zipped: bool) -> None:
+def test_gzip_is_sent_on_request(served: Running, agents: list[FakeAgent], accepted: str, zipped: bool) -> None:
     with served.connect() as client:
         client.sendall(
             f"GET /metrics HTTP/1.1\r\nHost: x\r\nAccept-Encoding: {accepted}\r\nConnection: close\r\n\r\n".encode()
@@ -84,7 +84,7 @@ def test_gzip_comes_when_asked_for(served: Running, agents: list[FakeAgent], acc
     assert f"content-length: {len(body)}\r\n".encode() in head + b"\r\n"
 
 
-def test_the_dead_lose_their_gauges_at_once_and_keep_their_counters(served: Running, agents: list[FakeAgent]) -> None:
+def test_exited_rank_keeps_only_its_counters(served: Running, agents: list[FakeAgent]) -> None:
     agents[1].die()
     text = served.get("/metrics").text
     assert values(text, "gpufrag_up") == {"0": 1, "1": 0}
@@ -92,14 +92,14 @@ def test_the_dead_lose_their_gauges_at_once_and_keep_their_counters(served: Runn
     assert set(values(text, "gpufrag_allocator_limit_bytes")) == {"0"}
 
 
-def test_figures_of_one_rank_are_of_one_sample(served: Running, agents: list[FakeAgent]) -> None:
+def test_values_of_a_rank_come_from_one_sample(served: Running, agents: list[FakeAgent]) -> None:
     for step in range(20):
         agents[0].publish(steps=step, time=float(step))
         text = served.get("/metrics").text
         assert values(text, "gpufrag_steps_total")["0"] == values(text, "gpufrag_sample_timestamp_seconds")["0"] == step
 
 
-def test_head_is_the_answer_without_its_body(served: Running) -> None:
+def test_head_has_no_body(served: Running) -> None:
     for path in ("/", "/metrics", "/-/healthy", "/-/ready"):
         with served.connect() as client:
             client.sendall(f"HEAD {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
@@ -112,20 +112,20 @@ def test_head_is_the_answer_without_its_body(served: Running) -> None:
     "path",
     ["/none", "/../../etc/passwd", "/%2e%2e/%2e%2e/etc/passwd", "/metrics/../../etc/passwd", "/page/style.css", "/%00"],
 )
-def test_nothing_else_is_served(served: Running, path: str) -> None:
+def test_other_paths_are_not_found(served: Running, path: str) -> None:
     with served.connect() as client:
         client.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
         assert received(client).startswith(b"HTTP/1.1 404 ")
 
 
-def test_the_page_comes_with_its_policy(served: Running, agents: list[FakeAgent]) -> None:
+def test_page_has_its_content_policy(served: Running, agents: list[FakeAgent]) -> None:
     answer = served.get("/")
     assert answer.headers["content-type"] == "text/html; charset=utf-8"
     assert answer.headers["content-security-policy"].startswith("default-src 'none'; ")
     assert "2 alive, 0 dead" in answer.text
 
 
-def test_it_is_healthy_at_once_and_ready_after_the_first_reading(tmp_path: Path, monkeypatch: Any) -> None:
+def test_sidecar_is_ready_after_the_first_reading(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(server, "FIRST_READ_SECONDS", 0.02)
     folder = tmp_path / "later"
     with running(sidecar(folder).service()) as served:
@@ -136,7 +136,7 @@ def test_it_is_healthy_at_once_and_ready_after_the_first_reading(tmp_path: Path,
         wait_until(lambda: served.get("/-/ready").status_code == 200)
 
 
-def test_a_missing_folder_empties_no_scrape(tmp_path: Path) -> None:
+def test_missing_folder_does_not_empty_the_scrape(tmp_path: Path) -> None:
     with running(sidecar(tmp_path / "later").service()) as served:
         text = served.get("/metrics").text
         assert values(text, "gpufrag_collector_success") == {
@@ -147,7 +147,7 @@ def test_a_missing_folder_empties_no_scrape(tmp_path: Path) -> None:
         assert served.get("/").status_code == 200
 
 
-def test_a_rank_that_cannot_be_rendered_takes_no_other_with_it(
+def test_unrenderable_rank_does_not_hide_the_others(
     served: Running, agents: list[FakeAgent], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = metrics.render
@@ -163,7 +163,7 @@ def test_a_rank_that_cannot_be_rendered_takes_no_other_with_it(
     assert values(text, "gpufrag_collector_success")["{'collector': 'render'}"] == 0
 
 
-def test_the_folder_is_swept_where_nobody_scrapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_is_cleaned_without_scrapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "REREAD_SECONDS", 0.02)
     agent = FakeAgent(tmp_path)
     with running(sidecar(tmp_path, folder=FolderSettings(dead_process_retention=0.1)).service()):
@@ -171,7 +171,7 @@ def test_the_folder_is_swept_where_nobody_scrapes(tmp_path: Path, monkeypatch: p
         wait_until(lambda: not agent.file.exists())
 
 
-def test_another_folder_comes_with_a_reload(tmp_path: Path, agents: list[FakeAgent]) -> None:
+def test_reload_changes_the_folder(tmp_path: Path, agents: list[FakeAgent]) -> None:
     (tmp_path / "other").mkdir()
     one = sidecar(tmp_path / "other")
     one._load = lambda: ServeConfig(FolderSettings(path=tmp_path), nvml=NvmlSettings(enabled=False))
@@ -183,7 +183,7 @@ def test_another_folder_comes_with_a_reload(tmp_path: Path, agents: list[FakeAge
         assert served.get("/-/ready").status_code == 200  # it stays ready meanwhile
 
 
-def test_scrapes_at_once_are_all_answered(served: Running, agents: list[FakeAgent]) -> None:
+def test_simultaneous_scrapes_are_answered(served: Running, agents: list[FakeAgent]) -> None:
     clients = [served.connect() for _ in range(10)]
     for client in clients:
         client.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")

@@ -1,4 +1,4 @@
-"""One view from several sources, each of which may fail alone."""
+"""One view from several sources, each of which may fail separately."""
 
 from __future__ import annotations
 
@@ -62,37 +62,37 @@ def test_ranks_and_devices_come_together(agent: FakeAgent, make: Any) -> None:
     assert failures(fleet) == {}
 
 
-def test_without_nvml_the_agents_reading_of_the_driver_serves(agent: FakeAgent, make: Any) -> None:
+def test_agents_reading_replaces_missing_nvml(agent: FakeAgent, make: Any) -> None:
     fleet = make(no_driver).read()
     assert failures(fleet) == {"nvml": "no NVML library here"}
     driver = agent.sample.devices[0].driver
     assert [(device.size, device.free) for device in fleet.devices] == [(driver.size, driver.free)]
 
 
-def test_nvml_that_is_not_wanted_is_no_failure(agent: FakeAgent, make: Any) -> None:
+def test_disabled_nvml_is_not_a_failure(agent: FakeAgent, make: Any) -> None:
     fleet = make(None).read()
     assert set(fleet.collectors) == {"folder", "join"}
     assert source.nvml_collector(NvmlSettings(enabled=False)) is None
 
 
-def test_a_driver_that_hangs_costs_its_deadline_and_no_more(agent: FakeAgent, make: Any) -> None:
+def test_hung_driver_does_not_hide_the_ranks(agent: FakeAgent, make: Any) -> None:
     release = threading.Event()
     fleet = make(lambda: release.wait() and one_gpu()).read()
     release.set()
     assert len(fleet.ranks) == 1
-    assert "nvml has not answered" in failures(fleet)["nvml"]
+    assert "no answer from nvml" in failures(fleet)["nvml"]
 
 
-def test_a_folder_that_hangs_leaves_the_devices(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hung_folder_does_not_hide_the_devices(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     release = threading.Event()
     monkeypatch.setattr(source.ProcessReader, "read", lambda _: release.wait() and None)
     fleet = make(one_gpu, deadline=0.1).read()
     release.set()
     assert (len(fleet.ranks), len(fleet.devices)) == (0, 1)
-    assert "folder has not answered" in failures(fleet)["folder"]
+    assert "no answer from folder" in failures(fleet)["folder"]
 
 
-def test_a_folder_that_is_gone_leaves_the_devices(make: Any, tmp_path: Path) -> None:
+def test_missing_folder_does_not_hide_the_devices(make: Any, tmp_path: Path) -> None:
     tmp_path.rmdir()
     fleet = make(one_gpu).read()
     tmp_path.mkdir()
@@ -100,17 +100,19 @@ def test_a_folder_that_is_gone_leaves_the_devices(make: Any, tmp_path: Path) -> 
     assert "no such folder yet" in failures(fleet)["folder"]
 
 
-def test_a_fault_in_the_join_leaves_the_ranks(agent: FakeAgent, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_in_the_join_does_not_hide_the_ranks(
+    agent: FakeAgent, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fault(*_: object) -> None:
         raise KeyError("uuid")
 
     monkeypatch.setattr(source, "join", fault)
     fleet = make(one_gpu).read()
     assert [rank.sample for rank in fleet.ranks] == [agent.sample]
-    assert failures(fleet) == {"join": "a fault in gpufrag itself (KeyError: 'uuid')"}
+    assert failures(fleet) == {"join": "internal error (KeyError: 'uuid')"}
 
 
-def test_it_is_ready_once_the_folder_was_read(make: Any, tmp_path: Path) -> None:
+def test_source_is_ready_after_a_folder_reading(make: Any, tmp_path: Path) -> None:
     one = make(no_driver)
     assert one.waiting_for == "the first reading"
     tmp_path.rmdir()
@@ -121,15 +123,54 @@ def test_it_is_ready_once_the_folder_was_read(make: Any, tmp_path: Path) -> None
     assert one.waiting_for is None
     tmp_path.rmdir()
     one.read()
-    assert one.waiting_for is None  # what fails later is told by the metrics
+    assert one.waiting_for is None  # later failures are in the metrics
     tmp_path.mkdir()
 
 
-def test_the_log_tells_what_begins_to_fail_and_works_again(make: Any, tmp_path: Path, caplog: Any) -> None:
+def test_failure_and_recovery_are_logged_once(make: Any, tmp_path: Path, caplog: Any) -> None:
     caplog.set_level("INFO")
     one = make(None)
     for action in (lambda: None, tmp_path.rmdir, lambda: None, tmp_path.mkdir, lambda: None):
         action()
         one.read()
-    told = [(record.getMessage(), record.fields["collector"]) for record in caplog.records]
-    assert told == [("collector failed", "folder"), ("collector works again", "folder")]
+    logged = [(record.getMessage(), record.fields["collector"]) for record in caplog.records]
+    assert logged == [("collector failed", "folder"), ("collector works again", "folder")]
+
+
+def test_reloads_add_no_thread_while_the_driver_hangs(agent: FakeAgent, make: Any, tmp_path: Path) -> None:
+    release = threading.Event()
+    one = make(lambda: release.wait() and one_gpu())
+    one.read()
+    threads = threading.active_count()
+    for seconds in (0.1, 0.2, 0.3):
+        one.reconfigure(tmp_path, FolderSettings(), NvmlSettings(deadline=seconds))
+        assert len(one.read().ranks) == 1
+    assert threading.active_count() == threads
+    release.set()
+
+
+def test_reloads_add_no_thread_while_the_folder_hangs(
+    make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release, read = threading.Event(), source.ProcessReader.read
+    monkeypatch.setattr(source.ProcessReader, "read", lambda one: release.wait() and read(one))
+    one = make(None, deadline=0.05)
+    one.read()
+    threads = threading.active_count()
+    for _ in range(3):
+        one.reconfigure(tmp_path, FolderSettings(deadline=0.05), NvmlSettings(enabled=False))
+        one.read()
+    assert threading.active_count() == threads
+    monkeypatch.setattr(source.ProcessReader, "read", read)
+    (tmp_path / "other").mkdir()
+    one.reconfigure(tmp_path / "other", FolderSettings(), NvmlSettings(enabled=False))
+    assert failures(one.read()) == {}  # another folder does not wait for the one that hangs
+    release.set()
+
+
+def test_reload_switches_nvml_on_and_off(agent: FakeAgent, make: Any, tmp_path: Path) -> None:
+    one = make(one_gpu)
+    one.reconfigure(tmp_path, FolderSettings(), NvmlSettings(enabled=False))
+    assert set(one.read().collectors) == {"folder", "join"}
+    one.reconfigure(tmp_path, FolderSettings(), NvmlSettings())
+    assert set(one.read().collectors) == {"folder", "nvml", "join"}

@@ -15,7 +15,7 @@ from gpufrag.web.listen import Address
 SLURM = {"SLURM_JOB_ID": "4711", "SLURM_JOB_NAME": "train", "SLURM_CLUSTER_NAME": "big"}
 
 
-def test_it_is_there_as_long_as_the_sidecar_is(tmp_path):
+def test_target_file_exists_while_serving(tmp_path):
     with target_file.kept(tmp_path, SLURM, host="gpu-1") as announce:
         assert list(tmp_path.iterdir()) == []
         announce(Address("0.0.0.0", 9836))
@@ -29,19 +29,19 @@ def test_it_is_there_as_long_as_the_sidecar_is(tmp_path):
     (Address("", 1), "gpu-1:1"), (Address("::", 1), "gpu-1:1"), (Address("10.0.0.7", 1), "10.0.0.7:1"),
     (Address("fd00::7", 1), "[fd00::7]:1"),
 ])  # fmt: skip
-def test_an_address_that_others_can_reach(tmp_path, address, target):
+def test_target_is_a_reachable_address(tmp_path, address, target):
     with target_file.kept(tmp_path, {}, host="gpu-1") as announce:
         announce(address)
         (path,) = tmp_path.glob("*.json")
         assert json.loads(path.read_text()) == [{"targets": [target], "labels": {}}]
 
 
-def test_a_folder_that_is_not_there(tmp_path):
+def test_missing_target_folder_is_an_error(tmp_path):
     with target_file.kept(tmp_path / "none", {}) as announce, pytest.raises(Unavailable, match="--write-target"):
         announce(Address("127.0.0.1", 1))
 
 
-def test_the_sidecar_takes_it_away(tmp_path):
+def test_sidecar_deletes_its_target_file(tmp_path):
     (tmp_path / "agents").mkdir()
     (tmp_path / "targets").mkdir()
     flags = ["--folder", tmp_path / "agents", "--port", "0", "--no-nvml", "--write-target", tmp_path / "targets"]

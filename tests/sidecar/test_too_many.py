@@ -37,7 +37,7 @@ def rewritten(agent: FakeAgent, ahead: float) -> None:
     os.utime(agent.file, (time.time() + ahead,) * 2)
 
 
-def test_who_writes_last_does_not_push_out_who_lives(agents: list[FakeAgent], reader: ProcessReader) -> None:
+def test_last_writer_does_not_displace_living_processes(agents: list[FakeAgent], reader: ProcessReader) -> None:
     first = shown(reader)
     others = [agent for agent in agents if agent.sample.identity.rank not in first]
     for seconds, agent in enumerate(others, start=1):
@@ -45,7 +45,7 @@ def test_who_writes_last_does_not_push_out_who_lives(agents: list[FakeAgent], re
         assert shown(reader) == first
 
 
-def test_the_place_of_one_that_dies_goes_to_one_that_lives(agents: list[FakeAgent], reader: ProcessReader) -> None:
+def test_place_of_an_exited_process_goes_to_a_living_one(agents: list[FakeAgent], reader: ProcessReader) -> None:
     first = shown(reader)
     for agent in agents:
         if agent.sample.identity.rank in first:
@@ -56,7 +56,7 @@ def test_the_place_of_one_that_dies_goes_to_one_that_lives(agents: list[FakeAgen
     assert set(shown(reader)).isdisjoint(first)
 
 
-def test_the_same_ones_are_told_once_in_whatever_order_they_write(
+def test_selection_does_not_depend_on_write_order(
     agents: list[FakeAgent], reader: ProcessReader, caplog: pytest.LogCaptureFixture
 ) -> None:
     for ahead, agent in enumerate([*agents, *reversed(agents)]):
@@ -65,7 +65,7 @@ def test_the_same_ones_are_told_once_in_whatever_order_they_write(
     assert [record.getMessage() for record in caplog.records] == ["files skipped"]
 
 
-def test_what_is_no_process_pushes_out_none(tmp_path: Path, agents: list[FakeAgent], reader: ProcessReader) -> None:
+def test_other_files_displace_no_process(tmp_path: Path, agents: list[FakeAgent], reader: ProcessReader) -> None:
     first = shown(reader)
     for pid in range(5000, 5010):
         name = f"host-{pid}-900000"

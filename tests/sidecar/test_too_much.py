@@ -50,7 +50,7 @@ def pids(reader: ProcessReader) -> list[int]:
     return [rank.sample.identity.pid for rank in reader.read().ranks]
 
 
-def test_files_that_are_each_within_their_bounds_are_bounded_together(start: Start, reader: ProcessReader) -> None:
+def test_total_of_snapshots_is_bounded(start: Start, reader: ProcessReader) -> None:
     ranks = [start(process_sample(rank)) for rank in range(8)]
     hostile = [start(large(pid)) for pid in range(10_000, 10_000 + MAX_MOMENTS // WORST + 8)]  # the latest
     reading = reader.read()
@@ -60,14 +60,14 @@ def test_files_that_are_each_within_their_bounds_are_bounded_together(start: Sta
     assert sum(len(d.snapshots) for rank in reading.ranks for d in rank.sample.devices) <= MAX_MOMENTS
 
 
-def test_a_host_that_is_full_of_ranks_is_shown_whole(start: Start, reader: ProcessReader) -> None:
+def test_host_full_of_ranks_is_shown_completely(start: Start, reader: ProcessReader) -> None:
     for pid in range(16):
         start(large(1000 + pid, devices=16))
     reading = reader.read()
     assert (len(reading.ranks), skipped(reading)) == (16, {})
 
 
-def test_large_files_do_not_take_the_size_that_may_be_read(tmp_path: Path, start: Start) -> None:
+def test_large_files_do_not_displace_small_ones(tmp_path: Path, start: Start) -> None:
     ranks = [start(process_sample(rank)) for rank in range(4)]
     for pid in range(10_000, 10_004):
         start(large(pid))
@@ -84,7 +84,7 @@ def six(start: Start, reader: ProcessReader, monkeypatch: pytest.MonkeyPatch) ->
     return [start(large(1000 + number, devices=4)) for number in range(6)]
 
 
-def test_the_same_ones_are_shown_whoever_writes_last(six: list[FakeAgent], reader: ProcessReader) -> None:
+def test_shown_files_do_not_depend_on_write_order(six: list[FakeAgent], reader: ProcessReader) -> None:
     first = pids(reader)
     assert len(first) == 3
     for step, agent in product(range(2), six):
@@ -92,7 +92,7 @@ def test_the_same_ones_are_shown_whoever_writes_last(six: list[FakeAgent], reade
         assert pids(reader) == first
 
 
-def test_what_is_too_much_is_not_read(
+def test_files_beyond_the_bound_are_not_read(
     six: list[FakeAgent], reader: ProcessReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[Path] = []
@@ -107,7 +107,7 @@ def test_what_is_too_much_is_not_read(
     assert len(opened) == 4  # one to see that it is too much
 
 
-def test_the_dead_leave_their_room_to_the_living(six: list[FakeAgent], reader: ProcessReader) -> None:
+def test_exited_processes_leave_room_for_living_ones(six: list[FakeAgent], reader: ProcessReader) -> None:
     first = set(pids(reader))
     for agent in six:
         if agent.sample.identity.pid in first:

@@ -1,4 +1,4 @@
-"""Work that may never return, asked for by callers who must."""
+"""Run work that may hang, for callers that must not."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Answer(Generic[T]):
-    """The latest value, or None where there is none that may still be shown; `result` says how fresh it is."""
+class Latest(Generic[T]):
+    """The latest value, or None if there is none or it is too old; `result` says how fresh it is."""
 
     value: T | None
     result: CollectorResult
@@ -32,11 +32,11 @@ class _Attempt(Generic[T]):
     result: CollectorResult
 
 
-class Worker(Generic[T]):
-    """Runs `work` in one thread of its own, one call at a time; `ask` waits for it no longer than `deadline` seconds.
+class DeadlineWorker(Generic[T]):
+    """Runs `work` in its own thread, one call at a time; `ask` waits at most `deadline` seconds.
 
-    While a call hangs, no other is started, and whoever asks gets the last value until it is `keep` seconds old.
-    When the call returns after all, the next one to ask starts afresh. `clock` is in seconds and never goes back.
+    While a call hangs, no other is started, and `ask` returns the last value until it is `keep` seconds old.
+    `clock` is monotonic, in seconds.
     """
 
     def __init__(
@@ -47,7 +47,8 @@ class Worker(Generic[T]):
         keep: float = 60.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._name, self._work, self._deadline, self._keep, self._clock = name, work, deadline, keep, clock
+        self._name, self._work, self._keep, self._clock = name, work, keep, clock
+        self.deadline = deadline
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._running_since: float | None = None
@@ -55,25 +56,36 @@ class Worker(Generic[T]):
         self._last: _Attempt[T] | None = None
         self._closed = False
 
-    def ask(self) -> Answer[T]:
-        """A value that is fresh, or old and said to be so. Asking at once from many threads makes one call."""
+    def ask(self) -> Latest[T]:
+        """Return a fresh value, or an old one that is marked as such. Simultaneous callers share one call."""
         with self._changed:
             begun = self._begin() if self._running_since is None else self._running_since
             finished = self._finished
-            patience = max(0.0, begun + self._deadline - self._clock())
-            if self._changed.wait_for(lambda: self._finished > finished, patience) and self._last is not None:
-                return Answer(self._last.value, self._last.result)
+            timeout = max(0.0, begun + self.deadline - self._clock())
+            if self._changed.wait_for(lambda: self._finished > finished, timeout) and self._last is not None:
+                return Latest(self._last.value, self._last.result)
             return self._overdue()
 
+    @property
+    def hangs(self) -> bool:
+        """Whether a call has been running for longer than the deadline."""
+        since = self._running_since
+        return since is not None and self._clock() - since > self.deadline
+
+    def replace_work(self, work: Callable[[], T], deadline: float) -> None:
+        """Use other work from the next call on."""
+        with self._changed:
+            self._work, self.deadline = work, deadline
+
     def close(self) -> None:
-        """End the thread as soon as it has control; a call that hangs is left to hang, for nothing can end it."""
+        """End the thread after its present call; nothing can end a call that hangs."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
     def _begin(self) -> float:
         now = self._running_since = self._clock()
-        if self._thread is None:  # a daemon, so that a hung call does not keep the process from its exit
+        if self._thread is None:  # a daemon: a hung call must not delay the exit
             self._thread = threading.Thread(target=self._run, name=f"gpufrag-{self._name}", daemon=True)
             self._thread.start()
         self._changed.notify_all()
@@ -98,19 +110,19 @@ class Worker(Generic[T]):
             value = self._work()
         except GpufragError as error:
             reason = str(error)
-        except Exception as error:  # the thread's outermost loop: no fault in here may end all later readings
-            reason = f"a fault in gpufrag itself while it read {self._name} ({type(error).__name__}: {error})"
+        except Exception as error:  # the thread must go on
+            reason = f"internal error while reading {self._name} ({type(error).__name__}: {error})"
         ended = self._clock()
         return _Attempt(value, ended, CollectorResult(reason is None, ended - begun, reason))
 
-    def _overdue(self) -> Answer[T]:
-        """No times that pass are in the reason: it is a label too, and each wording of it a series of its own."""
-        reason = f"{self._name} has not answered within {format_duration(self._deadline)}"
+    def _overdue(self) -> Latest[T]:
+        """The reason contains no elapsed time: it becomes a label, and each text would be a new series."""
+        reason = f"no answer from {self._name} within {format_duration(self.deadline)}"
         last = self._last
         took = None if last is None else last.result.duration_seconds
         if last is None or last.value is None:
-            return Answer(None, CollectorResult(False, took, reason))
+            return Latest(None, CollectorResult(False, took, reason))
         shown = self._clock() - last.ended <= self._keep
         keep = format_duration(self._keep)
-        reason += f"; its last figures are {f'shown for {keep}' if shown else f'older than {keep} and no longer shown'}"
-        return Answer(last.value if shown else None, CollectorResult(False, took, reason))
+        reason += f"; its last values are {f'shown for {keep}' if shown else f'older than {keep} and no longer shown'}"
+        return Latest(last.value if shown else None, CollectorResult(False, took, reason))

@@ -1,8 +1,8 @@
-"""Joins what agents, NVML and /proc say: each rank's memory as the driver sees it, and the devices. Pure.
+"""Join the data of agents, NVML and /proc: each rank's memory as the driver sees it, and the devices. Pure.
 
 Devices are matched by UUID, which torch writes without its prefix. A process is matched only where /proc shows
-that the pid NVML lists is the agent's own process; a pid that is merely equal may be another container's.
-Where NVML says nothing of a device's memory, the agents' own readings of the driver stand in for it.
+that the pid NVML lists is the agent's own process; an equal pid may belong to another container.
+If NVML does not report a device's memory, the agents' own readings of the driver are used.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from dataclasses import asdict, dataclass, replace
 
 from ..metrics.view import DeviceView, ProcessView, RankView
 from ..wire.sample import DeviceSample, Identity
-from .readings import HostProcess, Memory, NvmlReading, Sight
+from .procfs import HostProcess, VisibleProcesses
+from .readings import Memory, NvmlReading
 
 START_TOLERANCE_SECONDS = 2.0
-"""Two readings of one process's start may differ so much: the boot time counts whole seconds and is re-set."""
+"""Two readings of one process's start may differ: the boot time has whole seconds and changes with the clock."""
 MAX_APART_SECONDS = 2.0
-"""Figures of NVML and of the allocator that were read further apart are not subtracted from each other."""
+"""Values of NVML and of the allocator read further apart are not subtracted."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Joined:
 
 @dataclass(frozen=True)
 class _Slot:
-    """Memory that is handed out as one, as NVML told it: a GPU, or a GPU instance."""
+    """A GPU or GPU instance as NVML reports it: one unit of memory."""
 
     view: DeviceView
     uuids: tuple[str, ...]
@@ -41,7 +42,7 @@ class _Slot:
 
 @dataclass(frozen=True)
 class _Place:
-    """One process on one device. It is on one of `possible`; `slot` is the one, `pid` how NVML lists it, if known."""
+    """One process on one device, which is one of `possible`. If known: `slot` is the device, `pid` NVML's pid."""
 
     rank: RankView
     sample: DeviceSample
@@ -50,16 +51,16 @@ class _Place:
     pid: int | None = None
 
 
-def join(ranks: Sequence[RankView], reading: NvmlReading | None, sight: Sight) -> Joined:
-    """The ranks with their driver memory filled in, and every device that NVML or an agent knows."""
+def join(ranks: Sequence[RankView], reading: NvmlReading | None, visible: VisibleProcesses) -> Joined:
+    """Return the ranks with their driver memory, and every device that NVML or an agent reports."""
     slots = tuple(_slots(reading)) if reading else ()
-    places = [[_place(rank, sample, slots, sight) for sample in rank.sample.devices] for rank in ranks]
+    places = [[_place(rank, sample, slots, visible) for sample in rank.sample.devices] for rank in ranks]
     joined = tuple(
         replace(rank, memory={place.sample.device: _process_view(place, reading) for place in of_rank})
         for rank, of_rank in zip(ranks, places)
     )
     alive = [place for of_rank in places for place in of_rank if place.rank.alive]
-    views = [_slot_view(slot, alive, sight) for slot in slots]
+    views = [_slot_view(slot, alive, visible) for slot in slots]
     views += _agent_views(alive)
     return Joined(joined, tuple(sorted(views, key=lambda view: (view.device, view.uuid))))
 
@@ -78,19 +79,19 @@ def _with_memory(view: DeviceView, memory: Memory | None) -> DeviceView:
     return replace(view, **asdict(memory)) if memory else view
 
 
-def _place(rank: RankView, sample: DeviceSample, slots: Sequence[_Slot], sight: Sight) -> _Place:
+def _place(rank: RankView, sample: DeviceSample, slots: Sequence[_Slot], visible: VisibleProcesses) -> _Place:
     possible = _possible(sample, slots)
-    own = {pid for pid, process in sight.processes.items() if _same(process, rank.sample.identity)}
+    own = {pid for pid, process in visible.by_pid.items() if _same(process, rank.sample.identity)}
     found = [(slot, pid) for slot in possible for pid in slot.processes or () if pid in own]
     if len(found) == 1:
         return _Place(rank, sample, possible, *found[0])
-    # Not seen, or several containers whose pids and starts are alike: only the UUID can tell the slot now.
+    # not seen, or several containers with equal pids and starts: only the UUID can decide
     certain = len(possible) == 1 and (sample.uuid or sample.mig_uuid)
     return _Place(rank, sample, possible, possible[0] if certain else None)
 
 
 def _possible(sample: DeviceSample, slots: Sequence[_Slot]) -> tuple[_Slot, ...]:
-    """The slot that the process names, or all of the GPU that it names; all there are if its torch tells no UUID."""
+    """Return the slot with the process's UUID, else those of its GPU, else (an old torch has no UUID) all."""
     named = {_key(uuid) for uuid in (sample.uuid, sample.mig_uuid) if uuid}
     exact = tuple(slot for slot in slots if named.intersection(map(_key, slot.uuids)))
     return exact or tuple(slot for slot in slots if not named or _key(slot.gpu) in named)
@@ -110,26 +111,23 @@ def _process_view(place: _Place, reading: NvmlReading | None) -> ProcessView:
 
 
 def _context(used: int, samples: Sequence[DeviceSample], time: float) -> int | None:
-    """What none of the process's frameworks holds on the device.
-
-    None where the two sides were read at times too far apart to fit, or do not fit.
-    """
-    told = [sample.totals or sample.sums for sample in samples]
-    if any(figures is None or abs(figures.time - time) > MAX_APART_SECONDS for figures in told):
+    """Return what the process holds outside its frameworks; None if the two sides do not fit together in time."""
+    sources = [sample.totals or sample.sums for sample in samples]
+    if any(figures is None or abs(figures.time - time) > MAX_APART_SECONDS for figures in sources):
         return None
     reserved = _total(sample.reserved for sample in samples)
     return used - reserved if reserved is not None and used >= reserved else None
 
 
 def _names(place: _Place) -> tuple[str | None, str | None]:
-    """The UUIDs of the GPU and of the MIG device, in the driver's spelling."""
+    """Return the UUIDs of the GPU and of the MIG device, as the driver writes them."""
     uuid, mig_uuid, slot = place.sample.uuid, place.sample.mig_uuid, place.slot
     if slot and not slot.view.parent_uuid:
         return slot.gpu, None
     if slot:
         named = {_key(name) for name in (uuid, mig_uuid) if name}
         return slot.gpu, next((name for name in slot.uuids if _key(name) in named), slot.uuids[0])
-    if uuid and mig_uuid and _key(uuid) == _key(mig_uuid):  # CUDA gives the MIG device's UUID as the GPU's
+    if uuid and mig_uuid and _key(uuid) == _key(mig_uuid):  # CUDA reports the MIG device's UUID as the GPU's
         uuid = None
     return uuid and f"GPU-{_key(uuid)}", mig_uuid and f"MIG-{_key(mig_uuid)}"
 
@@ -138,39 +136,39 @@ def _key(uuid: str) -> str:
     return uuid.removeprefix("MIG-").removeprefix("GPU-").lower()
 
 
-def _slot_view(slot: _Slot, alive: Sequence[_Place], sight: Sight) -> DeviceView:
-    view = replace(slot.view, other_used=_other_used(slot, alive, sight))
+def _slot_view(slot: _Slot, alive: Sequence[_Place], visible: VisibleProcesses) -> DeviceView:
+    view = replace(slot.view, other_used=_other_used(slot, alive, visible))
     if view.size is not None:
         return view
     return _with_driver_reading(view, [place for place in alive if place.slot == slot])
 
 
 def _with_driver_reading(view: DeviceView, places: Iterable[_Place]) -> DeviceView:
-    """The memory as the latest of the processes on the device read it."""
-    readings = [place.sample.driver for place in places if place.sample.driver]
+    """Return the view with the memory that the latest of the processes read."""
+    readings = [place.sample.driver for place in places if place.sample.driver and place.sample.driver.size > 0]
     if not readings:
         return view
     latest = max(readings, key=lambda reading: reading.time)
     return replace(view, size=latest.size, free=latest.free, used=latest.size - latest.free)
 
 
-def _other_used(slot: _Slot, alive: Iterable[_Place], sight: Sight) -> int | None:
-    """Only where every process is seen, and every rank that may be on the device was found among them."""
+def _other_used(slot: _Slot, alive: Iterable[_Place], visible: VisibleProcesses) -> int | None:
+    """None unless every process is visible and every rank that may be on the device was found."""
     here = [place for place in alive if slot in ((place.slot,) if place.slot else place.possible)]
-    if slot.processes is None or not sight.complete or any(place.pid is None for place in here):
+    if slot.processes is None or not visible.complete or any(place.pid is None for place in here):
         return None
     ours = {place.pid for place in here}
     return _total(used for pid, used in slot.processes.items() if pid not in ours)
 
 
 def _total(figures: Iterable[int | None]) -> int | None:
-    """The sum, or None where one of them is unknown."""
+    """Return the sum, or None if one is unknown."""
     known = list(figures)
     return None if None in known else sum(figure for figure in known if figure is not None)
 
 
 def _agent_views(alive: Iterable[_Place]) -> Iterator[DeviceView]:
-    """Devices that NVML does not show here, from the agents' own readings; the latest of each device."""
+    """Yield devices that NVML does not report, from the agents' latest readings."""
     by_uuid: dict[str, list[_Place]] = {}
     for place in alive:
         uuid, mig_uuid = _names(place)
@@ -189,6 +187,6 @@ def _agent_view(uuid: str, places: Sequence[_Place]) -> DeviceView:
 
 
 def _rank_order(place: _Place) -> tuple[bool, int, int]:
-    """By rank; processes without one come last, by pid."""
+    """Processes without a rank come last, by pid."""
     identity = place.rank.sample.identity
     return identity.rank is None, identity.rank or 0, identity.pid

@@ -1,7 +1,4 @@
-"""The reports of out-of-memory errors in the agents' folder: read once each, kept for a time, the latest of them.
-
-As with samples, nothing in the folder is trusted: what is no report is left alone, and fails nobody.
-"""
+"""Read the OOM reports in the agents' folder, each once, and delete old ones. Nothing in the folder is trusted."""
 
 from __future__ import annotations
 
@@ -19,25 +16,23 @@ from .sweep import Sweeper
 
 Content = OomReport | Skip
 LOOKED_AT = 10
-"""Times as many files as may be kept: what is no report takes no report's place, unless somebody fills the folder."""
+"""Times as many files are read as are kept, so that a file that is not a report displaces none."""
 
 
 class ReportFile(NamedTuple):
-    """A report's file, by its name."""
-
     name: ReportName
     stamp: Stamp
 
 
 def listed(entries: Mapping[str, os.DirEntry[str]]) -> list[ReportFile]:
-    """Those of the entries whose name is a report's, the one that was written last first."""
+    """Return the entries with a report's name, the newest first."""
     named = [(name, Stamp.of(entry)) for text, entry in entries.items() if (name := ReportName.parse(text))]
     files = [ReportFile(name, stamp) for name, stamp in named if stamp]
     return sorted(files, key=lambda file: (-file.stamp.modified_ns, file.name))
 
 
 class ReportReader:
-    """Reads the reports again and again. For one thread at a time."""
+    """For one thread at a time."""
 
     def __init__(self, folder: Path, settings: FolderSettings, clock: Callable[[], float]) -> None:
         self._folder, self._most = folder, settings.max_reports
@@ -45,7 +40,7 @@ class ReportReader:
         self._known: dict[ReportFile, Content] = {}
 
     def read(self, files: list[ReportFile]) -> tuple[OomReport, ...]:
-        """The reports in the latest of `files`, the latest error first; what is too old or too many is removed."""
+        """Return the reports in the newest of `files`, the latest error first; delete those beyond the limits."""
         before, self._known = self._known, {}
         self._sweeper.begin({file.name.file for file in files})
         kept = 0
@@ -64,14 +59,14 @@ class ReportReader:
 
 
 class Look(NamedTuple):
-    """What was found in a folder: reports, the latest error first, and the names of files that are none, by why."""
+    """Reports, the latest error first, and the names of skipped files by reason."""
 
     reports: tuple[OomReport, ...]
     skipped: Mapping[Skip, Sequence[str]]
 
 
 def read_all(folder: Path, most: int) -> Look:
-    """The latest reports in the folder, at most `most`. Raises OSError for the folder."""
+    """Return the latest reports in the folder, at most `most`. Raises OSError for the folder."""
     with os.scandir(folder) as entries:
         files = listed({entry.name: entry for entry in entries})
     reports: list[OomReport] = []
@@ -88,10 +83,10 @@ def read_all(folder: Path, most: int) -> Look:
 
 
 def read_one(folder: Path, name: ReportName) -> Content | None:
-    """None where it has gone meanwhile."""
+    """Return None if the file is gone."""
     content = sample_files.read_as(decode, folder / name.file, MAX_BYTES)
     if isinstance(content, OomReport) and name != ReportName(FileName.of(content.identity), content.number):
-        return Skip.ALIEN  # a copy, or a forgery
+        return Skip.ALIEN  # a copy or a forgery
     return content
 
 

@@ -1,8 +1,8 @@
-"""The agents' folder: who is alive, what each says, and what else lies there.
+"""Read the agents' folder: which processes are alive, their samples, and files that are skipped.
 
-A process is alive if its control socket has a listener. A file without one is a dead process: its last words stay
-for a while after it was last seen alive, then its files are removed. Nothing in the folder is trusted, and no single
-file can fail the reading.
+A process is alive if its control socket has a listener. The sample of an exited process is kept for
+`folder.dead_process_retention`, then its files are deleted. Nothing in the folder is trusted, and no file can fail the
+reading.
 """
 
 from __future__ import annotations
@@ -30,34 +30,32 @@ from .sweep import Sweeper
 
 log = logging.getLogger(__name__)
 MAX_MOMENTS = 4096
-"""Shown at once, of all devices of all ranks, where a device without one counts too. Each makes some 60 series, so
-that no folder makes a scrape of millions; 16 ranks that use 16 devices each have 1,024 at most.
+"""Snapshots of all devices of all ranks; a device without one counts as one. Each makes about 60 series, so this bounds
+the scrape; 16 ranks with 16 devices each have at most 1,024.
 """
-_TOLD = 3  # names in a log line
+LOGGED_NAMES = 3
 
 Skipped = dict[Skip, list[str]]
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What the folder told at one time."""
+    """One reading of the folder."""
 
     ranks: tuple[RankView, ...] = ()
     skipped: Mapping[str, int] = field(default_factory=dict)
-    """Files that gave no rank, by reason; every reason is there."""
+    """Number of files by reason; every reason is present."""
     ooms: tuple[OomReport, ...] = ()
 
 
 class _File(NamedTuple):
-    """A sample's file, by its name."""
-
     name: FileName
     stamp: Stamp
     has_socket: bool
 
 
 class _Memory(NamedTuple):
-    """What is kept of a file until the next reading, so that an unchanged one is not read again."""
+    """What is remembered of a file, so that an unchanged one is not read again."""
 
     stamp: Stamp
     content: ProcessSample | Skip
@@ -65,19 +63,19 @@ class _Memory(NamedTuple):
 
 
 class ProcessReader:
-    """Reads the folder again and again. For one thread at a time. `clock` is in seconds of the system clock."""
+    """For one thread at a time. `clock` is the system clock, in seconds."""
 
     def __init__(self, folder: Path, settings: FolderSettings, clock: Callable[[], float] = time.time) -> None:
         self._folder, self._settings, self._clock = folder, settings, clock
         self._names: dict[str, FileName | None] = {}
         self._known: dict[FileName, _Memory] = {}
         self._alive: frozenset[FileName] = frozenset()
-        self._told: Skipped = {}
+        self._logged: Skipped = {}
         self._sweeper = Sweeper(folder, settings.dead_process_retention, clock)
         self._reports = oom_files.ReportReader(folder, settings, clock)
 
     def read(self) -> Reading:
-        """One reading; each process is as its latest file has it. Raises Unavailable where there is no folder."""
+        """Read the folder. Raises Unavailable if it does not exist or cannot be read."""
         skipped: Skipped = {reason: [] for reason in Skip}
         listed = self._scan()
         self._sweeper.begin(listed)
@@ -88,12 +86,12 @@ class ProcessReader:
         before, self._known = self._known, {}
         ranks = self._ranks(files, before, skipped)
         self._alive = frozenset(FileName.of(rank.sample.identity) for rank in ranks if rank.alive)
-        self._tell(skipped)
+        self._log(skipped)
         counts = {reason.value: len(names) for reason, names in skipped.items()}
         return Reading(ranks, counts, self._reports.read(reports))
 
     def _list(self, listed: dict[str, os.DirEntry[str]], skipped: Skipped) -> list[_File]:
-        """The samples; what begins with a dot is half-written, and no concern of a reader until it is old."""
+        """Return the samples. A name that begins with a dot is a draft, which is deleted once it is old."""
         for text in [text for text in listed if text.startswith(".")]:
             self._sweeper.unfinished(listed.pop(text))
         self._names = {text: self._names[text] if text in self._names else FileName.parse(text) for text in listed}
@@ -115,20 +113,20 @@ class ProcessReader:
             with os.scandir(self._folder) as entries:
                 return {entry.name: entry for entry in entries}
         except FileNotFoundError:
-            raise Unavailable(f"{self._folder}: no such folder yet; it comes with the first agent") from None
+            raise Unavailable(f"{self._folder}: no such folder yet; the first agent creates it") from None
         except PermissionError as error:
             raise Unavailable(f"{self._folder}: {error.strerror}; {_SHARE}, or {_ANOTHER}") from None
         except OSError as error:
             raise Unavailable(f"{self._folder}: {error.strerror}; {_ANOTHER}") from None
 
     def _within_bounds(self, files: list[_File], skipped: Skipped) -> list[_File]:
-        """Of too many those that may be alive, first who was, so that none comes and goes; then the latest.
+        """Keep those that may be alive first, and of these the ones that were, so that none flickers; then the newest.
 
-        Of these the small ones come first: whoever fills the folder with large files pushes out none but such.
+        Small files come before large ones, so that large files can only push out large files.
         """
         files.sort(key=lambda file: (not file.has_socket, file.name not in self._alive, -file.stamp.modified_ns))
         most, left = self._settings.max_processes, self._settings.max_total_size
-        files[:most] = sorted(files[:most], key=lambda file: file.stamp.size.bit_length())  # roughly: sizes waver
+        files[:most] = sorted(files[:most], key=lambda file: file.stamp.size.bit_length())
         for count, file in enumerate(files[:most]):
             left -= min(file.stamp.size, self._settings.max_file_size)
             if left < 0:
@@ -138,7 +136,7 @@ class ProcessReader:
         return files[:most]
 
     def _ranks(self, files: list[_File], before: dict[FileName, _Memory], skipped: Skipped) -> tuple[RankView, ...]:
-        """By name; what comes after the first that is too much is not even read."""
+        """Return the ranks by name; files after the first that exceeds the bound are not read."""
         found: dict[FileName, RankView] = {}
         left = MAX_MOMENTS
         for count, file in enumerate(files):
@@ -152,7 +150,7 @@ class ProcessReader:
         return tuple(found[name] for name in sorted(found))
 
     def _rank(self, file: _File, before: _Memory | None, skipped: Skipped) -> RankView | None:
-        """The process, or None for one that is skipped, swept, or gone meanwhile."""
+        """Return the process, or None if its file is skipped, deleted or gone."""
         try:
             alive = file.has_socket and listens(self._folder / file.name.socket)
         except PermissionError:
@@ -172,7 +170,7 @@ class ProcessReader:
         return RankView(content, alive)
 
     def _last_alive(self, file: _File, before: _Memory | None, alive: bool) -> float:
-        """A file's time is in it too: it is all that is known of a process that died while nobody looked."""
+        """The file's time counts too: nothing else is known of a process that exited before the sidecar started."""
         now = self._clock()
         if alive:
             return now
@@ -182,18 +180,18 @@ class ProcessReader:
     def _read(self, file: _File) -> ProcessSample | Skip | None:
         content = sample_files.read(self._folder / file.name.sample, self._settings.max_file_size)
         if isinstance(content, ProcessSample) and FileName.of(content.identity) != file.name:
-            return Skip.ALIEN  # a copy, or a forgery: its process has a file of its own
+            return Skip.ALIEN  # a copy or a forgery
         return content
 
-    def _tell(self, skipped: Skipped) -> None:
-        """Log what is skipped when that changes, not at each reading."""
+    def _log(self, skipped: Skipped) -> None:
+        """Log skipped files when they change."""
         for reason, names in skipped.items():
             names.sort()
-            if names and names != self._told.get(reason):
-                shown = ", ".join(names[:_TOLD]) + (", …" if len(names) > _TOLD else "")
+            if names and names != self._logged.get(reason):
+                shown = ", ".join(names[:LOGGED_NAMES]) + (", …" if len(names) > LOGGED_NAMES else "")
                 fields = {"reason": reason.value, "count": len(names), "files": shown, "remedy": REMEDIES.get(reason)}
                 event(log, logging.WARNING, "files skipped", **fields)
-        self._told = skipped
+        self._logged = skipped
 
 
 _SHARE = "let the sidecar and the job share a user or a group that may read it"
@@ -205,10 +203,10 @@ def _is_there(socket: os.DirEntry[str] | None) -> bool:
 
 
 def _moments(rank: RankView) -> int:
-    """As MAX_MOMENTS counts them; of the dead none is shown."""
+    """Count as MAX_MOMENTS does; the snapshots of exited processes are not shown."""
     return sum(max(1, len(device.snapshots) * rank.alive) for device in rank.sample.devices)
 
 
 def _is_ours(content: ProcessSample | Skip) -> bool:
-    """Whether an agent has written it, of this or a newer version; the name alone may be that of anybody's results."""
+    """Return whether an agent of this or a newer version wrote it; the name alone proves nothing."""
     return isinstance(content, ProcessSample) or content is Skip.NEWER

@@ -1,37 +1,54 @@
-"""Which processes stand behind NVML's pids, from /proc."""
+"""The processes behind NVML's pids, from /proc."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-
-from .readings import HostProcess, Sight
 
 PROC = Path("/proc")
 FIRST_PID_NAMESPACE = "pid:[4026531836]"  # the kernel's fixed number (PROC_PID_INIT_INO)
 
 
-def look(pids: Iterable[int], proc: Path = PROC) -> Sight:
-    """What /proc says of `pids`; those that are gone or hidden are left out."""
+@dataclass(frozen=True)
+class HostProcess:
+    """A process: its pid in its own, innermost namespace, and its start time."""
+
+    pid: int
+    start: float
+
+
+@dataclass(frozen=True)
+class VisibleProcesses:
+    """The processes that the sidecar can see."""
+
+    by_pid: Mapping[int, HostProcess] = field(default_factory=dict)
+    """By pid in the sidecar's namespace, for the pids that NVML listed."""
+    complete: bool = False
+    """Whether no process can hide: the sidecar is in the host's first pid namespace."""
+
+
+def visible_processes(pids: Iterable[int], proc: Path = PROC) -> VisibleProcesses:
+    """Return the processes with these pids, without those that are gone or hidden."""
     booted = _boot_time(proc)
     found = {pid: process for pid in pids if booted is not None and (process := _process(proc / str(pid), booted))}
-    return Sight(found, _in_first_namespace(proc))
+    return VisibleProcesses(found, _in_first_namespace(proc))
 
 
 def _process(folder: Path, booted: float) -> HostProcess | None:
     try:
         status = (folder / "status").read_text(errors="replace")
         stat = (folder / "stat").read_text(errors="replace")
-    except OSError:  # it ended, or /proc hides other users' processes
+    except OSError:  # it ended, or /proc hides it
         return None
-    after_name = stat.rpartition(")")[2].split()  # the name may hold blanks and brackets
+    after_name = stat.rpartition(")")[2].split()  # the name may contain blanks and brackets
     start = booted + int(after_name[19]) / os.sysconf("SC_CLK_TCK")
     return HostProcess(_innermost_pid(status, int(folder.name)), start)
 
 
 def _innermost_pid(status: str, pid: int) -> int:
-    """The last of NSpid: the pid in each namespace from the reader's inwards. Kernels before 4.1 lack the line."""
+    """NSpid lists the pid in each namespace, from the reader's inwards. Kernels before 4.1 have no such line."""
     line = next((line for line in status.splitlines() if line.startswith("NSpid:")), None)
     return int(line.split()[-1]) if line else pid
 

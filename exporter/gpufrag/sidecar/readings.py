@@ -1,14 +1,14 @@
-"""What NVML and /proc told at one time: plain records, in bytes and seconds of the system clock."""
+"""What NVML reports: plain records, in bytes and seconds of the system clock."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Memory:
-    """size = free + used + reserved; a driver that cannot tell reserved apart (None) counts it as used."""
+    """size = free + used + reserved. An older driver reports no reserved memory (None) and counts it as used."""
 
     size: int
     free: int
@@ -18,7 +18,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Instance:
-    """A GPU instance of a GPU that is cut up by MIG: the unit that has memory of its own."""
+    """A GPU instance of a GPU in MIG mode: the unit with its own memory."""
 
     id: int
     uuids: tuple[str, ...]
@@ -31,20 +31,20 @@ class Instance:
 
 @dataclass(frozen=True)
 class Device:
-    """A GPU that answered. None is what it would not tell."""
+    """A GPU that answered. None: not available."""
 
     index: int
     uuid: str
     name: str | None
     memory: Memory | None
     processes: Mapping[int, int | None] | None
-    """Bytes by pid; NVML lists only the processes that the reader's pid namespace can see."""
+    """Bytes by pid; NVML lists only processes that the reader's pid namespace can see."""
     instances: tuple[Instance, ...] = ()
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What the GPU at `index` did not tell, and why. A lost GPU is in no other record."""
+    """What the GPU at `index` did not report, and why. A lost GPU has no other record."""
 
     index: int
     text: str
@@ -53,7 +53,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class NvmlReading:
-    """All that NVML told, begun at `time`."""
+    """One reading, begun at `time`."""
 
     time: float
     driver_version: str | None
@@ -62,25 +62,7 @@ class NvmlReading:
 
     @property
     def pids(self) -> frozenset[int]:
-        """Every process that is listed on any device."""
+        """Every process on any device."""
         units: list[Device | Instance] = [*self.devices]
         units += (instance for device in self.devices for instance in device.instances)
         return frozenset(pid for unit in units for pid in unit.processes or ())
-
-
-@dataclass(frozen=True)
-class HostProcess:
-    """A process as /proc tells it: its pid in its own, innermost namespace, and its start."""
-
-    pid: int
-    start: float
-
-
-@dataclass(frozen=True)
-class Sight:
-    """How much of the machine's processes the sidecar sees."""
-
-    processes: Mapping[int, HostProcess] = field(default_factory=dict)
-    """By pid in the sidecar's namespace, for the pids that NVML listed."""
-    complete: bool = False
-    """Whether no process can hide: the sidecar is in the machine's first pid namespace."""

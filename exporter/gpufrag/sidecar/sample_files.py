@@ -1,4 +1,4 @@
-"""One file of an agent, and its socket: what may be opened, and how far it is trusted."""
+"""Read one file of an agent without trusting it."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ Record = TypeVar("Record")
 
 
 class Skip(str, Enum):
-    """Why a file in the folder gives no process."""
+    """Why a file gives no process."""
 
     ALIEN = "alien"
-    """No agent wrote it: another name, another identity than its name says, a link, a pipe, a folder."""
+    """Not written by an agent: another name, an identity that does not match, a link, a pipe, a folder."""
     DENIED = "denied"
-    """The file may not be read, or its socket not be asked."""
+    """No permission to read the file or to connect to its socket."""
     HUGE = "huge"
-    """Larger than the config allows, or than any sample is."""
+    """Larger than the config allows, or than any sample."""
     NEWER = "newer"
     """Written by a newer gpufrag."""
     TOO_MANY = "too_many"
-    """Above the number or the size, of all files together, that the config allows."""
+    """Beyond the number or the total size of files that the config allows."""
     TOO_MUCH = "too_much"
-    """Above what one scrape shows of all ranks together (processes.MAX_MOMENTS), which the smaller files fill."""
+    """Beyond what one scrape shows of all ranks (processes.MAX_MOMENTS); smaller files come first."""
     TORN = "torn"
-    """Its name is an agent's, its content is not a sample."""
+    """It has an agent's name, but its content is not a sample."""
 
 
 REMEDIES = {
-    Skip.DENIED: "let the sidecar run as the job's user, or make the folder, before the job starts, writable for a "
-    "group of both (chmod 2770; in Kubernetes an emptyDir volume, or securityContext.fsGroup)",
+    Skip.DENIED: "run the sidecar as the job's user, or make the folder writable for a group of both before the job "
+    "starts (chmod 2770; in Kubernetes an emptyDir volume, or securityContext.fsGroup)",
     Skip.HUGE: "if it is an agent's, raise folder.max_file_size",
     Skip.NEWER: "upgrade this gpufrag",
     Skip.TOO_MANY: "raise folder.max_processes or folder.max_total_size",
-    Skip.TOO_MUCH: "look who writes so many devices into the folder; give each job a folder of its own",
+    Skip.TOO_MUCH: "find the process that writes so many devices; give each job its own folder",
 }
-"""What the log says beside a reason; the others are left to whoever put the file there."""
+"""What to do, by reason."""
 
 
 class Stamp(NamedTuple):
@@ -54,7 +54,7 @@ class Stamp(NamedTuple):
 
     @classmethod
     def of(cls, entry: os.DirEntry[str]) -> Stamp | None:
-        """Of the entry itself, not of what it links to; None where it has gone meanwhile."""
+        """Return the stamp of the entry, not of a link's target; None if it is gone."""
         try:
             status = entry.stat(follow_symlinks=False)
         except OSError:
@@ -68,12 +68,12 @@ class Stamp(NamedTuple):
 
 
 def read(path: Path, most: int) -> ProcessSample | Skip | None:
-    """The sample in a file of at most `most` bytes (and MAX_BYTES); None where it has gone meanwhile."""
+    """Return the sample in a file of at most `most` bytes (and MAX_BYTES); None if the file is gone."""
     return read_as(decode, path, min(most, MAX_BYTES))
 
 
 def read_as(decode: Callable[[bytes], Record], path: Path, most: int) -> Record | Skip | None:
-    """The record in a regular file of at most `most` bytes; None where it has gone meanwhile."""
+    """Return the record in a regular file of at most `most` bytes; None if the file is gone."""
     try:
         file = open_plain(path)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""The sidecar's HTTP side: /metrics, /-/healthy, /-/ready and the landing page."""
+"""The sidecar's HTTP routes: /metrics, /-/healthy, /-/ready and the page."""
 
 from __future__ import annotations
 
@@ -29,25 +29,23 @@ DENIED = REMEDIES[Skip.DENIED]
 PROBES = frozenset({"/-/healthy", "/-/ready"})
 FIRST_READ_SECONDS = 1.0
 REREAD_SECONDS = 30.0
-GZIP_LEVEL = 1  # a ninth of the size already; the levels above cost more time than they save
+GZIP_LEVEL = 1  # shrinks to a ninth already; higher levels take longer than they save
 log = logging.getLogger(__name__)
 
 
 class Sidecar:
-    """The fleet's readings behind the routes. `load` gives the config anew, for SIGHUP."""
+    """`folder` returns the agents' folder for a config; `load` reads the config again, on SIGHUP."""
 
     def __init__(
         self, config: ServeConfig, folder: Callable[[ServeConfig], Path], load: Callable[[], ServeConfig]
     ) -> None:
         self._load, self._find_folder = load, folder
-        self._worker = SerialExecutor("gpufrag-scrape")
-        self._folder = folder(config)
-        self._source = _source(config, self._folder)
+        self._executor = SerialExecutor("gpufrag-scrape")
+        self._source = FleetSource(folder(config), config.folder, nvml_collector(config.nvml))
         self._detail = config.metrics.detail
-        self._checkpoint_api = checkpoint_api(config.control, lambda: self._folder)
+        self._checkpoint_api = checkpoint_api(config.control, lambda: self._source.folder)
 
     def service(self) -> Service:
-        """What the runner is to run."""
         routes = [
             Route("/", self._page),
             Route("/metrics", self._metrics),
@@ -66,19 +64,19 @@ class Sidecar:
     async def _metrics(self, request: Request) -> Response:
         zipped = _accepts_gzip(request.headers.get("accept-encoding", ""))
         accept = request.headers.get("accept", "")
-        content_type, body = await self._worker.run(lambda: self._scrape(accept, zipped))
+        content_type, body = await self._executor.run(lambda: self._scrape(accept, zipped))
         headers = {"content-type": content_type, "vary": "accept, accept-encoding", "cache-control": "no-store"}
         return Response(body, headers=headers | ({"content-encoding": "gzip"} if zipped else {}))
 
     async def _page(self, request: Request) -> Response:
-        body = await self._worker.run(lambda: page.render(self._source.read()))
+        body = await self._executor.run(lambda: page.render(self._source.read()))
         return Response(body, headers=page.HEADERS)
 
     async def _healthy(self, request: Request) -> Response:
         return PlainTextResponse("ok\n")
 
     async def _ready(self, request: Request) -> Response:
-        """Ready, even where ranks are denied: no restart of the sidecar would help them, and the others are served."""
+        """Denied ranks do not make it unready: a restart would not help, and the other ranks are served."""
         if reason := self._source.waiting_for:
             return PlainTextResponse(f"waiting for {reason}\n", 503)
         denied = self._source.denied
@@ -89,38 +87,32 @@ class Sidecar:
         return content_type, gzip.compress(body, GZIP_LEVEL, mtime=0) if zipped else body
 
     async def _keep_reading(self) -> None:
-        """Makes the sidecar ready, and sweeps the folder, where nobody scrapes."""
+        """Read without a scrape too: it makes the sidecar ready and cleans the folder."""
         while True:
-            await self._worker.run(self._source.read)
+            await self._executor.run(self._source.read)
             await asyncio.sleep(FIRST_READ_SECONDS if self._source.waiting_for else REREAD_SECONDS)
 
     def _started(self, address: Address) -> None:
-        event(log, logging.INFO, "listening", address=address, folder=self._folder)
+        event(log, logging.INFO, "listening", address=address, folder=self._source.folder)
 
     def _reload(self) -> Reload:
         config = self._load()
         folder = self._find_folder(config)
-        return Reload(config.web, lambda: self._worker.run(lambda: self._take(config, folder)))
+        return Reload(config.web, lambda: self._executor.run(lambda: self._take(config, folder)))
 
     def _take(self, config: ServeConfig, folder: Path) -> None:
-        """Between two scrapes: the worker has one call at a time."""
-        old, self._source = self._source, _source(config, folder)
-        self._source.waiting_for = old.waiting_for
-        old.close()
-        self._folder, self._detail = folder, config.metrics.detail
+        """Runs between two scrapes, in the same thread."""
+        self._source.reconfigure(folder, config.folder, config.nvml)
+        self._detail = config.metrics.detail
         logging.getLogger().setLevel(config.log.level.upper())
-
-
-def _source(config: ServeConfig, folder: Path) -> FleetSource:
-    return FleetSource(folder, config.folder, nvml_collector(config.nvml))
 
 
 def _render(fleet: Fleet, accept: str, detail: bool) -> tuple[str, bytes]:
     try:
         return metrics.render(fleet, accept, detail=detail)
-    except Exception as error:  # one rank's odd figure must not hide the others, nor that something is wrong
-        log.exception("the metrics could not be rendered")
-        failed = CollectorResult(False, None, f"a fault in gpufrag itself ({type(error).__name__}: {error})")
+    except Exception as error:  # one rank's broken value must not hide the others
+        log.exception("cannot render the metrics")
+        failed = CollectorResult(False, None, f"internal error ({type(error).__name__}: {error})")
         ranks = tuple(rank for rank in fleet.ranks if _renders(Fleet(fleet.time, (rank,))))
         collectors = {**fleet.collectors, "render": failed}
         return metrics.render(Fleet(fleet.time, ranks, (), collectors, fleet.skipped), accept, detail=detail)
@@ -129,13 +121,13 @@ def _render(fleet: Fleet, accept: str, detail: bool) -> tuple[str, bytes]:
 def _renders(fleet: Fleet) -> bool:
     try:
         metrics.render(fleet)
-    except Exception:  # told by the caller
+    except Exception:  # the caller reports it
         return False
     return True
 
 
 def _accepts_gzip(header: str) -> bool:
-    """`gzip` or `*` in Accept-Encoding, unless with a quality of 0."""
+    """Return whether Accept-Encoding has `gzip` or `*` with a quality above 0."""
     for part in header.lower().split(","):
         name, _, quality = part.partition(";")
         if name.strip() in ("gzip", "*"):

@@ -1,7 +1,6 @@
-"""One view of everything: agents' files and NVML, each read on its own, joined.
+"""One view of everything: agents' files and NVML, each read separately, then joined.
 
-No source can take the others with it: what cannot be read, or not in time, is a collector without success and a
-reason, and the rest is served.
+No source can fail the others: what cannot be read in time is a collector without success and with a reason.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ from typing import TYPE_CHECKING
 from ..config.sidecar import FolderSettings, NvmlSettings
 from ..logs import event
 from ..metrics.view import CollectorResult, Fleet, RankView
-from . import procfs
-from .deadline import Answer, Worker
+from .deadline import DeadlineWorker, Latest
 from .join import Joined, join
 from .processes import ProcessReader, Reading
+from .procfs import visible_processes
 from .readings import NvmlReading
 from .sample_files import Skip
 
@@ -35,16 +34,21 @@ class FleetSource:
         self, folder: Path, settings: FolderSettings, nvml: Collector | None, clock: Callable[[], float] = time.time
     ) -> None:
         self._clock = clock
-        self._folder = Worker("folder", ProcessReader(folder, settings, clock).read, settings.deadline)
+        self._path = folder
+        self._folder = DeadlineWorker("folder", ProcessReader(folder, settings, clock).read, settings.deadline)
         self._nvml = nvml
         self._reported: dict[str, str | None] = {}
         self.waiting_for: str | None = "the first reading"
-        """What a full reading still lacks; None once there was one."""
+        """Why there was no complete reading yet; None once there was one."""
         self.denied = 0
-        """Ranks that the latest reading found and might not ask."""
+        """Ranks of the latest reading that the sidecar has no permission for."""
+
+    @property
+    def folder(self) -> Path:
+        return self._path
 
     def read(self) -> Fleet:
-        """Never raises for a source that fails: `collectors` tells it."""
+        """Return the fleet. A failed source is in its `collectors`; this never raises."""
         folder = self._folder.ask()
         reading = folder.value or Reading()
         collectors = {"folder": folder.result}
@@ -57,6 +61,23 @@ class FleetSource:
         self.denied = reading.skipped.get(Skip.DENIED.value, 0)
         return Fleet(self._clock(), joined.ranks, joined.devices, collectors, reading.skipped, reading.ooms)
 
+    def reconfigure(self, folder: Path, settings: FolderSettings, nvml: NvmlSettings) -> None:
+        """Use other settings from now on. A thread that hangs is kept, so that reloads do not add more of them."""
+        read = ProcessReader(folder, settings, self._clock).read
+        if self._folder.hangs and folder != self._path:
+            self._folder.close()
+            self._folder = DeadlineWorker("folder", read, settings.deadline)
+        else:
+            self._folder.replace_work(read, settings.deadline)
+        self._path = folder
+        if self._nvml is None:
+            self._nvml = nvml_collector(nvml)
+        elif nvml.enabled:
+            self._nvml.set_deadline(nvml.deadline)
+        else:
+            self._nvml.close()
+            self._nvml = None
+
     def close(self) -> None:
         """End the threads; one that hangs ends with the process."""
         self._folder.close()
@@ -64,7 +85,7 @@ class FleetSource:
             self._nvml.close()
 
     def _report(self, collectors: dict[str, CollectorResult]) -> None:
-        """Log what begins to fail and what works again; not at each scrape."""
+        """Log what begins to fail and what works again."""
         for name, result in collectors.items():
             if result.success and self._reported.get(name):
                 event(log, logging.INFO, "collector works again", collector=name)
@@ -75,21 +96,20 @@ class FleetSource:
 
 
 def nvml_collector(settings: NvmlSettings) -> Collector | None:
-    """None where NVML is not wanted."""
     if not settings.enabled:
         return None
-    from .nvml import Collector  # pynvml is half a megabyte that not everybody needs
+    from .nvml import Collector  # pynvml takes half a megabyte
 
     return Collector(settings.deadline)
 
 
-def _join(ranks: tuple[RankView, ...], driver: Answer[NvmlReading] | None) -> tuple[Joined, CollectorResult]:
+def _join(ranks: tuple[RankView, ...], driver: Latest[NvmlReading] | None) -> tuple[Joined, CollectorResult]:
     begun = time.monotonic()
     reading = driver.value if driver else None
     try:
-        joined = join(ranks, reading, procfs.look(reading.pids if reading else ()))
-    except Exception as error:  # a fault in here must not take the agents' own figures out of the scrape
-        log.exception("the join of agents and driver failed")
-        reason = f"a fault in gpufrag itself ({type(error).__name__}: {error})"
+        joined = join(ranks, reading, visible_processes(reading.pids if reading else ()))
+    except Exception as error:  # the agents' own values are served without the driver's
+        log.exception("cannot join the data of agents and driver")
+        reason = f"internal error ({type(error).__name__}: {error})"
         return Joined(ranks, ()), CollectorResult(False, time.monotonic() - begun, reason)
     return joined, CollectorResult(True, time.monotonic() - begun)

@@ -1,6 +1,6 @@
-"""Removes what dead processes have left in the agents' folder, once nobody is to see it any more.
+"""Delete the files of exited processes from the agents' folder after their retention.
 
-Only what bears an agent's name is removed, and of that nothing that has a listener.
+Only files with an agent's name are deleted, and none whose socket has a listener.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ class Sweeper:
 
     def __init__(self, folder: Path, keep: float, clock: Callable[[], float]) -> None:
         self._folder, self._keep, self._clock = folder, keep, clock
-        self._allowed = True
+        self._stuck: set[str] = set()
         self._ahead: dict[str, tuple[Stamp, float]] = {}
 
     def begin(self, names: Collection[str]) -> None:
-        """One more look at the folder, in which these files are: the others are forgotten."""
+        """Start a reading of the folder, which contains these names; forget the others."""
+        self._stuck.intersection_update(names)
         self._ahead = {name: known for name, known in self._ahead.items() if name in names}
 
     def written(self, name: str, stamp: Stamp) -> float:
-        """When the file was written; where its time lies ahead (a clock was set back), when it was seen first."""
+        """Return when the file was written; if that is in the future (a clock was set back), when it was first seen."""
         now = self._clock()
         if stamp.modified <= now:
             return stamp.modified
@@ -44,36 +45,37 @@ class Sweeper:
         return since
 
     def expired(self, since: float) -> bool:
-        """Whether what has been of no use since then is to go."""
+        """Return whether a file unused since then is past its retention."""
         return self._clock() - since > self._keep
 
     def remove(self, *names: str) -> None:
-        """Best effort: a folder that only its agents may change costs some files, not the scrape."""
-        for name in names if self._allowed else ():
+        """Delete the files. A file that cannot be deleted is logged and does not stop the others."""
+        for name in names:
             try:
                 (self._folder / name).unlink(missing_ok=True)
-            except IsADirectoryError:  # no agent made that, and it does not show
+                self._stuck.discard(name)
+            except IsADirectoryError:  # not made by an agent
                 continue
             except OSError as error:
-                self._allowed = False
-                event(log, logging.WARNING, "files of dead processes stay", folder=self._folder, reason=error.strerror)
-                return
+                if not self._stuck:  # once, until all could be deleted
+                    event(log, logging.WARNING, "cannot delete files", folder=self._folder, reason=error.strerror)
+                self._stuck.add(name)
 
     def unfinished(self, entry: os.DirEntry[str]) -> None:
-        """What a process that was killed while it wrote has left."""
+        """Delete the draft of a process that was killed while it wrote."""
         name = name_of_draft(entry.name) or ""
         if (FileName.parse(name) or ReportName.parse(name) or JobFile.parse(name)) and self._is_old(entry):
             self.remove(entry.name)
-            with suppress(OSError):  # a socket is bound inside a folder of its own
+            with suppress(OSError):  # a socket is bound in a folder of its own
                 (self._folder / entry.name).rmdir()
 
     def lone_socket(self, entry: os.DirEntry[str]) -> None:
-        """One without a sample: its process is dead, or has not sampled yet, and then it listens."""
+        """Delete a socket without a sample and without a listener: a process that has not sampled yet listens."""
         if not self._is_old(entry) or not stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode):
             return
         try:
             alive = listens(self._folder / entry.name)
-        except PermissionError:  # somebody else's
+        except PermissionError:  # another user's
             return
         if not alive:
             self.remove(entry.name)
