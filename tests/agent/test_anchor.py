@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fake_torch import SIZE, Machine, remove, torch_of
-from gpufrag.agent.anchor import Anchor, settings_obstacle
+from gpufrag.agent.torch.anchor import Anchor, settings_obstacle
 from gpufrag.model.settings import MIB, parse_conf
 from gpufrag.wire.error_counter import ErrorCounter
 

@@ -12,8 +12,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fake_source import HandClock, ScriptedSource
-from gpufrag.agent import blackbox
-from gpufrag.agent.blackbox import BlackBox
+from gpufrag.agent import oom_reporter as blackbox
+from gpufrag.agent.oom_reporter import BlackBox
 from gpufrag.agent.sources import Capture, Fault
 from gpufrag.model.allocatable import Driver
 from gpufrag.model.fragmentation import measure

@@ -1,4 +1,4 @@
-"""Steps of the loop, told from the steps of its optimizers."""
+"""StepCounter of the loop, told from the steps of its optimizers."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import sys
 
 import pytest
 
-from gpufrag.agent.steps import Steps
+from gpufrag.agent.steps import StepCounter
 
 
 def _count(pattern: str) -> int:
     """Each letter is an optimizer that steps."""
     optimizers = {letter: object() for letter in pattern}
-    steps = Steps()
+    steps = StepCounter()
     begun = [steps.note(optimizers[letter]) for letter in pattern]
     assert sum(begun) == steps.count
     return steps.count
@@ -38,7 +38,7 @@ class Optimizer:
 
 
 def test_one_that_is_made_anew_for_each_step_counts_each_time_and_is_not_remembered() -> None:
-    steps, made = Steps(), Optimizer()
+    steps, made = StepCounter(), Optimizer()
     for _ in range(1000):
         steps.note(made)
         made = Optimizer()
@@ -47,7 +47,7 @@ def test_one_that_is_made_anew_for_each_step_counts_each_time_and_is_not_remembe
 
 
 def test_one_that_goes_does_not_end_the_round_of_the_others() -> None:
-    steps, first, second = Steps(), Optimizer(), Optimizer()
+    steps, first, second = StepCounter(), Optimizer(), Optimizer()
     assert [steps.note(first), steps.note(second)] == [True, False]
     del second
     assert [steps.note(Optimizer()), steps.note(first)] == [False, True]
@@ -57,7 +57,7 @@ def test_one_that_cannot_be_watched_is_not_kept_alive() -> None:
     class Slotted:
         __slots__ = ()
 
-    steps, optimizer = Steps(), Slotted()
+    steps, optimizer = StepCounter(), Slotted()
     before = sys.getrefcount(optimizer)
     assert [steps.note(optimizer), steps.note(optimizer)] == [True, True]
     assert sys.getrefcount(optimizer) == before

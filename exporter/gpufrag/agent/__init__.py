@@ -1,4 +1,4 @@
-"""The agent: samples the allocator from inside the training process and publishes one file. It does no harm.
+"""The agent: samples the allocator inside the training process and publishes one file. It does no harm.
 
 Importing this package starts nothing and imports next to nothing: the shim loads it into every Python process.
 """
@@ -9,7 +9,7 @@ import os
 
 from . import arrival
 
-TYPE_CHECKING = False  # as in typing, which takes longer to import than all that is here
+TYPE_CHECKING = False  # as in typing, which takes longer to import than everything here
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,11 +30,10 @@ def start(
     budget: float | None = None,
     folder: Path | None = None,
 ) -> None:
-    """Have an agent in this process: at once for `source`, else as soon as a framework uses a device.
+    """Start an agent in this process: at once for `source`, else as soon as a framework uses a device.
 
-    What is None is taken from the environment (GPUFRAG_INTERVAL, GPUFRAG_BUDGET, GPUFRAG_DIR) or its default.
-    A second call does nothing. GPUFRAG_DISABLE=1 makes it do nothing at all, whatever the values are. Raises
-    UsageError for a value that is none.
+    None takes the value from the environment (GPUFRAG_INTERVAL, GPUFRAG_BUDGET, GPUFRAG_DIR) or its default. A second
+    call does nothing; with GPUFRAG_DISABLE=1 no call does anything. Raises UsageError for an invalid value.
     """
     if disabled():
         return
@@ -44,12 +43,12 @@ def start(
     if source is not None:
         lifecycle.begin(source, wanted)
     else:
-        lifecycle.want(wanted)
+        lifecycle.configure(wanted)
         wait()
 
 
 def wait() -> None:
-    """Have an agent begin once this process uses a device; until then it costs nothing. Once is enough."""
+    """Start an agent once this process uses a device; until then it costs nothing. Calling it once is enough."""
     global _waiting
     if not _waiting and not disabled():
         _waiting = True
@@ -57,7 +56,7 @@ def wait() -> None:
 
 
 def stop() -> None:
-    """End the agent, and no longer wait for one to begin."""
+    """Stop the agent, and do not start one any more."""
     global _waiting
     from . import lifecycle
 
@@ -66,7 +65,7 @@ def stop() -> None:
 
 
 def latest() -> ProcessSample | None:
-    """The last sample that was published; None before the first."""
+    """The last published sample; None before the first."""
     from . import lifecycle
 
     return lifecycle.latest()

@@ -1,7 +1,7 @@
-"""JAX in this process: what XLA's allocator tells of each GPU that the process has initialised itself.
+"""JAX in this process: XLA's own figures for each GPU that the process has initialised itself.
 
-No backend is ever initialised from here, for that would preallocate most of a device: only the table of those that
-there are is looked into. All figures are XLA's own; what they do not tell is absent.
+No backend is initialised from here, which would preallocate most of a device: only the table of existing backends is
+read.
 """
 
 from __future__ import annotations
@@ -15,18 +15,16 @@ from typing import Any
 
 from ..wire.error_counter import ErrorCounter
 from ..wire.sample import Sums
-from .bare_source import BareSource
-from .device_names import named
-from .sources import DeviceFacts, DeviceReading
+from .sources import BareSource, DeviceFacts, DeviceReading, device_facts
 from .torch.api import REFUSALS
 
 BRIDGE = "jax._src.xla_bridge"
-"""Has `_backends`, by platform. Its function that tells whether there are any takes the lock of who makes them."""
+"""Has `_backends`, by platform. Its public function takes a lock that is held while backends are created."""
 PLATFORMS = ("cuda", "rocm", "gpu")
 ALLOCATOR = "XLA_PYTHON_CLIENT_ALLOCATOR"
 BFC = "bfc"
 GRAIN = 2 << 20
-"""Bytes. A pool that may grow by less than that takes nothing from the driver any more."""
+"""Bytes. A pool that may grow by less takes no more memory from the driver."""
 
 
 class JaxSource(BareSource):
@@ -34,9 +32,9 @@ class JaxSource(BareSource):
 
     framework = "jax"
 
-    def __init__(self, jax: ModuleType, trouble: ErrorCounter, environment: Mapping[str, str] = os.environ) -> None:
+    def __init__(self, jax: ModuleType, errors: ErrorCounter, environment: Mapping[str, str] = os.environ) -> None:
         super().__init__(self._all)
-        self._jax, self._trouble, self._environment = jax, trouble, environment
+        self._jax, self._errors, self._environment = jax, errors, environment
 
     @property
     def framework_version(self) -> str | None:
@@ -49,7 +47,7 @@ class JaxSource(BareSource):
         return BFC if chosen in ("", "default") else chosen
 
     def facts(self, device: int) -> DeviceFacts:
-        return named(self.backend, device, self._environment)
+        return device_facts(self.backend, device, self._environment)
 
     def _all(self) -> Sequence[DeviceReading]:
         return [reading for device in _gpus() if (reading := self._read(device)) is not None]
@@ -59,22 +57,22 @@ class JaxSource(BareSource):
         try:
             stats = device.memory_stats()
         except REFUSALS as error:  # XLA's own is a RuntimeError: an allocator without statistics
-            self._trouble.note("jax.Device.memory_stats", error, "figures of JAX's allocator are absent")
+            self._errors.note("jax.Device.memory_stats", error, "figures of JAX's allocator are absent")
             return None
         held = time.perf_counter() - began
         if not stats:
             return None
         figures = sums(stats, time.time(), self.backend)
-        return DeviceReading(_ordinal(device), held=held, sums=figures, limit=_told(stats, "bytes_limit"))
+        return DeviceReading(_ordinal(device), held=held, sums=figures, limit=_value(stats, "bytes_limit"))
 
 
 def sums(stats: Mapping[str, int], now: float, backend: str) -> Sums:
-    """Of the dict that `memory_stats` gives; the free blocks are told of the BFC allocator only."""
-    in_use, pool, limit = (_told(stats, name) for name in ("bytes_in_use", "pool_bytes", "bytes_limit"))
+    """From the dict that `memory_stats` returns; only the BFC allocator reports free blocks."""
+    in_use, pool, limit = (_value(stats, name) for name in ("bytes_in_use", "pool_bytes", "bytes_limit"))
     known = in_use is not None and pool is not None and backend == BFC
     free = pool - in_use if known and pool is not None and in_use is not None else None
-    largest = _told(stats, "largest_free_block_bytes") if free is not None else None
-    if free and not largest:  # there is a free block, so this one is not kept up
+    largest = _value(stats, "largest_free_block_bytes") if free is not None else None
+    if free and not largest:  # there is a free block, so XLA does not maintain this figure
         largest = None
     full = pool is not None and limit is not None and limit - pool < GRAIN
     return Sums(
@@ -82,11 +80,11 @@ def sums(stats: Mapping[str, int], now: float, backend: str) -> Sums:
         allocated=in_use,
         active=in_use,
         reserved=pool,
-        peak_active=_told(stats, "peak_bytes_in_use"),
-        peak_reserved=_told(stats, "peak_pool_bytes"),
+        peak_active=_value(stats, "peak_bytes_in_use"),
+        peak_reserved=_value(stats, "peak_pool_bytes"),
         free_cached=free,
         largest_free_block=largest,
-        free_total=free if full else None,  # what the driver would give to a pool that may grow, JAX does not tell
+        free_total=free if full else None,  # JAX does not report what the driver would give to a pool that may grow
         largest_allocatable=largest if full else None,
     )
 
@@ -102,10 +100,10 @@ def _ordinal(device: Any) -> int:
     return int(device.id if local is None else local)
 
 
-def _told(stats: Mapping[str, int], name: str) -> int | None:
+def _value(stats: Mapping[str, int], name: str) -> int | None:
     value = stats.get(name)
     return int(value) if value is not None and value >= 0 else None
 
 
-def connect(framework: ModuleType, trouble: ErrorCounter) -> JaxSource:
-    return JaxSource(framework, trouble)
+def connect(framework: ModuleType, errors: ErrorCounter) -> JaxSource:
+    return JaxSource(framework, errors)

@@ -1,4 +1,4 @@
-"""The agent of this process: begun once, ended with the process, left behind by a fork."""
+"""The agent of this process: started once, stopped with the process, abandoned in a forked child."""
 
 from __future__ import annotations
 
@@ -13,54 +13,50 @@ from .agent import Agent
 from .settings import AgentSettings, from_environment
 from .sources import Source, connect
 
-FAILURES = "GPUFRAG_SHIM_FAILED"
-"""Where the shim counts; it is read here because nothing can be published where the shim has failed."""
+SHIM_FAILURES = "GPUFRAG_SHIM_FAILED"
+"""Set by the shim if it failed; read here because nothing can be published in that process."""
 
 _lock = threading.RLock()
-"""Entered again by a signal handler that ends the agent while the program begins or ends it."""
+"""Reentrant: a signal handler may stop the agent while the program starts or stops it."""
 _agent: Agent | None = None
-_wanted: AgentSettings | None = None
+_settings: AgentSettings | None = None
 
 
-def want(settings: AgentSettings) -> None:
-    """The settings for an agent that is still to begin."""
-    global _wanted
-    _wanted = settings
+def configure(settings: AgentSettings) -> None:
+    """The settings for an agent that is still to be started."""
+    global _settings
+    _settings = settings
 
 
 def launch(framework: ModuleType) -> None:
-    """Begin for a framework that uses a device; where an agent has begun for another one, have it read this one too.
+    """Start an agent for a framework that uses a device, or add the framework to the running agent.
 
-    Raises UsageError for an environment variable that is no number.
+    Raises UsageError for an environment variable that is not a number.
     """
-    settings = _wanted or from_environment()
+    settings = _settings or from_environment()
     if (agent := _agent) is not None:
-        trouble = agent.trouble
-        agent.add(connect(framework, trouble))
+        errors = agent.errors
+        agent.add(connect(framework, errors))
     else:
-        trouble = ErrorCounter()
-        _note_failures_above(trouble)
-        begin(connect(framework, trouble), settings, trouble)
+        errors = ErrorCounter()
+        if os.environ.get(SHIM_FAILURES):
+            errors.note("injection", "the shim failed in this process or its parent", "its stderr has the reason")
+        begin(connect(framework, errors), settings, errors)
     if settings.anchor is not None and framework.__name__ == "torch":
-        from .anchor import Anchor
+        from .torch.anchor import Anchor
 
-        Anchor(framework, settings.anchor, trouble).drop_when_chosen()
-
-
-def _note_failures_above(trouble: ErrorCounter) -> None:
-    if os.environ.get(FAILURES):
-        trouble.note("injection", "the shim has failed in this process or above it", "see stderr, where it said why")
+        Anchor(framework, settings.anchor, errors).drop_when_chosen()
 
 
-def begin(source: Source, settings: AgentSettings, trouble: ErrorCounter | None = None) -> None:
-    """In the user's own thread. A process has one agent: where it has one, nothing happens.
+def begin(source: Source, settings: AgentSettings, errors: ErrorCounter | None = None) -> None:
+    """Start the agent in the user's own thread; does nothing if there is one.
 
-    Raises RuntimeError where the system has no thread for it; then there is no agent, and the next call tries again.
+    Raises RuntimeError if the system has no thread for it; then there is no agent, and the next call tries again.
     """
     global _agent
     with _lock:
         if _agent is None:
-            agent = Agent(source, settings, trouble)
+            agent = Agent(source, settings, errors)
             agent.start()
             _agent = agent
             atexit.register(stop)
@@ -72,30 +68,30 @@ def running() -> bool:
 
 
 def stop() -> None:
-    """End the agent, if there is one. A later `begin` begins anew."""
-    global _agent, _wanted
+    """Stop the agent, if there is one. A later `begin` starts anew."""
+    global _agent, _settings
     with _lock:
-        agent, _agent, _wanted = _agent, None, None
+        agent, _agent, _settings = _agent, None, None
         atexit.unregister(stop)
     if agent is not None:
         agent.stop()
 
 
 def sample_now() -> None:
-    """Take and publish a sample, snapshot included, if there is an agent. Raises Unavailable if that fails."""
+    """Take and publish a sample with a snapshot, if there is an agent. Raises Unavailable if that fails."""
     agent = _agent
     if agent is not None:
         agent.sample_now()
 
 
 def latest() -> ProcessSample | None:
-    """What the agent published last; None before it has."""
+    """What the agent published last; None before its first sample."""
     agent = _agent
     return agent.latest if agent else None
 
 
 def _in_forked_child() -> None:
-    """No thread has come along, and a lock may be held by one that has not: start from nothing."""
+    """The thread does not exist here, and a lock may be held by a thread that does not: start from nothing."""
     global _agent, _lock
     agent, _agent = _agent, None
     _lock = threading.RLock()

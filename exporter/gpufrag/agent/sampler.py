@@ -1,32 +1,38 @@
-"""Reads the source, measures what it copied, and says it all as one ProcessSample. Owns no thread and no file."""
+"""Reads the source, measures what it copied, and returns it all as one ProcessSample. Owns no thread and no file."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from ..errors import BadInput
+from ..model.allocatable import Driver
 from ..model.fragmentation import measure
-from ..model.recurring import Recurrence, observe
+from ..model.heap import Heap
+from ..model.step import StepEvents, read_step
 from ..wire.error_counter import ErrorCounter
 from ..wire.sample import AgentHealth, DeviceSample, Identity, ProcessSample, Snapshot
-from .clocks import Clocks
-from .driver_then import driver_at
 from .leak_watch import LeakWatch
-from .moments import current
-from .peaks import Peaks
-from .schedule import Schedule
+from .schedule import Clocks, Schedule
 from .settings import AgentSettings
-from .sources import Capture, DeviceFacts, DeviceReading, Source, TellsLevel, TellsLive
-from .steps import Steps
+from .sources import Capture, DeviceFacts, DeviceReading, ReportsLive, Source
+from .step_recorder import INCONSISTENT, MAX_EVENTS, RECORDED, TOO_MANY_EVENTS, StepRecorder
+from .steps import StepCounter
 
-LONG_READ = 0.001
-"""Seconds. The cheap figures of a device take microseconds: above this they waited for the allocator's lock."""
+LONG_READING = 0.001
+"""Seconds. The cheap figures of a device take microseconds; a longer reading waited for the allocator's lock."""
+WINDOWS_KEPT = 6
+"""A snapshot this many windows older than the newest one is dropped: its kind is no longer taken."""
+WINDOWS_KEPT_ALONE = 15
+"""A snapshot is dropped after this many windows, even if no newer one was taken."""
+SHORTEST_WINDOW = 10.0
+"""Seconds that a window counts for these two, at least."""
 
 
 class Taken(NamedTuple):
-    """A copy that waits to be measured: when and at which moment it was taken, and how long that held the process."""
+    """A copy to be measured: when and at which moment it was taken, and for how long the process was held up."""
 
     capture: Capture
     time: float
@@ -40,152 +46,139 @@ class Device:
 
     facts: DeviceFacts
     snapshots: dict[str, Snapshot] = field(default_factory=dict)
-    recurrence: Recurrence = field(default_factory=Recurrence)
+    largest_request: int | None = None
+    """Of the step whose peak is in `snapshots`."""
     limit: int | None = None
 
 
 class Sampler:
-    """`on_step` runs in the trainer's threads and only copies; everything else runs in the agent's thread."""
+    """Step hooks run in the program's threads and only copy; everything else runs in the agent's thread."""
 
     def __init__(
-        self, source: Source, settings: AgentSettings, trouble: ErrorCounter, clocks: Clocks | None = None
+        self, source: Source, settings: AgentSettings, errors: ErrorCounter, clocks: Clocks | None = None
     ) -> None:
-        self._source, self._settings, self._trouble = source, settings, trouble
+        self._source, self._settings, self._errors = source, settings, errors
         self._clocks = clocks or Clocks()
         self.schedule = Schedule(settings, self._clocks.wall())
-        self._steps: Steps | None = None
+        self.recorder = StepRecorder(source, self._clocks)
+        self._steps: StepCounter | None = None
+        self._step_seconds, self._boundary_at = 0.0, 0.0
         self._taken: deque[Taken] = deque()
         self._readings: tuple[DeviceReading, ...] = ()
         self._devices: dict[int, Device] = {}
         self._alloc_conf: str | None = None
         self._stalls = {"snapshot": 0.0, "stats": 0.0, "wait": 0.0, "measure": 0.0}
-        self._unpaid = 0.0
+        self._switch_on = 0.0
         self._read_at = self._clocks.monotonic()
-        self._peaks = (
-            Peaks(source, settings, self._clocks, self._take_peak, self._owe)
-            if isinstance(source, TellsLevel)
-            else None
-        )
-        self._peak_is_next = False
         self._leaks = (
-            LeakWatch(source, settings, self._clocks, self._add_stall) if isinstance(source, TellsLive) else None
+            LeakWatch(source, settings, self._clocks, self._add_stall) if isinstance(source, ReportsLive) else None
         )
-
-    @property
-    def following(self) -> bool:
-        """Whether a step is being followed: no snapshot by the timer meanwhile."""
-        return self._peaks is not None and self._peaks.underway
 
     def watch_steps(self, wake: Callable[[], None]) -> None:
-        """Take snapshots at step boundaries and peaks where the framework tells them; `wake` is called after each.
+        """Record steps if the framework reports them; `wake` is called when there is something to measure.
 
-        The copy at a boundary is made in the trainer's own thread: it holds the interpreter in any thread, and in
-        another one it would come some milliseconds later, in the midst of the next step.
+        The copy at a boundary is made in the program's own thread: it holds the interpreter in any thread, and in
+        another one it would come some milliseconds later, within the next step.
         """
-        steps = Steps()
+        steps = StepCounter()
 
         def on_step(optimizer: object) -> None:
             try:
                 if steps.note(optimizer) and self._at_boundary(steps.count):
                     wake()
-            except Exception as error:  # the trainer's stack is below: nothing may reach it
-                self._trouble.note("step", error, "snapshots come by the timer if this goes on")
+            except Exception as error:  # the program's stack is below: nothing may reach it
+                self._errors.note("step", error, "snapshots are taken by the timer if this goes on")
 
         if self._source.watch_steps(on_step):
             self._steps = steps
 
     def _at_boundary(self, step: int) -> bool:
-        """True where the agent's thread has something to do now."""
-        now = self._clocks.wall()
-        if self._peaks is not None:
-            self._peaks.boundary()
-        if at_once := self._leaks is not None and self._leaks.boundary(step):
+        """Return whether the agent's thread has something to do now."""
+        now, at = self._clocks.wall(), self._clocks.monotonic()
+        self._step_seconds = at - self._boundary_at if self._boundary_at else 0.0
+        self._boundary_at = at
+        if leaks_due := self._leaks is not None and self._leaks.boundary(step):
             self._read_at = self._clocks.monotonic()
-        return self._snapshot_is_due(now) or at_once
+        return self._record_or_take(now) or leaks_due
 
-    def _snapshot_is_due(self, now: float) -> bool:
-        """True where one was taken, or a step is followed from here on."""
-        if not self.schedule.at_step(now) or self._source.graph_underway():
+    def _record_or_take(self, now: float) -> bool:
+        """Return whether a snapshot was taken. A recording begins at one boundary and is read at the next."""
+        due = self.schedule.at_step(now)
+        if not (due or self.recorder.underway) or self._source.graph_underway():
             return False
-        if self._peaks is None or not self._peak_is_next:
-            self._peak_is_next = True
-            self.take("boundary")
-        else:
-            self._begin_to_follow(self._peaks, now)
+        if not self.recorder.underway and self._start_recording(lambda: self.recorder.start_step(self._step_seconds)):
+            return False
+        self.take("boundary", finish=True)
         return True
 
-    def _begin_to_follow(self, peaks: Peaks, now: float) -> None:
-        begun = False
+    def _start_recording(self, start: Callable[[], bool]) -> bool:
+        began = self._clocks.monotonic()
         try:
-            device = self._fullest()
-            begun = device is not None and peaks.begin(device)
-        finally:  # after an error too, or it would be tried again at each step
-            if not begun:
-                self._peak_is_next = False
-                self.schedule.leave_to_chance(now)
+            return start()
+        finally:
+            took = self._clocks.monotonic() - began
+            self._stalls["snapshot"] += took
+            self._switch_on += took
 
-    def _fullest(self) -> int | None:
-        peaks = {reading.device: reading.totals.peak_active for reading in self._readings if reading.totals}
-        return max(peaks, key=lambda device: peaks[device], default=None)
+    def at_timer(self) -> None:
+        """Called when `action_in` has passed: end a recording that is overdue, or begin one if none came by steps."""
+        if self.recorder.underway:
+            if self.recorder.time_left <= 0:
+                self.take("timer", finish=True)
+        elif self.schedule.at_timer(self._clocks.wall()) and not self._start_recording(self.recorder.start_slice):
+            self.take("timer")
 
-    def _take_peak(self) -> None:
-        self._peak_is_next = False
-        self.take("peak")
+    def action_in(self) -> float:
+        """Seconds until `at_timer` has something to do."""
+        wall = self._clocks.wall()
+        return self.recorder.time_left if self.recorder.underway else self.schedule.timer(wall) - wall
 
-    def follow(self, interrupted: Callable[[], bool], rest: Callable[[float], object]) -> None:
-        """Follow the step that is underway, if one is; until it ends, `interrupted`, or figures are to be read."""
-        if self._peaks is not None:
-            self._peaks.follow(lambda: interrupted() or self.read_in() <= 0, rest)
-
-    def take(self, at: str) -> None:
-        """Copy the heap in this thread, now. It is measured by the next `digest`."""
+    def take(self, at: str, finish: bool = False) -> None:
+        """Copy the heap in this thread, now; `finish`: with the recording that is underway. `digest` measures it."""
         now, began = self._clocks.wall(), self._clocks.monotonic()
-        self.schedule.taken(now, 0.0, recording=False)  # nobody else starts one meanwhile
-        capture = self._source.capture()
+        self.schedule.taken(now, 0.0, history_in_use=False)  # no other thread begins one meanwhile
+        capture = (self.recorder.finish() if finish else None) or self._source.capture()
         if capture is None:
             return
-        # the trainer's thread is held up by all of this, others only where the interpreter is kept from them
+        # all of this holds up the program's own thread; its other threads only while they cannot run Python
         held = self._clocks.monotonic() - began if at == "boundary" else capture.held
         waited = min(capture.waited, held)
         self._stalls["snapshot"] += held - waited
         self._stalls["wait"] += waited
         self._taken.append(Taken(capture, now, at, held))
 
+    def close(self) -> None:
+        """End a recording that is underway, in the process that began it."""
+        self.recorder.finish()
+
     def digest(self) -> None:
-        """Measure what was taken since the last call, and plan the next snapshot by what this one cost in all."""
+        """Measure what was taken since the last call, and plan the next window by the total cost of this one."""
         while self._taken:
-            self._digest(self._taken.popleft())
-
-    def _digest(self, taken: Taken) -> None:
-        began = self._clocks.cpu()
-        try:
-            self._measure(taken)
-        finally:
-            spent = self._clocks.cpu() - began  # the trainer had to share the interpreter meanwhile
-            self._stalls["measure"] += spent
-            unpaid, self._unpaid = self._unpaid, 0.0
-            self.schedule.taken(self._clocks.wall(), taken.duration + spent + unpaid, self._source.recording())
-
-    def _owe(self, cause: str, seconds: float) -> None:
-        """What following a step cost is paid for with the next snapshot."""
-        self._add_stall(cause, seconds)
-        self._unpaid += seconds
+            taken = self._taken.popleft()
+            began = self._clocks.cpu()
+            try:
+                self._measure(taken)
+            finally:
+                spent = self._clocks.cpu() - began  # the program had to share the interpreter meanwhile
+                self._stalls["measure"] += spent
+                switch_on, self._switch_on = self._switch_on, 0.0
+                cost = taken.duration + spent + switch_on
+                self.schedule.taken(self._clocks.wall(), cost, self._source.history_in_use())
 
     def _add_stall(self, cause: str, seconds: float) -> None:
         self._stalls[cause] += seconds
 
     def read(self) -> None:
-        """The cheap figures; after a reading that had to wait, the next one is put off by what that wait allows."""
-        self._read_at = self._clocks.monotonic() + self._settings.publish_every  # even where this one fails
+        """Read the cheap figures. After a reading that had to wait, the next one comes later, within the budget."""
+        self._read_at = self._clocks.monotonic() + self._settings.publish_every  # even if this one fails
         retries, self._readings = self._retries(), tuple(self._source.read())
-        if retries is not None and (self._retries() or 0) > retries:  # the allocator had to flush: look soon
-            self._peak_is_next = self._peaks is not None
+        if retries is not None and (self._retries() or 0) > retries:  # the allocator flushed its cache: look soon
             self.schedule.hasten(self._clocks.wall())
         if self._leaks is not None:
             self._leaks.second(reading.device for reading in self._readings)
         held = [reading.held for reading in self._readings]
         for seconds in held:
-            self._stalls["wait" if seconds > LONG_READ else "stats"] += seconds
+            self._stalls["wait" if seconds > LONG_READING else "stats"] += seconds
         self._read_at += max(0.0, sum(held) / self._settings.budget - self._settings.publish_every)
 
     def _retries(self) -> int | None:
@@ -198,7 +191,7 @@ class Sampler:
         return self._read_at - self._clocks.monotonic()
 
     def sample(self, identity: Identity) -> ProcessSample:
-        """All that is known now. A device that was not in the last reading is left out: it has gone."""
+        """All that is known now. A device that was not in the last reading is left out."""
         return ProcessSample(
             identity=replace(
                 identity, framework=self._source.framework, framework_version=self._source.framework_version
@@ -206,26 +199,42 @@ class Sampler:
             time=self._clocks.wall(),
             devices=tuple(self._device_sample(reading) for reading in self._readings),
             steps=self._steps.count if self._steps else None,
-            peak_method=self._peaks.method if self._peaks else None,
-            health=AgentHealth(dict(self._stalls), self._trouble.counts),
+            health=AgentHealth(dict(self._stalls), self._errors.counts, dict(self.recorder.results)),
         )
 
     def _measure(self, taken: Taken) -> None:
-        heap = taken.capture.heap()
-        self._alloc_conf = taken.capture.alloc_conf
-        for reading in taken.capture.readings:
-            own = heap.on_device(reading.device)
+        heap, capture = taken.capture.heap(), taken.capture
+        self._alloc_conf = capture.alloc_conf
+        for reading in capture.readings:
             device = self._known(reading.device)
-            device.limit = taken.capture.limits.get(reading.device)
-            measured = measure(own, driver_at(own, reading, device.limit))
-            device.snapshots[taken.at] = Snapshot(taken.time, taken.at, taken.duration, measured)
-            device.recurrence = observe(device.recurrence, own, taken.time)
-        if self._leaks is not None and taken.capture.sites is not None:
-            self._leaks.compare(taken.at, taken.capture.sites)
+            device.limit = capture.limits.get(reading.device)
+            self._add_snapshot(taken, taken.at, reading, heap.on_device(reading.device))
+        if capture.events is not None:
+            self.recorder.note(self._measure_peaks(taken, heap, capture.events()))
+        if self._leaks is not None and capture.sites is not None:
+            self._leaks.compare(taken.at, capture.sites)
+
+    def _measure_peaks(self, taken: Taken, heap: Heap, events: Mapping[int, StepEvents]) -> str:
+        """Return the outcome of the recording: one of the constants of step_recorder."""
+        if any(len(of_device.actions) >= MAX_EVENTS for of_device in events.values()):
+            return TOO_MANY_EVENTS  # the oldest ones were dropped
+        for reading in taken.capture.readings:
+            try:
+                step = read_step(events[reading.device], heap.on_device(reading.device))
+            except (BadInput, KeyError):
+                return INCONSISTENT
+            self._known(reading.device).largest_request = step.largest_request or None
+            self._add_snapshot(taken, "peak", reading, step.peak)
+        return RECORDED
+
+    def _add_snapshot(self, taken: Taken, at: str, reading: DeviceReading, heap: Heap) -> None:
+        device = self._known(reading.device)
+        measured = measure(heap, driver_at(heap, reading, device.limit))
+        device.snapshots[at] = Snapshot(taken.time, at, taken.duration, measured)
 
     def _window(self) -> float:
-        """Seconds in which a snapshot is to be expected: not more than one comes in a step."""
-        return max(self.schedule.window, self._peaks.step_seconds if self._peaks else 0.0)
+        """Seconds within which a snapshot is to be expected: at most one comes per step."""
+        return max(self.schedule.window, 2 * self._step_seconds)
 
     def _known(self, device: int) -> Device:
         if device not in self._devices:
@@ -235,6 +244,8 @@ class Sampler:
     def _device_sample(self, reading: DeviceReading) -> DeviceSample:
         device = self._known(reading.device)
         facts = device.facts
+        snapshots = current(device.snapshots.values(), self._clocks.wall(), self._window())
+        has_peak = any(snapshot.at == "peak" for snapshot in snapshots)
         return DeviceSample(
             device=reading.device,
             backend=facts.backend,
@@ -247,6 +258,35 @@ class Sampler:
             sums=reading.sums,
             leak=self._leaks.leak(reading.device) if self._leaks is not None else None,
             driver=reading.driver,
-            largest_recurring=device.recurrence.largest(self._clocks.wall()),
-            snapshots=current(device.snapshots.values(), self._clocks.wall(), self._window()),
+            largest_recurring=device.largest_request if has_peak else None,
+            snapshots=snapshots,
         )
+
+
+def driver_at(heap: Heap, reading: DeviceReading, limit: int | None) -> Driver:
+    """The driver as it was when the process held `heap`.
+
+    The reading comes later; what the process itself took from the driver or returned to it in between is undone.
+    """
+    if reading.driver is None:
+        return Driver(limit=limit)
+    free, size = reading.driver.free, reading.driver.size
+    if reading.totals is not None:
+        reserved = reading.totals.large.reserved + reading.totals.small.reserved
+        free += reserved - sum(segment.size for segment in heap.segments)
+    return Driver(min(max(0, free), size), size, limit)
+
+
+def current(snapshots: Iterable[Snapshot], now: float, window: float) -> tuple[Snapshot, ...]:
+    """The snapshots, by moment, that still describe the present.
+
+    The worst moment of a job is what alerts judge, so one that is no longer taken must not be judged for ever.
+    """
+    found = sorted(snapshots, key=lambda snapshot: snapshot.at)
+    latest = max((min(now, snapshot.time) for snapshot in found), default=now)  # the clock may have been set back
+    counted = max(window, SHORTEST_WINDOW)
+    return tuple(
+        snapshot
+        for snapshot in found
+        if latest - snapshot.time <= WINDOWS_KEPT * counted and now - snapshot.time <= WINDOWS_KEPT_ALONE * counted
+    )

@@ -1,8 +1,8 @@
-"""What the agent asks of a framework, and the frameworks it knows.
+"""What the agent needs from a framework, and the frameworks it knows.
 
-A source answers for one process. It reads and never acts: no synchronisation, no release of memory, no reset of a
-statistic, no first use of a device. All memory is in bytes, all times in seconds of the system clock. What a
-framework cannot tell is None; a device that it does not use is left out.
+A source reads and never acts: it does not synchronise, free memory, reset statistics or use a device first. Memory is
+in bytes, time in seconds of the system clock. A figure that a framework does not provide is None; a device that the
+process does not use is left out.
 """
 
 from __future__ import annotations
@@ -10,26 +10,30 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from ..model.call_sites import Sites
 from ..model.heap import Heap
+from ..model.step import StepEvents
 from ..wire.error_counter import ErrorCounter
 from ..wire.sample import DriverReading, Sums, Totals
-from .peak import Level
 
 ADAPTERS = {"torch": "torch.source", "jax": "jax", "tensorflow": "tensorflow"}
-"""By the framework's module: the module here whose `connect(framework, trouble)` gives its Source. In a process that
-uses several, the first of them tells most, and is the one that snapshots, steps and errors are of."""
+"""Framework module -> our module whose `connect(framework, errors)` returns its Source, best source first: the first
+framework of a process provides its snapshots, steps and out-of-memory errors."""
+DRIVER_VERSION_FILES = (Path("/sys/module/nvidia/version"), Path("/sys/module/amdgpu/version"))
+VISIBLE_DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+_UUID_LENGTH = len("GPU-00000000-0000-0000-0000-000000000000")
 
 
 @dataclass(frozen=True)
 class DeviceFacts:
-    """What stays the same about a device as long as the process lives."""
+    """What does not change about a device while the process lives."""
 
     backend: str
-    """The allocator that serves it: native, cudaMallocAsync, pluggable, …"""
+    """Its allocator: native, cudaMallocAsync, pluggable, bfc, …"""
     uuid: str | None = None
     mig_uuid: str | None = None
     driver_version: str | None = None
@@ -37,22 +41,22 @@ class DeviceFacts:
 
 @dataclass(frozen=True)
 class DeviceReading:
-    """The cheap figures of one device, read together. `device` is the ordinal by which the process knows it."""
+    """The cheap figures of one device, read together. `device` is its ordinal in the process."""
 
     device: int
     totals: Totals | None = None
-    """Its counters never fall, whatever the user resets."""
+    """Its counters never fall, even if the user resets torch's."""
     driver: DriverReading | None = None
     held: float = 0.0
-    """Seconds for which the reading kept all of the process's threads from running Python."""
+    """Seconds for which the reading kept all threads of the process from running Python."""
     sums: Sums | None = None
-    """What is told in place of `totals` by an allocator without torch's two pools."""
+    """In place of `totals` for an allocator without torch's two pools."""
     limit: int | None = None
-    """The most that the process may reserve, where a cheap reading tells that too."""
+    """The most that the process may reserve, if a cheap reading has that too."""
 
 
 class Live(NamedTuple):
-    """What the program holds just now: bytes, and in how many allocations; None where that is not told."""
+    """What the program holds now: bytes, and the number of allocations (None if unknown)."""
 
     allocated: int
     blocks: int | None
@@ -60,28 +64,30 @@ class Live(NamedTuple):
 
 @dataclass(frozen=True)
 class Capture:
-    """The heap of every device at one moment, copied but not yet understood.
+    """The heap of every device at one moment, copied but not parsed.
 
-    Copying holds the process up; `heap` does the rest of the work, later and in another thread. `readings` are
-    taken directly after the copy.
+    Only the copy holds up the process; `heap`, `events` and `sites` do the rest of the work later, in another thread.
+    `readings` are taken directly after the copy.
     """
 
     heap: Callable[[], Heap]
     readings: Sequence[DeviceReading]
     limits: Mapping[int, int] = field(default_factory=dict)
-    """By device: the most that the process may reserve; a device without a limit is left out."""
+    """By device: the most that the process may reserve. A device without a limit is left out."""
     alloc_conf: str | None = None
-    """The allocator's settings as their user wrote them."""
+    """The allocator's settings as the user wrote them."""
     held: float = 0.0
-    """Seconds for which the copy kept all of the process's threads from running Python."""
+    """Seconds for which the copy kept all threads of the process from running Python."""
     waited: float = 0.0
-    """How many of them went by in waiting for the allocator's lock."""
+    """The part of `held` spent waiting for the allocator's lock."""
     sites: Callable[[], Sites] | None = None
-    """Live memory by the place in the program that asked for it; None where the user records no history."""
+    """Live memory by call site; None unless the user records history with stacks."""
+    events: Callable[[], Mapping[int, StepEvents]] | None = None
+    """By device: what the allocator did since the recording began. None without a recording."""
 
 
 class Fault(NamedTuple):
-    """A request for memory that has just failed for good, told in the thread that made it."""
+    """A request for memory that failed, reported in the thread that made it."""
 
     device: int
     requested: int
@@ -90,37 +96,45 @@ class Fault(NamedTuple):
 
 
 @runtime_checkable
-class TellsFaults(Protocol):
-    """What some sources can do besides."""
+class ReportsFaults(Protocol):
+    """Optional: the source reports out-of-memory errors."""
 
     def watch_ooms(self, on_oom: Callable[[Fault], None]) -> bool:
-        """Have `on_oom` called at each out-of-memory error, before it is raised; `capture` may be called there.
+        """Call `on_oom` at each out-of-memory error before it is raised; it may call `capture`.
 
-        False where this framework cannot, or not yet. It is not called any more once the source is closed.
+        Returns False if this framework cannot do it (yet). After `close`, `on_oom` is not called any more.
         """
         ...
 
 
 @runtime_checkable
-class TellsLevel(Protocol):
-    """What some sources can do besides: their memory can be followed through a step."""
+class RecordsEvents(Protocol):
+    """Optional: the source records what its allocator does. Any thread may call it; the caller serialises the calls."""
 
-    def level(self, device: int) -> Level | None:
-        """A device that `read` has named, in some ten microseconds; None where it cannot be told. In any thread."""
+    def start_recording(self, max_events: int) -> str | None:
+        """Keep the latest `max_events` events from now on. Returns None, or why it cannot (see step_recorder)."""
+        ...
+
+    def recorded_events(self) -> int | None:
+        """About how many events were recorded so far; None if the program ended the recording."""
+        ...
+
+    def finish_recording(self, read: bool) -> Capture | None:
+        """End the recording; with `read`, return the heap and the events that led to it."""
         ...
 
 
 @runtime_checkable
-class TellsLive(Protocol):
-    """What some sources can do besides."""
+class ReportsLive(Protocol):
+    """Optional: the source provides what the program holds, in about ten microseconds."""
 
     def live(self, device: int) -> Live | None:
-        """A device that `read` has named, in some ten microseconds; None where it cannot be told. In any thread."""
+        """Of a device that `read` returned; None if unknown. Any thread may call it."""
         ...
 
 
 class Source(Protocol):
-    """One framework in this process. All but `capture` and `graph_underway` is asked in the agent's thread only."""
+    """One framework in this process. Only `capture` and `graph_underway` are called outside the agent's thread."""
 
     @property
     def framework(self) -> str: ...
@@ -129,33 +143,33 @@ class Source(Protocol):
     def framework_version(self) -> str | None: ...
 
     def facts(self, device: int) -> DeviceFacts:
-        """About a device that `read` or `capture` has named."""
+        """About a device that `read` or `capture` returned."""
         ...
 
     def read(self) -> Sequence[DeviceReading]:
-        """Every device whose allocator holds memory; some ten microseconds a device, called about once a second."""
+        """Every device whose allocator holds memory. Called about once a second; some ten microseconds per device."""
         ...
 
     def capture(self) -> Capture | None:
-        """A copy of the heap as it is now, of the devices that `read` has told; None where there is none.
+        """Copy the heap of the devices that `read` returned; None if there is none.
 
-        May be called in any thread, at any time at which `graph_underway` is false there.
+        Any thread may call it while `graph_underway` is false there.
         """
         ...
 
-    def recording(self) -> bool:
+    def history_in_use(self) -> bool:
         """Whether the user records the allocator's history: each capture then leaves an entry in it."""
         ...
 
     def watch_steps(self, on_step: Callable[[object], None]) -> bool:
-        """Have `on_step(optimizer)` called after each optimizer step, in the thread that made the step.
+        """Call `on_step(optimizer)` after each optimizer step, in the thread that made the step.
 
-        False where the framework has no such hook. Called once, from the user's own thread.
+        Returns False if the framework has no such hook. Called once, in the user's own thread.
         """
         ...
 
     def graph_underway(self) -> bool:
-        """Whether the calling thread records a graph of the device's work, which a question could break."""
+        """Whether the calling thread captures a graph, which a question to the device could break."""
         ...
 
     def close(self) -> None:
@@ -163,8 +177,76 @@ class Source(Protocol):
         ...
 
 
-def connect(framework: ModuleType, trouble: ErrorCounter) -> Source:
-    """The source for a framework that this process uses; what it swallows is noted in `trouble`."""
+class BareSource:
+    """A framework that reports a few sums and nothing else: no heap, steps, graphs or errors.
+
+    `figures` reads every device in use.
+    """
+
+    def __init__(self, figures: Callable[[], Sequence[DeviceReading]]) -> None:
+        self._figures = figures
+        self._latest: Sequence[DeviceReading] = ()
+
+    def read(self) -> Sequence[DeviceReading]:
+        self._latest = self._figures()
+        return self._latest
+
+    def live(self, device: int) -> Live | None:
+        """From the latest reading: without steps the agent calls it directly after `read`."""
+        sums = next((reading.sums for reading in self._latest if reading.device == device), None)
+        return Live(sums.allocated, None) if sums and sums.allocated is not None else None
+
+    def capture(self) -> Capture | None:
+        return None
+
+    def history_in_use(self) -> bool:
+        return False
+
+    def watch_steps(self, on_step: Callable[[object], None]) -> bool:
+        return False
+
+    def graph_underway(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        """Nothing was hooked into the framework."""
+
+
+def connect(framework: ModuleType, errors: ErrorCounter) -> Source:
+    """Return the source for a framework that this process uses; `errors` counts what the source catches."""
     adapter = import_module(f".{ADAPTERS[framework.__name__]}", __package__)
-    source: Source = adapter.connect(framework, trouble)
+    source: Source = adapter.connect(framework, errors)
     return source
+
+
+def device_facts(
+    backend: str,
+    device: int,
+    environment: Mapping[str, str],
+    uuid: str | None = None,
+    version_files: Sequence[Path] = DRIVER_VERSION_FILES,
+) -> DeviceFacts:
+    """What is known of a device without asking its driver.
+
+    `uuid` is the framework's; without it, the variable that selects the visible devices may contain one.
+    """
+    entries = next((text for name in VISIBLE_DEVICES if (text := environment.get(name))), "").split(",")
+    visible = entries[device].strip() if device < len(entries) else ""
+    mig = visible if visible.startswith("MIG-") else None
+    if uuid is None:
+        uuid = visible if len(visible) == _UUID_LENGTH and not mig else None
+    elif not uuid.startswith(("GPU-", "MIG-")):
+        uuid = f"GPU-{uuid}"
+    return DeviceFacts(
+        backend=backend,
+        uuid=None if uuid and mig and uuid.removeprefix("GPU-") in mig else uuid,  # the UUID of the slice, not the GPU
+        mig_uuid=mig,
+        driver_version=next((text for file in version_files if (text := _first_line(file))), None),
+    )
+
+
+def _first_line(file: Path) -> str:
+    try:
+        return file.read_text().partition("\n")[0].strip()
+    except (OSError, UnicodeDecodeError):
+        return ""

@@ -1,7 +1,7 @@
-"""TensorFlow in this process: bytes in use now and at most, of each GPU. Its public interface tells no more.
+"""TensorFlow in this process: bytes in use now and at the peak, per GPU. Its public interface has no more.
 
-TensorFlow initialises its devices when it is asked for their memory. So it is asked only once the program has done
-that itself, which only its private context tells.
+TensorFlow initialises its devices when asked for their memory, so it is asked only after the program has done that
+itself, which only its private context shows.
 """
 
 from __future__ import annotations
@@ -15,9 +15,7 @@ from typing import Any
 
 from ..wire.error_counter import ErrorCounter
 from ..wire.sample import Sums
-from .bare_source import BareSource
-from .device_names import named
-from .sources import DeviceFacts, DeviceReading
+from .sources import BareSource, DeviceFacts, DeviceReading, device_facts
 from .torch.api import REFUSALS
 
 CONTEXT = "tensorflow.python.eager.context"
@@ -30,18 +28,18 @@ class TensorflowSource(BareSource):
     framework = "tensorflow"
 
     def __init__(
-        self, tensorflow: ModuleType, trouble: ErrorCounter, environment: Mapping[str, str] = os.environ
+        self, tensorflow: ModuleType, errors: ErrorCounter, environment: Mapping[str, str] = os.environ
     ) -> None:
         super().__init__(self._all)
         self._tensorflow: Any = tensorflow
-        self._trouble, self._environment = trouble, environment
+        self._errors, self._environment = errors, environment
 
     @property
     def framework_version(self) -> str | None:
         return getattr(self._tensorflow, "__version__", None)
 
     def facts(self, device: int) -> DeviceFacts:
-        return named(self._environment.get(ALLOCATOR) or "bfc", device, self._environment)
+        return device_facts(self._environment.get(ALLOCATOR) or "bfc", device, self._environment)
 
     def _all(self) -> Sequence[DeviceReading]:
         return [reading for device in range(_gpus()) if (reading := self._read(device)) is not None]
@@ -51,7 +49,7 @@ class TensorflowSource(BareSource):
         try:
             info = self._tensorflow.config.experimental.get_memory_info(f"GPU:{device}")
         except REFUSALS as error:
-            self._trouble.note("tensorflow.get_memory_info", error, "figures of TensorFlow's allocator are absent")
+            self._errors.note("tensorflow.get_memory_info", error, "figures of TensorFlow's allocator are absent")
             return None
         held = time.perf_counter() - began
         current, peak = info.get("current"), info.get("peak")
@@ -59,7 +57,7 @@ class TensorflowSource(BareSource):
 
 
 def _gpus() -> int:
-    """How many the program has initialised."""
+    """The number that the program has initialised."""
     context = getattr(sys.modules.get(CONTEXT), "_context", None)
     if not getattr(context, "_initialized", False):
         return 0
@@ -67,5 +65,5 @@ def _gpus() -> int:
     return sum(device.device_type == "GPU" for device in devices)
 
 
-def connect(framework: ModuleType, trouble: ErrorCounter) -> TensorflowSource:
-    return TensorflowSource(framework, trouble)
+def connect(framework: ModuleType, errors: ErrorCounter) -> TensorflowSource:
+    return TensorflowSource(framework, errors)

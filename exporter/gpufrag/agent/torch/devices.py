@@ -1,4 +1,4 @@
-"""Torch's devices: which this process uses, who they are, and how much of each it may have."""
+"""Torch's devices: which ones this process uses, what they are, and how much of each it may reserve."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ...model.settings import Settings
-from ..device_names import DRIVER_VERSION_FILES, named
-from ..sources import DeviceFacts
+from ..sources import DRIVER_VERSION_FILES, DeviceFacts, device_facts
 from .api import TorchSurface
 
 
 def in_use(surface: TorchSurface) -> list[int]:
-    """Where the process has a context already, or may have one because this torch cannot tell."""
+    """The devices with a context of this process; all visible ones if this torch cannot tell."""
     if not surface.ask("cuda.is_initialized"):
         return []
     devices = range(surface.ask("cuda.device_count") or 0)
@@ -22,7 +21,7 @@ def in_use(surface: TorchSurface) -> list[int]:
 
 
 def has_context(surface: TorchSurface, device: int) -> bool:
-    """False where it is not known: a question to the driver would create the context."""
+    """False if unknown: a question to the driver would create the context."""
     return bool(surface.ask("_C._cuda_hasPrimaryContext", device))
 
 
@@ -33,19 +32,19 @@ def facts(
     version_files: Sequence[Path] = DRIVER_VERSION_FILES,
 ) -> DeviceFacts:
     """About a device in use."""
-    told = getattr(surface.ask("cuda.get_device_properties", device), "uuid", None)
+    uuid = getattr(surface.ask("cuda.get_device_properties", device), "uuid", None)
     backend = surface.ask("cuda.get_allocator_backend") or "unknown"
-    return named(backend, device, environment, str(told) if told else None, version_files)
+    return device_facts(backend, device, environment, str(uuid) if uuid else None, version_files)
 
 
 def limit(surface: TorchSurface, device: int, settings: Settings) -> int | None:
-    """Bytes that the process may reserve; None where no fraction below 1 is set, or (torch < 2.6) none can be read."""
+    """Bytes that the process may reserve; None without a fraction below 1, or if (torch < 2.6) it cannot be read."""
     size = getattr(surface.ask("cuda.get_device_properties", device), "total_memory", None)
     if size is None:
         return None
     if surface.find("cuda.get_per_process_memory_fraction") is not None:
         fraction = surface.ask("cuda.get_per_process_memory_fraction", device)
-        # torch divides its whole number of bytes by the size: rounding undoes just that
+        # torch divides its whole number of bytes by the size, which rounding undoes
         return None if fraction is None or fraction >= 1 else round(fraction * size)
     fraction = settings.per_process_memory_fraction
     whole = int if surface.release < (2, 13) else round

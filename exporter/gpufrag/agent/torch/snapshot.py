@@ -1,4 +1,4 @@
-"""Torch's snapshot in the cheapest form that each version has, and the settings that belong to it."""
+"""Torch's snapshot in the cheapest form that each release has, and the settings that belong to it."""
 
 from __future__ import annotations
 
@@ -10,45 +10,46 @@ from ...model.settings import Settings, parse_conf
 from ...wire.error_counter import ErrorCounter
 from .api import REFUSALS, TorchSurface
 
-ARGUMENTS: tuple[tuple[tuple[int, int], tuple[Any, ...]], ...] = (
-    ((2, 11), ((0, 0, False),)),  # of all pools, as torch's own callers have it, and without the trace
-    ((2, 8), (None,)),
-    ((0, 0), ()),
-)
-"""From which torch on the raw snapshot takes which arguments; newest first."""
-
+SNAPSHOT = "_C._cuda_memorySnapshot"
 CONF_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 
 
-def take(surface: TorchSurface, trouble: ErrorCounter) -> Mapping[str, Any] | None:
-    """All devices and pools, with torch's keys; None where this torch gives none."""
-    function = surface.find("_C._cuda_memorySnapshot")
-    if function is None or surface.ask("_C._MemPoolContext.active_pool"):  # torch 2.6, 2.7: shows that pool alone
+def take(surface: TorchSurface, errors: ErrorCounter, events: bool = False) -> Mapping[str, Any] | None:
+    """All devices and pools with torch's keys, and the trace of `events`; None if this torch has no snapshot.
+
+    Before torch 2.11 a snapshot always contains the trace.
+    """
+    function = surface.find(SNAPSHOT)
+    if function is None or surface.ask("_C._MemPoolContext.active_pool"):  # torch 2.6, 2.7: only that pool is shown
         return None
-    for arguments in [arguments for since, arguments in ARGUMENTS if surface.release >= since]:
+    arguments: tuple[tuple[tuple[int, int], tuple[Any, ...]], ...] = (
+        ((2, 11), ((0, 0, events),)),
+        ((2, 8), (None,)),
+        ((0, 0), ()),
+    )
+    for form in [form for since, form in arguments if surface.release >= since]:
         try:
-            taken = function(*arguments)
-        except TypeError:  # a build from between two releases: the form before
+            snapshot = function(*form)
+        except TypeError:  # a build from between two releases: try the older form
             continue
         except REFUSALS as error:
-            trouble.note("torch._C._cuda_memorySnapshot", error, "fragmentation figures are absent")
+            errors.note(f"torch.{SNAPSHOT}", error, "fragmentation figures are absent")
             return None
-        return taken if isinstance(taken, Mapping) else {"segments": taken}
-    trouble.note("torch._C._cuda_memorySnapshot", f"unknown to torch {surface.version}", "a newer gpufrag may know it")
+        return snapshot if isinstance(snapshot, Mapping) else {"segments": snapshot}
+    errors.note(f"torch.{SNAPSHOT}", f"unknown form in torch {surface.version}", "a newer gpufrag may support it")
     return None
 
 
 def conf(snapshot: Mapping[str, Any], environment: Mapping[str, str]) -> str | None:
-    """The settings' text as the allocator holds it (torch >= 2.3), else as the environment has it."""
-    recorded = snapshot.get("allocator_settings") or {}
-    told = recorded.get("PYTORCH_CUDA_ALLOC_CONF")
-    return told or next((text for name in CONF_VARIABLES if (text := environment.get(name))), None)
+    """The text of the allocator's settings: from the snapshot (torch >= 2.3), else from the environment."""
+    recorded = (snapshot.get("allocator_settings") or {}).get("PYTORCH_CUDA_ALLOC_CONF")
+    return recorded or next((text for name in CONF_VARIABLES if (text := environment.get(name))), None)
 
 
-def settings(text: str | None, trouble: ErrorCounter) -> Settings:
-    """For a snapshot that does not bring its own (torch < 2.3)."""
+def settings(text: str | None, errors: ErrorCounter) -> Settings:
+    """For a snapshot without settings (torch < 2.3)."""
     try:
         return parse_conf(text or "")
     except BadInput as error:
-        trouble.note("torch allocator settings", error, "the defaults are assumed")
+        errors.note("torch allocator settings", error, "the defaults are assumed")
         return Settings()

@@ -1,9 +1,9 @@
 """PyTorch in this process, CUDA and ROCm alike.
 
-Nothing here initialises CUDA or creates a context: every question is put only once the process has done so itself.
-The native allocator's statistics and snapshot, and the driver's memory figures, may be read while another thread
-captures a CUDA graph; cudaMallocAsync's statistics may not, and are asked for between steps. What one of torch's
-functions tells is missing where this torch has not that function; the rest is told.
+Nothing here initialises CUDA or creates a context: each function is called only after the process has done so itself.
+The native allocator's statistics, snapshot and history, and the driver's memory figures, are safe while another
+thread captures a CUDA graph; cudaMallocAsync's statistics are not, and are read between steps. A torch without one of
+the functions provides everything else.
 """
 
 from __future__ import annotations
@@ -15,25 +15,29 @@ from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
-from ...model import call_sites as sites
+from ...model import call_sites
 from ...model.heap import parse
+from ...model.step import StepEvents, step_events
 from ...wire.error_counter import ErrorCounter
 from ...wire.sample import Counters, DriverReading, Sums, Totals
-from ..peak import Level
 from ..sources import Capture, DeviceFacts, DeviceReading, Fault, Live
+from ..step_recorder import UNSUPPORTED
 from . import devices as torch_devices
-from . import oom as torch_oom
 from . import snapshot as torch_snapshot
 from . import stats as torch_stats
 from .api import REFUSALS, TorchSurface
+from .history import EventHistory
 
 ASYNC = "cudaMallocAsync"
 LONG_PROBE = 0.001
-"""Seconds. Statistics are copied in microseconds: above this they waited for the allocator's lock."""
-ASYNC_EVERY = 1.0
+"""Seconds. Statistics are copied in microseconds; a longer reading waited for the allocator's lock."""
+ASYNC_INTERVAL = 1.0
 """Seconds between two readings of the driver's allocator."""
-FRESH = 0.0005
-"""Seconds. So long ago the lock was to be had, and at a peak the heap must be copied at once."""
+EVENTS_PER_ALLOCATION = 3
+"""The allocation, the request to free it, and its completion."""
+ATTACH_OBSERVER = "_C._cuda_attach_out_of_memory_observer"
+OBSERVES_EVERY_DEVICE = (2, 6)
+"""Before, torch gave the observer to device 0 alone, and an OOM on another device raised a different error."""
 
 
 class TorchSource:
@@ -41,17 +45,19 @@ class TorchSource:
 
     framework = "torch"
 
-    def __init__(self, torch: ModuleType, trouble: ErrorCounter, environment: Mapping[str, str] = os.environ) -> None:
-        self._surface, self._trouble, self._environment = TorchSurface(torch, trouble), trouble, environment
+    def __init__(self, torch: ModuleType, errors: ErrorCounter, environment: Mapping[str, str] = os.environ) -> None:
+        self._surface, self._errors, self._environment = TorchSurface(torch, errors), errors, environment
+        self._history = EventHistory(self._surface, errors)
         self._counters: dict[int, torch_stats.CounterMemory] = {}
-        self._looked_at = self._async_at = -math.inf
+        self._async_at = -math.inf
         self._async: dict[int, torch_stats.Stats] = {}
+        self._allocations_before = 0
         self._on_step: Callable[[object], None] | None = None
         self._on_oom: Callable[[Fault], None] | None = None
 
     @property
     def framework_version(self) -> str:
-        """Torch's own; a ROCm build that does not say so in its version has it added."""
+        """Torch's own, with the ROCm version added if it does not contain it."""
         version, rocm = self._surface.version, self._surface.value("version.hip")
         return version if not rocm or "rocm" in version else f"{version}{'.' if '+' in version else '+'}rocm{rocm}"
 
@@ -63,43 +69,30 @@ class TorchSource:
         return [reading for reading in readings if reading is not None]
 
     def capture(self) -> Capture | None:
-        if not self._surface.ask("cuda.is_initialized") or self._backend() != "native":
-            return None
-        if self._would_import():
-            return None
-        began = time.perf_counter()
-        if began - self._looked_at > FRESH:
-            self._probe()
-        waited = time.perf_counter() - began
-        snapshot = torch_snapshot.take(self._surface, self._trouble)
-        held = time.perf_counter() - began
-        if snapshot is None:
-            return None
-        conf = torch_snapshot.conf(snapshot, self._environment)
-        settings = torch_snapshot.settings(conf, self._trouble)
-        stats = {device: self._stats(device) for device in tuple(self._counters)}
-        limits = {device: torch_devices.limit(self._surface, device, settings) for device in stats}
-        return Capture(
-            heap=lambda: parse(snapshot, settings),
-            readings=[r for device in stats if (r := self._reading(device, stats[device], Counters(), 0.0))],
-            limits={device: limit for device, limit in limits.items() if limit is not None},
-            alloc_conf=conf,
-            held=held,
-            waited=waited if waited > LONG_PROBE else 0.0,
-            sites=(lambda: sites.read(snapshot)) if self.recording() else None,
-        )
-
-    def level(self, device: int) -> Level | None:
-        stats = self._native_stats(device)
-        self._looked_at = time.perf_counter()
-        return torch_stats.level(stats) if stats else None
+        return self._copy(events=False)
 
     def live(self, device: int) -> Live | None:
         stats = self._native_stats(device)
         return torch_stats.live(stats) if stats else None
 
-    def recording(self) -> bool:
-        return bool(self._surface.ask("cuda.is_initialized") and self._surface.ask("_C._cuda_isHistoryEnabled"))
+    def history_in_use(self) -> bool:
+        return self._history.in_use()
+
+    def start_recording(self, max_events: int) -> str | None:
+        if not self._surface.ask("cuda.is_initialized") or self._backend() != "native":
+            return UNSUPPORTED
+        self._allocations_before = self._allocations()
+        return self._history.start(max_events)
+
+    def recorded_events(self) -> int | None:
+        if not self._history.recording:
+            return None
+        return EVENTS_PER_ALLOCATION * (self._allocations() - self._allocations_before)
+
+    def finish_recording(self, read: bool) -> Capture | None:
+        capture = self._copy(events=True) if read and self._history.recording else None
+        self._history.stop()
+        return capture
 
     def watch_steps(self, on_step: Callable[[object], None]) -> bool:
         register = self._surface.find("optim.optimizer.register_optimizer_step_post_hook")
@@ -113,46 +106,93 @@ class TorchSource:
         return self._surface.ask("cuda.is_current_stream_capturing") is not False  # an unknown state is not safe
 
     def watch_ooms(self, on_oom: Callable[[Fault], None]) -> bool:
+        """Attach to torch's observer, which cannot be detached.
+
+        Torch calls it in the thread whose request failed, after its flush and retry and without its lock.
+        """
         self._on_oom = on_oom
-        return torch_oom.attach(self._surface, self._trouble, self._observer)
+        attach = self._surface.find(ATTACH_OBSERVER)
+        # only if CUDA is in use or this thread initialises it now: the call would do so itself
+        in_use = self._surface.ask("cuda.is_initialized") or self._surface.value("cuda._tls.is_initializing")
+        if attach is None or not in_use or self._backend() != "native":
+            return False
+        if self._surface.release < OBSERVES_EVERY_DEVICE and self._surface.ask("cuda.device_count") != 1:
+            return False
+        try:
+            attach(self._observer)
+        except REFUSALS as error:
+            self._errors.note(f"torch.{ATTACH_OBSERVER}", error, "out-of-memory errors are not explained")
+            return False
+        return True
 
     def close(self) -> None:
-        # torch keeps the hook: taking one out while another thread steps would break that step
+        # torch keeps the hook: removing it while another thread steps would break that step
         self._on_step = self._on_oom = None
+        self._history.forget()
 
     def _hook(self, optimizer: object, args: object, kwargs: object) -> None:
         if (on_step := self._on_step) is not None:
-            self._read_between_steps()
+            self._read_async_stats()
             on_step(optimizer)
 
-    def _read_between_steps(self) -> None:
-        """Asking the driver's pool breaks a capture, whichever thread asks (seen on an H200): here none is underway."""
+    def _observer(self, device: int, size: int, total: int, free: int) -> None:
+        if (on_oom := self._on_oom) is None:
+            return
+        try:
+            self._counters.setdefault(device, torch_stats.CounterMemory())  # its first request may have failed
+            on_oom(Fault(device, size, free))
+        except Exception as error:  # it would replace the error that the program may catch
+            self._errors.note("oom", error, "this error is not explained")
+
+    def _read_async_stats(self) -> None:
+        """Asking the driver's pool breaks a capture, whichever thread asks (seen on an H200); here none is underway."""
         now = time.perf_counter()
-        if now - self._async_at < ASYNC_EVERY or not self._surface.ask("cuda.is_initialized") or self.graph_underway():
+        if (
+            now - self._async_at < ASYNC_INTERVAL
+            or not self._surface.ask("cuda.is_initialized")
+            or self.graph_underway()
+        ):
             return
         self._async_at = now
-        if self._backend() != ASYNC:
-            return
-        for device in torch_devices.in_use(self._surface):
-            if torch_devices.has_context(self._surface, device):  # else asking would make one
-                self._async[device] = self._ask_stats(device)
+        if self._backend() == ASYNC:
+            for device in torch_devices.in_use(self._surface):
+                if torch_devices.has_context(self._surface, device):  # otherwise asking would create one
+                    self._async[device] = self._ask_stats(device)
 
-    def _would_import(self) -> bool:
-        """With history on torch's copy asks torch._inductor for the frames of generated code, and imports it first.
-
-        That takes seconds, and can break an import that the program is in the midst of.
-        """
-        return self.recording() and not self._surface.loaded("_inductor")
-
-    def _observer(self, fault: Fault) -> None:
-        if (on_oom := self._on_oom) is not None:
-            self._counters.setdefault(fault.device, torch_stats.CounterMemory())  # its first request may have failed
-            on_oom(fault)
-
-    def _probe(self) -> None:
-        """Waits out whoever holds the allocator's lock, so that the copy itself does not."""
+    def _copy(self, events: bool) -> Capture | None:
+        if not self._surface.ask("cuda.is_initialized") or self._backend() != "native":
+            return None
+        foreign = self._history.in_use()
+        # with the user's history on, torch's snapshot imports torch._inductor to resolve frames of generated code:
+        # that takes seconds and can break an import of the program that is underway
+        if foreign and not self._surface.loaded("_inductor"):
+            return None
+        began = time.perf_counter()
         for device in tuple(self._counters):
-            self._stats(device)
+            self._stats(device)  # waits for the allocator's lock, so that the copy does not
+        waited = time.perf_counter() - began
+        snapshot = torch_snapshot.take(self._surface, self._errors, events)
+        held = time.perf_counter() - began
+        if snapshot is None:
+            return None
+        conf = torch_snapshot.conf(snapshot, self._environment)
+        settings = torch_snapshot.settings(conf, self._errors)
+        stats = {device: self._stats(device) for device in tuple(self._counters)}
+        limits = {device: torch_devices.limit(self._surface, device, settings) for device in stats}
+        return Capture(
+            heap=lambda: parse(snapshot, settings),
+            readings=[r for device in stats if (r := self._reading(device, stats[device], Counters(), 0.0))],
+            limits={device: limit for device, limit in limits.items() if limit is not None},
+            alloc_conf=conf,
+            held=held,
+            waited=waited if waited > LONG_PROBE else 0.0,
+            sites=(lambda: call_sites.read(snapshot)) if foreign else None,
+            events=(lambda: _events(snapshot)) if events else None,
+        )
+
+    def _allocations(self) -> int:
+        """On all devices."""
+        return sum(torch_stats.allocations(self._native_stats(device)) for device in tuple(self._counters))
 
     def _backend(self) -> Any:
         return self._surface.ask("cuda.get_allocator_backend")
@@ -161,11 +201,11 @@ class TorchSource:
         return self._surface.ask("cuda.memory_stats_as_nested_dict", device) or {}
 
     def _native_stats(self, device: int) -> torch_stats.Stats:
-        """As they are now; empty for any allocator but torch's own."""
+        """Empty for any allocator but torch's own."""
         return self._ask_stats(device) if self._backend() == "native" else {}
 
     def _stats(self, device: int) -> torch_stats.Stats:
-        """Empty where torch tells none: a pluggable allocator has none, the driver's is asked between steps only."""
+        """Empty if torch has none: not for a pluggable allocator; for the driver's, from the last step boundary."""
         return self._native_stats(device) or self._async.get(device, {})
 
     def _read(self, device: int) -> DeviceReading | None:
@@ -173,21 +213,18 @@ class TorchSource:
         began = time.perf_counter()
         stats = self._stats(device)
         held = time.perf_counter() - began
-        if not self._holds_memory(device, stats):
+        # a device that held memory once may do so again, and an allocator without figures may hold some
+        if device not in self._counters and stats and not torch_stats.reserved(stats):
             return None
         counters = self._counters.setdefault(device, torch_stats.CounterMemory()).update(stats)
         return self._reading(device, stats, counters, held)
-
-    def _holds_memory(self, device: int, stats: torch_stats.Stats) -> bool:
-        """What it has held once, it may hold again; an allocator that cannot be asked is taken to hold some."""
-        return device in self._counters or not stats or torch_stats.reserved(stats) > 0
 
     def _reading(self, device: int, stats: torch_stats.Stats, counters: Counters, held: float) -> DeviceReading | None:
         (totals, sums), driver = self._figures(stats, counters), self._driver(device)
         return DeviceReading(device, totals, driver, held, sums) if totals or sums or driver else None
 
     def _figures(self, stats: torch_stats.Stats, counters: Counters) -> tuple[Totals | None, Sums | None]:
-        """By pool, or both pools together where the allocator knows of none."""
+        """By pool, or the sums of both pools if the allocator has no pools."""
         if not stats:
             return None, None
         try:
@@ -195,7 +232,7 @@ class TorchSource:
                 return None, torch_stats.sums(stats, time.time())
             return torch_stats.totals(stats, time.time(), counters), None
         except REFUSALS as error:
-            self._trouble.note("torch statistics", error, "a newer gpufrag may know this torch")
+            self._errors.note("torch statistics", error, "a newer gpufrag may support this torch")
             return None, None
 
     def _driver(self, device: int) -> DriverReading | None:
@@ -205,5 +242,9 @@ class TorchSource:
         return DriverReading(time.time(), free=info[0], size=info[1]) if info else None
 
 
-def connect(framework: ModuleType, trouble: ErrorCounter) -> TorchSource:
-    return TorchSource(framework, trouble)
+def _events(snapshot: Mapping[str, Any]) -> Mapping[int, StepEvents]:
+    return {device: step_events(trace) for device, trace in enumerate(snapshot.get("device_traces") or ())}
+
+
+def connect(framework: ModuleType, errors: ErrorCounter) -> TorchSource:
+    return TorchSource(framework, errors)

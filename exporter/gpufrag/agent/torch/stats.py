@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...wire.sample import Counters, PoolTotals, Sums, Totals
-from ..peak import Level
 from ..sources import Live
 
 Stats = Mapping[str, Any]
-"""As torch.cuda.memory_stats_as_nested_dict gives it: family, then pool, then field."""
+"""What torch.cuda.memory_stats_as_nested_dict returns: family, then pool, then field."""
 
 COUNTERS = {
     "alloc_retries": "num_alloc_retries",
@@ -19,7 +18,7 @@ COUNTERS = {
     "device_frees": "num_device_free",
     "stream_syncs": "num_sync_all_streams",
 }
-"""Ours and torch's name; torch has the last three from 2.3."""
+"""Our name -> torch's; the last three exist since torch 2.3."""
 
 
 class CounterMemory:
@@ -33,7 +32,7 @@ class CounterMemory:
         self._before: dict[str, int] = {}
 
     def update(self, stats: Stats) -> Counters:
-        """Each counter since the process began; None for one that this torch has not."""
+        """Each counter since the process began; None for one that this torch does not have."""
         return Counters(
             **{ours: self._total(theirs, stats[theirs]) for ours, theirs in COUNTERS.items() if theirs in stats}
         )
@@ -47,28 +46,24 @@ class CounterMemory:
 
 
 def reserved(stats: Stats) -> int:
-    """Bytes that the allocator holds, private pools included; 0 where torch does not tell."""
-    return int(stats.get("reserved_bytes", {}).get("all", {}).get("current", 0))
+    """Bytes that the allocator holds, private pools included; 0 if torch does not report it."""
+    return _current(stats, "reserved_bytes") or 0
 
 
-def level(stats: Stats) -> Level | None:
-    """None where this torch lacks one of its figures."""
-    active, allocations = stats.get("active_bytes", {}).get("all"), stats.get("allocation", {}).get("all")
-    if not active or not allocations:
-        return None
-    return Level(active["current"], allocations["allocated"], active["peak"])
+def allocations(stats: Stats) -> int:
+    """The number of requests so far, which the user may reset; 0 if torch does not report it."""
+    return int(stats.get("allocation", {}).get("all", {}).get("allocated", 0))
 
 
 def live(stats: Stats) -> Live | None:
-    """None where this torch does not tell what is allocated."""
-    allocated, allocations = (stats.get(family, {}).get("all", {}) for family in ("allocated_bytes", "allocation"))
-    if "current" not in allocated:
-        return None
-    return Live(allocated["current"], allocations.get("current"))
+    """None if torch does not report what is allocated."""
+    allocated = _current(stats, "allocated_bytes")
+    return None if allocated is None else Live(allocated, _current(stats, "allocation"))
 
 
 def totals(stats: Stats, time: float, counters: Counters) -> Totals:
-    """Raises KeyError for a key that this torch has not."""
+    """Raises KeyError for a key that this torch does not have."""
+    pools = stats.get("reserved_bytes_by_private_pools")  # torch >= 2.13, once a private pool has existed
     return Totals(
         time=time,
         large=_pool(stats, "large_pool"),
@@ -76,12 +71,12 @@ def totals(stats: Stats, time: float, counters: Counters) -> Totals:
         peak_active=stats["active_bytes"]["all"]["peak"],
         peak_reserved=stats["reserved_bytes"]["all"]["peak"],
         counters=counters,
-        private_pool_reserved=_private(stats),
+        private_pool_reserved=None if pools is None else sum(pool["all"]["current"] for pool in pools.values()),
     )
 
 
 def sums(stats: Stats, time: float) -> Sums:
-    """Of cudaMallocAsync: the driver's pool tells these six, and torch has 0 for all else. Raises KeyError."""
+    """For cudaMallocAsync, whose driver reports only these six figures. Raises KeyError."""
     return Sums(
         time=time,
         allocated=stats["allocated_bytes"]["all"]["current"],
@@ -92,12 +87,11 @@ def sums(stats: Stats, time: float) -> Sums:
     )
 
 
+def _current(stats: Stats, family: str) -> int | None:
+    value = stats.get(family, {}).get("all", {}).get("current")
+    return None if value is None else int(value)
+
+
 def _pool(stats: Stats, pool: str) -> PoolTotals:
     families = ("allocated", "active", "requested", "reserved", "inactive_split")
     return PoolTotals(**{family: stats[f"{family}_bytes"][pool]["current"] for family in families})
-
-
-def _private(stats: Stats) -> int | None:
-    """Torch tells it from 2.13, and only once a private pool has existed."""
-    pools = stats.get("reserved_bytes_by_private_pools")
-    return None if pools is None else sum(pool["all"]["current"] for pool in pools.values())

@@ -1,17 +1,17 @@
-"""The frameworks of a process beside its first one: each is read like that, and their devices go into one sample."""
+"""The other frameworks of a process: their cheap figures are added to the sample of its first framework."""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
 
-from ..wire.sample import DeviceSample, Identity, ProcessSample
+from ..wire.sample import Identity, ProcessSample
 from .sampler import Sampler
 from .sources import ADAPTERS, Source
 
 
-class Beside:
-    """Samplers of their own, for the cheap figures only. For the agent's thread, but `add` and `close`."""
+class SecondaryFrameworks:
+    """`add` and `close` are called in the program's thread, everything else in the agent's."""
 
     def __init__(self) -> None:
         self._samplers: dict[str, tuple[Source, Sampler]] = {}
@@ -30,17 +30,22 @@ class Beside:
             sampler.read()
         self._samples = tuple(sampler.sample(identity) for sampler in samplers)
 
-    def added(self, sample: ProcessSample) -> ProcessSample:
-        """`sample` with the devices of all, and with what it cost to read them.
+    def added_to(self, sample: ProcessSample) -> ProcessSample:
+        """`sample` with the devices of all, and the cost of reading them.
 
-        Those of the first framework come last: a reader that knows of one only keeps the last of each number.
+        The first framework's devices come last: a reader that knows only one keeps the last of each number.
         """
         if not self._samples:
             return sample
         stalls = Counter(sample.health.stall_seconds)
         for other in self._samples:
             stalls.update(other.health.stall_seconds)
-        others = [device for other in self._samples for device in _named(other)]
+        others = [
+            replace(device, framework=who.framework, framework_version=who.framework_version)
+            for other in self._samples
+            for who in (other.identity,)
+            for device in other.devices
+        ]
         health = replace(sample.health, stall_seconds=dict(stalls))
         return replace(sample, devices=(*others, *sample.devices), health=health)
 
@@ -49,18 +54,9 @@ class Beside:
             source.close()
 
 
-def leads(source: Source, other: Source) -> bool:
-    """Whether `source` should be the process's first framework: the one that tells more."""
+def is_primary(source: Source, other: Source) -> bool:
+    """Whether `source` reports more than `other` and should be the process's first framework."""
     order = list(ADAPTERS)
-    return source.framework in order and order.index(source.framework) < _place(other, order)
-
-
-def _place(source: Source, order: list[str]) -> int:
-    return order.index(source.framework) if source.framework in order else -1
-
-
-def _named(sample: ProcessSample) -> list[DeviceSample]:
-    who = sample.identity
-    return [
-        replace(device, framework=who.framework, framework_version=who.framework_version) for device in sample.devices
-    ]
+    if source.framework not in order:
+        return False
+    return other.framework in order and order.index(source.framework) < order.index(other.framework)
