@@ -1,22 +1,22 @@
-"""A source that is told what to answer, and clocks that are set by hand."""
+"""A source with scripted answers, and clocks that are set by hand."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from gpufrag.agent.clocks import Clocks
-from gpufrag.agent.peak import Level
+from gpufrag.agent.schedule import Clocks
 from gpufrag.agent.sources import Capture, DeviceFacts, DeviceReading, Fault, Live
 from gpufrag.model.call_sites import Sites
 from gpufrag.model.heap import Heap
+from gpufrag.model.step import StepEvents
 from gpufrag.wire.sample import Counters, DriverReading, PoolTotals, Totals
 from helpers import golden_case_named
 
 
 @dataclass
 class HandClock:
-    """All of an agent's clocks; they move only when told to."""
+    """All of an agent's clocks; only `tick` moves them."""
 
     now: float = 1_000_000.0
     cpu: float = 0.0
@@ -26,7 +26,7 @@ class HandClock:
 
     @property
     def clocks(self) -> Clocks:
-        return Clocks(wall=lambda: self.now, monotonic=lambda: self.now, cpu=lambda: self.cpu, sleep=self.tick)
+        return Clocks(wall=lambda: self.now, monotonic=lambda: self.now, cpu=lambda: self.cpu)
 
 
 @dataclass
@@ -64,7 +64,7 @@ class ScriptedSource:
         heap = self.heap
         return Capture(lambda: heap, [self._reading()], {0: self.size // 2}, "conf", self.held, self.waited)
 
-    def recording(self) -> bool:
+    def history_in_use(self) -> bool:
         return self.history
 
     def graph_underway(self) -> bool:
@@ -100,27 +100,33 @@ class ScriptedSource:
 
 
 @dataclass
-class FollowedSource(ScriptedSource):
-    """One whose memory can be followed: after each boundary, each reading shows the next level of `curve`."""
+class RecordingSource(ScriptedSource):
+    """One that records events: by default none happen, so a step's peak is the heap at its end."""
 
-    curve: Sequence[int] = (100, 300, 600, 900, 1000, 800, 400, 100)
-    place: int = 0
-    made: int = 0
+    refusal: str | None = None
+    events: StepEvents = field(default_factory=lambda: StepEvents((), (), (), ()))
+    count: int | None = 0
+    underway: bool = False
+    calls: list[str] = field(default_factory=list)
 
-    def step(self, optimizer: object = "optimizer") -> None:
-        self.place = 0
-        super().step(optimizer)
+    def start_recording(self, max_events: int) -> str | None:
+        self.calls.append("start")
+        self.underway = self.refusal is None
+        return self.refusal
 
-    def level(self, device: int) -> Level | None:
-        active = self.curve[min(self.place, len(self.curve) - 1)]
-        self.place += 1
-        self.made += 1
-        return Level(active, self.made, 0)
+    def recorded_events(self) -> int | None:
+        return self.count
+
+    def finish_recording(self, read: bool) -> Capture | None:
+        self.calls.append("read" if read else "drop")
+        self.underway = False
+        capture = self.capture() if read else None
+        return capture and replace(capture, events=lambda: {0: self.events})
 
 
 @dataclass
 class LiveSource(ScriptedSource):
-    """One that tells what is live, and takes `cost` seconds for it."""
+    """One that reports what is live, and takes `cost` seconds for it."""
 
     clock: HandClock = field(default_factory=HandClock)
     cost: float = 15e-6

@@ -6,6 +6,7 @@ process that is not ready for it. `calls` is the list of everything that was cal
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import ModuleType, SimpleNamespace
@@ -15,6 +16,7 @@ from helpers import golden_case_named
 
 VERSIONS = ("2.1.2+cu121", "2.4.1+cu124", "2.8.0+cu128", "2.11.0+cu130")
 SIZE = 150_000_000_000
+RECORD = "cuda.memory._record_memory_history"
 ASYNC_TELLS = ("allocated_bytes.all.", "active_bytes.all.", "reserved_bytes.all.")
 POOL_FAMILIES = ("allocated_bytes", "active_bytes", "requested_bytes", "reserved_bytes", "inactive_split_bytes")
 
@@ -32,6 +34,10 @@ class Machine:
     fraction: float = 1.0
     free: int = 100_000_000_000
     history: bool = False
+    recorded: tuple[Any, ...] = ()
+    """Arguments of the call that switched the history on."""
+    trace: list[dict[str, Any]] = field(default_factory=list)
+    """Of device 0; the history must be on for it to be shown."""
     capturing: bool = False
     allocations: int = 4711
     counters: dict[str, int] = field(default_factory=lambda: {"num_alloc_retries": 3, "num_ooms": 1})
@@ -85,6 +91,7 @@ def torch_of(machine: Machine) -> ModuleType:
             place = getattr(place, folder)
         setattr(place, leaf, _recorded(machine, name, function))
     torch.cuda._tls = _Initialising(machine)
+    torch.cuda.memory._record_memory_history = _recorded(machine, RECORD, lambda *a, **k: _history_call(torch, *a, **k))
     return torch
 
 
@@ -108,9 +115,9 @@ def remove(torch: ModuleType, name: str) -> None:
 
 
 def _recorded(machine: Machine, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    def called(*arguments: object) -> Any:
+    def called(*arguments: object, **named: object) -> Any:
         machine.calls.append(name)
-        return function(*arguments)
+        return function(*arguments, **named)
 
     return called
 
@@ -130,7 +137,10 @@ def _functions(machine: Machine) -> dict[str, Callable[..., Any]]:
         "optim.optimizer.register_optimizer_step_post_hook": ((2, 1), machine.step_hooks.append),
         "_C._cuda_attach_out_of_memory_observer": ((2, 1), lambda observer: _attach(machine, observer)),
         "_C._cuda_hasPrimaryContext": ((2, 1), lambda device: device in machine.contexts),
-        "_C._cuda_isHistoryEnabled": ((2, 2), lambda: _history(machine)),
+        "_C._cuda_isHistoryEnabled": ((2, 1), lambda: _history(machine)),
+        "_C._cuda_record_memory_history": ((2, 1), lambda *arguments: _record(machine, *arguments)),
+        "_C._cuda_record_memory_history_legacy": ((2, 1), lambda *arguments: _record(machine, *arguments)),
+        RECORD: ((2, 1), lambda: None),
         "_C._cuda_memorySnapshot": ((2, 1), _snapshot_function(machine)),
     }
     return {name: function for name, (first, function) in since.items() if machine.release >= first}
@@ -202,6 +212,23 @@ def _attach(machine: Machine, observer: Callable[[int, int, int, int], None]) ->
     machine.observers.append(observer)
 
 
+def _history_call(
+    torch: Any, enabled: Any = "all", context: Any = "all", stacks: Any = "all", max_entries: int = sys.maxsize
+) -> None:
+    if isinstance(enabled, bool):
+        torch._C._cuda_record_memory_history_legacy(enabled)
+    else:
+        torch._C._cuda_record_memory_history(enabled, context, stacks, max_entries)
+
+
+def _record(machine: Machine, enabled: Any, *arguments: Any) -> None:
+    assert machine.initialised, "this would initialise CUDA"
+    if machine.backend != "native":
+        raise RuntimeError(f"{machine.backend} does not support recordHistory")
+    machine.history, machine.recorded = bool(enabled), arguments
+    machine.trace.clear()
+
+
 def _history(machine: Machine) -> bool:
     assert machine.initialised, "this would read out of bounds"
     return machine.history
@@ -218,14 +245,15 @@ def _snapshot_function(machine: Machine) -> Callable[..., Any]:
 def _snapshot_of_pool(machine: Machine, pool: object, triple: bool) -> dict[str, Any]:
     if pool is not None and not (isinstance(pool, tuple) and len(pool) in ((2, 3) if triple else (2,))):
         raise TypeError(f"mempool_id must be None or a pair, got {pool!r}")
-    return _snapshot(machine)
+    return _snapshot(machine, traces=not isinstance(pool, tuple) or len(pool) < 3 or pool[2])
 
 
-def _snapshot(machine: Machine) -> dict[str, Any]:
+def _snapshot(machine: Machine, traces: bool = True) -> dict[str, Any]:
     if machine.backend != "native":
         raise RuntimeError(f"Calling snapshot with backend:{machine.backend} is not meaningful")
     cases = {device: golden_case_named(name) for device, name in machine.heaps.items()}
     segments = [{**segment, "device": d} for d, case in cases.items() for segment in case.raw["segments"]]
     settings = next((case.raw["settings"] for case in cases.values()), {})
     known = {"allocator_settings": settings} if machine.release >= (2, 3) else {}
-    return {"segments": segments, "device_traces": [[] for _ in range(machine.count)], **known}
+    shown = list(machine.trace) if machine.history and traces else []
+    return {"segments": segments, "device_traces": [shown, *[[]] * (machine.count - 1)], **known}

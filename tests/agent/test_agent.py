@@ -23,17 +23,17 @@ Eventually = Callable[[Callable[[], object]], None]
 
 
 @pytest.fixture
-def trouble() -> ErrorCounter:
+def errors() -> ErrorCounter:
     return ErrorCounter()
 
 
 @pytest.fixture
-def begin(source: ScriptedSource, trouble: ErrorCounter, tmp_path: Path) -> Iterator[Callable[..., Agent]]:
+def begin(source: ScriptedSource, errors: ErrorCounter, tmp_path: Path) -> Iterator[Callable[..., Agent]]:
     """An agent that publishes into the test's folder; stopped at the end."""
     begun = []
 
     def start(**settings: Any) -> Agent:
-        agent = Agent(source, AgentSettings(**{**FAST, "folder": tmp_path, **settings}), trouble)
+        agent = Agent(source, AgentSettings(**{**FAST, "folder": tmp_path, **settings}), errors)
         begun.append(agent)
         agent.start()
         return agent
@@ -63,7 +63,7 @@ def _ask(folder: Path, command: str) -> dict[str, Any]:
         return answer
 
 
-def test_a_sample_is_published_and_the_process_listens_before(begin, tmp_path: Path, eventually: Eventually) -> None:
+def test_agent_listens_before_it_publishes(begin, tmp_path: Path, eventually: Eventually) -> None:
     begin()
     eventually(lambda: _published(tmp_path))
     (file,), (listener,) = tmp_path.glob("*.json"), tmp_path.glob("*.sock")
@@ -71,13 +71,13 @@ def test_a_sample_is_published_and_the_process_listens_before(begin, tmp_path: P
     assert _ask(tmp_path, "ping")["ok"]
 
 
-def test_without_steps_snapshots_come_by_the_timer(begin, source, tmp_path: Path, eventually: Eventually) -> None:
+def test_agent_without_steps_samples_by_the_timer(begin, source, tmp_path: Path, eventually: Eventually) -> None:
     source.steps = False
     begin()
     eventually(lambda: _moments(tmp_path) == {"timer"})
 
 
-def test_with_steps_they_come_at_the_boundary(begin, source, tmp_path: Path, eventually: Eventually) -> None:
+def test_agent_with_steps_samples_at_the_boundary(begin, source, tmp_path: Path, eventually: Eventually) -> None:
     begin(interval=1000.0)
     eventually(lambda: _published(tmp_path))
     source.step()
@@ -85,7 +85,7 @@ def test_with_steps_they_come_at_the_boundary(begin, source, tmp_path: Path, eve
     assert _published(tmp_path).steps == 1
 
 
-def test_a_sample_is_taken_when_it_is_asked_for(begin, source, tmp_path: Path, eventually: Eventually) -> None:
+def test_sample_now_publishes_a_fresh_sample(begin, source, tmp_path: Path, eventually: Eventually) -> None:
     begin(interval=1000.0, publish_every=500.0)
     eventually(lambda: _published(tmp_path))
     before = source.captures
@@ -96,10 +96,10 @@ def test_a_sample_is_taken_when_it_is_asked_for(begin, source, tmp_path: Path, e
     assert source.captures == before + 1, "whoever asks too often is given the heap as it was just now"
 
 
-def test_who_asks_a_process_that_cannot_answer_is_told_so(
+def test_sample_now_times_out_with_an_error(
     begin, source, tmp_path: Path, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpufrag.agent.agent.ANSWER_WITHIN", 0.05)
+    monkeypatch.setattr("gpufrag.agent.agent.ANSWER_TIMEOUT", 0.05)
     begin()
     eventually(lambda: _published(tmp_path))
     source.read = lambda: 1 // 0
@@ -107,7 +107,7 @@ def test_who_asks_a_process_that_cannot_answer_is_told_so(
     assert (answer["ok"], "ask again later" in answer["error"]) == (False, True)
 
 
-def test_the_last_words_are_published_and_nobody_listens_any_more(
+def test_stop_publishes_a_last_sample_and_closes_the_socket(
     begin, source, tmp_path: Path, eventually: Eventually
 ) -> None:
     agent = begin(publish_every=1000.0)
@@ -119,30 +119,30 @@ def test_the_last_words_are_published_and_nobody_listens_any_more(
     assert not [thread for thread in threading.enumerate() if thread.name == "gpufrag-sampler"]
 
 
-def test_no_folder_is_logged_once_and_the_agent_goes_on(
-    begin, source, trouble, tmp_path: Path, eventually: Eventually, caplog: pytest.LogCaptureFixture
+def test_missing_folder_is_logged_once_and_agent_continues(
+    begin, source, errors, tmp_path: Path, eventually: Eventually, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").touch()
     with caplog.at_level(logging.WARNING, "gpufrag"):
         agent = begin(folder=tmp_path / "file" / "folder")
-        eventually(lambda: trouble.counts.get("publish", 0) > 3)
+        eventually(lambda: errors.counts.get("publish", 0) > 3)
         source.step()
         eventually(lambda: agent.latest and agent.latest.devices[0].snapshots)
     (record,) = caplog.records
     assert "set GPUFRAG_DIR" in record.getMessage()
 
 
-def test_a_folder_that_becomes_usable_later_is_used(begin, trouble, tmp_path: Path, eventually: Eventually) -> None:
+def test_folder_that_becomes_usable_is_used(begin, errors, tmp_path: Path, eventually: Eventually) -> None:
     place = tmp_path / "place"
     place.touch()
     begin(folder=place)
-    eventually(lambda: trouble.counts.get("publish"))
+    eventually(lambda: errors.counts.get("publish"))
     place.unlink()
     eventually(lambda: _published(place))
     assert _ask(place, "ping")["ok"]
 
 
-def test_a_folder_that_is_taken_away_is_made_again(begin, tmp_path: Path, eventually: Eventually) -> None:
+def test_deleted_folder_is_created_again(begin, tmp_path: Path, eventually: Eventually) -> None:
     place = tmp_path / "place"
     begin(folder=place)
     eventually(lambda: _published(place))
@@ -151,14 +151,14 @@ def test_a_folder_that_is_taken_away_is_made_again(begin, tmp_path: Path, eventu
     assert _ask(place, "ping")["ok"]
 
 
-def test_file_and_socket_stay_together_when_the_shared_folder_appears(
-    source, trouble, tmp_path: Path, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+def test_file_and_socket_stay_in_one_folder(
+    source, errors, tmp_path: Path, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folders = iter([tmp_path / "first", tmp_path / "second"])
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
     monkeypatch.setattr("gpufrag.agent.agent.to_write", lambda environment: next(folders))
-    agent = Agent(source, AgentSettings(**FAST), trouble)
+    agent = Agent(source, AgentSettings(**FAST), errors)
     agent.start()
     eventually(lambda: agent.latest)
     written = (tmp_path / "first").stat().st_mtime_ns
@@ -167,7 +167,7 @@ def test_file_and_socket_stay_together_when_the_shared_folder_appears(
     agent.stop()
 
 
-def test_a_socket_that_was_tidied_away_is_put_back(begin, tmp_path: Path, eventually: Eventually) -> None:
+def test_deleted_socket_is_created_again(begin, tmp_path: Path, eventually: Eventually) -> None:
     begin()
     eventually(lambda: list(tmp_path.glob("*.sock")))
     next(iter(tmp_path.glob("*.sock"))).unlink()
@@ -175,9 +175,7 @@ def test_a_socket_that_was_tidied_away_is_put_back(begin, tmp_path: Path, eventu
     assert _ask(tmp_path, "ping")["ok"]
 
 
-def test_a_source_that_fails_is_counted_each_time_it_is_due_and_no_oftener(
-    begin, source, trouble, eventually: Eventually
-) -> None:
+def test_failing_source_is_read_only_when_due(begin, source, errors, eventually: Eventually) -> None:
     read = source.read
     times = []
 
@@ -190,10 +188,10 @@ def test_a_source_that_fails_is_counted_each_time_it_is_due_and_no_oftener(
     eventually(lambda: len(times) >= 3)
     source.read = read
     eventually(lambda: agent.latest and agent.latest.devices)
-    assert agent.latest.health.errors == {"sampler": trouble.counts["sampler"]}
+    assert agent.latest.health.errors == {"sampler": errors.counts["sampler"]}
 
 
-def test_a_rank_that_is_set_late_is_published(
+def test_rank_set_late_is_published(
     begin, tmp_path: Path, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("RANK", raising=False)
@@ -204,7 +202,7 @@ def test_a_rank_that_is_set_late_is_published(
     assert len(list(tmp_path.glob("*.json"))) == 1
 
 
-def test_an_agent_that_is_stopped_no_longer_hears_of_steps(begin, source) -> None:
+def test_stopped_agent_gets_no_steps(begin, source) -> None:
     agent = begin()
     agent.stop()
     assert source.on_step is None

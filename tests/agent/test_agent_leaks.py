@@ -45,7 +45,7 @@ def _train(source: LiveSource, steps: int) -> None:
         source.step()
 
 
-def test_it_is_told_as_soon_as_it_is_sure(
+def test_leak_is_logged_as_soon_as_it_is_certain(
     running: Agent, source: LiveSource, tmp_path: Path, eventually: Eventually, caplog: pytest.LogCaptureFixture
 ) -> None:
     eventually(lambda: running.latest and running.latest.devices)
@@ -61,9 +61,7 @@ def test_it_is_told_as_soon_as_it_is_sure(
 
 
 @pytest.mark.parametrize("source", [False], indirect=True)
-def test_an_agent_that_came_before_its_device_reads_it_after_the_first_step(
-    source: LiveSource, running: Agent, eventually: Eventually
-) -> None:
+def test_device_used_later_is_read_after_first_step(source: LiveSource, running: Agent, eventually: Eventually) -> None:
     eventually(lambda: running.latest)
     assert running.latest is not None
     assert running.latest.devices == ()

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from fake_source import ScriptedSource
-from gpufrag.agent import oom_files
-from gpufrag.agent.agent import Agent
+from gpufrag.agent.agent import Agent, keep_report
 from gpufrag.agent.settings import AgentSettings
 from gpufrag.wire.folder import FileName, ReportName
 from gpufrag.wire.oom_report import OomReport
@@ -40,21 +39,21 @@ def _ooms(folder: Path) -> Ooms | None:
     return device.ooms
 
 
-def test_the_count_is_published_at_once(running, source, tmp_path: Path, eventually: Callable) -> None:
+def test_oom_count_is_published_at_once(running, source, tmp_path: Path, eventually: Callable) -> None:
     eventually(lambda: running.latest)
     source.fail(100 * GIB)
     eventually(lambda: _ooms(tmp_path).causes["limit"] == 1)
     assert [report.requested for report in _reports(tmp_path)] == [100 * GIB]
 
 
-def test_the_copy_for_a_report_is_no_snapshot_of_the_schedule(running, source, tmp_path: Path, eventually) -> None:
+def test_copy_for_a_report_is_not_a_snapshot(running, source, tmp_path: Path, eventually) -> None:
     eventually(lambda: running.latest)
     source.fail(GIB)
     assert source.captures == 1
     assert running.latest.devices[0].snapshots == ()
 
 
-def test_a_folder_that_was_swept_away_is_made_again_for_it(source: ScriptedSource, tmp_path: Path, eventually) -> None:
+def test_deleted_folder_is_created_again_for_a_report(source: ScriptedSource, tmp_path: Path, eventually) -> None:
     folder = tmp_path / "swept"
     agent = Agent(source, AgentSettings(interval=1000.0, publish_every=500.0, folder=folder))
     agent.start()
@@ -77,7 +76,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_both_outlive_a_process_that_is_killed_at_once(scripts, folder: Path) -> None:
+def test_report_and_count_outlive_a_killed_process(scripts, folder: Path) -> None:
     with scripts.start(DIES) as process:
         _, err = process.communicate(timeout=60)
     assert process.returncode == -9
@@ -102,7 +101,7 @@ except OutOfMemoryError:
 """
 
 
-def test_the_very_first_request_of_a_program_may_be_the_one(scripts, folder: Path) -> None:
+def test_first_request_of_a_program_is_explained(scripts, folder: Path) -> None:
     with scripts.start(FIRST) as process:
         _, err = process.communicate(timeout=60)
     assert process.returncode == 3, err
@@ -111,9 +110,9 @@ def test_the_very_first_request_of_a_program_may_be_the_one(scripts, folder: Pat
     assert report.measured is not None
 
 
-def test_the_last_reports_of_a_process_are_kept(tmp_path: Path) -> None:
+def test_only_latest_reports_are_kept(tmp_path: Path) -> None:
     who = Identity("host", 5, 1.0)
     for number in range(1, 21):
-        oom_files.keep(tmp_path, OomReport(who, number, 1.0, 0, GIB, "capacity"))
+        keep_report(tmp_path, OomReport(who, number, 1.0, 0, GIB, "capacity"))
     assert [report.number for report in _reports(tmp_path)] == list(range(13, 21))
     assert all(file.stat().st_mode & 0o777 == 0o644 for file in tmp_path.iterdir())

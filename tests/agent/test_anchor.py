@@ -24,7 +24,7 @@ class Ship:
     taken: list[tuple[int, int]] = field(default_factory=list)
     given_back: list[int] = field(default_factory=list)
     hooks: list[Any] = field(default_factory=list)
-    trouble: ErrorCounter = field(default_factory=ErrorCounter)
+    errors: ErrorCounter = field(default_factory=ErrorCounter)
     environment: dict[str, str] = field(default_factory=dict)
 
     def torch(self) -> ModuleType:
@@ -37,7 +37,7 @@ class Ship:
         return torch
 
     def drop(self, share: float = 0.2, torch: ModuleType | None = None) -> None:
-        Anchor(torch or self.torch(), share, self.trouble, self.environment).drop_when_chosen()
+        Anchor(torch or self.torch(), share, self.errors, self.environment).drop_when_chosen()
 
     def forward(self) -> None:
         for hook in list(self.hooks):
@@ -62,16 +62,16 @@ def ship_of_two() -> Ship:
     return Ship(Machine(count=2, heaps={}, contexts={0, 1}))
 
 
-def test_it_takes_the_share_in_one_piece_and_frees_it(ship: Ship) -> None:
+def test_anchor_reserves_one_piece_and_frees_it(ship: Ship) -> None:
     ship.drop(0.2)
     ((size, device),) = ship.taken
     assert device == 0
     assert 0 <= SIZE * 0.2 - size < 2 * MIB
     assert ship.given_back == [1]
-    assert ship.trouble.counts == {}
+    assert ship.errors.counts == {}
 
 
-def test_of_several_devices_it_waits_for_the_one_that_the_process_chooses(ship_of_two: Ship) -> None:
+def test_anchor_waits_until_a_device_is_chosen(ship_of_two: Ship) -> None:
     ship_of_two.drop()
     assert ship_of_two.taken == []
     ship_of_two.device = 1
@@ -80,7 +80,7 @@ def test_of_several_devices_it_waits_for_the_one_that_the_process_chooses(ship_o
     assert ship_of_two.hooks == []
 
 
-def test_it_waits_while_a_graph_is_recorded(ship_of_two: Ship) -> None:
+def test_anchor_waits_during_a_graph_capture(ship_of_two: Ship) -> None:
     ship_of_two.drop()
     ship_of_two.machine.capturing = True
     ship_of_two.forward()
@@ -94,17 +94,17 @@ def test_it_waits_while_a_graph_is_recorded(ship_of_two: Ship) -> None:
     ("conf", "why"),
     [("expandable_segments:True", "already are one piece"), ("max_split_size_mb:128", "could not use the anchor")],
 )
-def test_settings_under_which_it_is_useless_or_harmful_are_told(
+def test_anchor_is_refused_under_unsuitable_settings(
     ship: Ship, conf: str, why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     ship.environment["PYTORCH_CUDA_ALLOC_CONF"] = conf
     ship.drop()
     assert ship.taken == []
-    assert ship.trouble.counts == {"anchor": 1}
+    assert ship.errors.counts == {"anchor": 1}
     assert why in caplog.text
 
 
-def test_other_settings_do_not_hinder_it() -> None:
+def test_anchor_is_dropped_under_other_settings() -> None:
     assert settings_obstacle(parse_conf("garbage_collection_threshold:0.8,roundup_power2_divisions:4")) is None
 
 
@@ -112,11 +112,11 @@ def test_other_settings_do_not_hinder_it() -> None:
     ("change", "why"),
     [
         ({"free": 20_000_000_000}, "not free on device 0"),
-        ({"fraction": 0.1}, "above the process's limit"),
+        ({"fraction": 0.1}, "exceed the process's limit"),
         ({"backend": "cudaMallocAsync"}, "keeps no segments"),
     ],
 )
-def test_what_has_no_room_is_not_even_tried(
+def test_anchor_without_room_is_not_tried(
     ship: Ship, change: dict[str, Any], why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Torch would empty its cache, count an OOM and call whoever observes them."""
@@ -125,10 +125,10 @@ def test_what_has_no_room_is_not_even_tried(
     ship.drop()
     assert ship.taken == []
     assert why in caplog.text
-    assert ship.trouble.counts == {"anchor": 1}
+    assert ship.errors.counts == {"anchor": 1}
 
 
-def test_an_error_of_torchs_is_counted_and_not_raised(ship: Ship, caplog: pytest.LogCaptureFixture) -> None:
+def test_torch_error_at_the_anchor_is_counted(ship: Ship, caplog: pytest.LogCaptureFixture) -> None:
     torch: Any = ship.torch()
 
     def refuse(size: int, device: int) -> int:
@@ -136,27 +136,27 @@ def test_an_error_of_torchs_is_counted_and_not_raised(ship: Ship, caplog: pytest
 
     torch.cuda.caching_allocator_alloc = refuse
     ship.drop(torch=torch)
-    assert ship.trouble.counts == {"anchor": 1}
-    assert "the job goes on without it" in caplog.text
+    assert ship.errors.counts == {"anchor": 1}
+    assert "the job continues without it" in caplog.text
 
 
 @pytest.mark.parametrize(
     "name", ["cuda.caching_allocator_alloc", "cuda.caching_allocator_delete", "cuda.current_device"]
 )
-def test_a_torch_that_lacks_a_function_has_no_anchor(ship: Ship, name: str) -> None:
+def test_torch_without_the_function_has_no_anchor(ship: Ship, name: str) -> None:
     torch = ship.torch()
     remove(torch, name)
     ship.drop(torch=torch)
     assert ship.taken == []
 
 
-def test_a_share_that_is_less_than_a_segment_is_none(ship: Ship, caplog: pytest.LogCaptureFixture) -> None:
+def test_share_smaller_than_a_segment_is_refused(ship: Ship, caplog: pytest.LogCaptureFixture) -> None:
     ship.drop(1e-5)
     assert ship.taken == []
     assert "too few for a segment" in caplog.text
 
 
-def test_it_is_dropped_when_cuda_begins_and_what_hinders_it_is_published(scripts, folder: Path) -> None:
+def test_anchor_is_dropped_at_cuda_initialisation(scripts, folder: Path) -> None:
     program = """
 import os, sys, time
 from fake_torch import Machine, torch_of
@@ -176,4 +176,4 @@ print(agent.latest().health.errors)
     with scripts.start(program, GPUFRAG_ANCHOR="20%") as process:
         out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (0, "{'anchor': 1}\n")
-    assert "not free on device 0; the job goes on without it" in err
+    assert "not free on device 0; the job continues without it" in err

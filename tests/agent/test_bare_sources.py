@@ -15,7 +15,7 @@ from gpufrag.wire.error_counter import ErrorCounter
 from gpufrag.wire.sample import Sums
 
 
-def test_a_pool_that_jax_has_filled_tells_all_that_a_request_can_get() -> None:
+def test_full_jax_pool_has_largest_allocatable() -> None:
     assert sums(PREALLOCATED, 1.0, "bfc") == Sums(
         time=1.0,
         allocated=20 * GIB,
@@ -30,20 +30,20 @@ def test_a_pool_that_jax_has_filled_tells_all_that_a_request_can_get() -> None:
     )
 
 
-def test_what_a_growing_pool_could_get_from_the_driver_is_not_known() -> None:
+def test_growing_jax_pool_has_no_largest_allocatable() -> None:
     found = sums(GROWING, 1.0, "bfc")
     assert (found.free_cached, found.largest_free_block) == (44 * GIB, 30 * GIB)
     assert (found.free_total, found.largest_allocatable) == (None, None)
 
 
 @pytest.mark.parametrize("backend", ["cuda_async", "platform"])
-def test_of_another_allocator_the_free_blocks_are_not_known(backend: str) -> None:
+def test_other_jax_allocators_have_no_free_blocks(backend: str) -> None:
     found = sums(PREALLOCATED, 1.0, backend)
     assert (found.allocated, found.free_cached, found.largest_free_block) == (20 * GIB, None, None)
 
 
 @pytest.mark.parametrize("name", sorted(PREALLOCATED))
-def test_a_figure_that_a_version_has_not_is_absent(name: str) -> None:
+def test_figure_missing_in_a_release_is_absent(name: str) -> None:
     left = {key: value for key, value in PREALLOCATED.items() if key != name}
     whole, found = vars(sums(PREALLOCATED, 1.0, "bfc")), vars(sums(left, 1.0, "bfc"))
     assert {key for key in whole if found[key] != whole[key]} == {key for key in found if found[key] is None} - {
@@ -51,17 +51,17 @@ def test_a_figure_that_a_version_has_not_is_absent(name: str) -> None:
     }
 
 
-def test_a_free_block_of_nothing_beside_free_memory_is_a_figure_that_is_not_kept_up() -> None:
+def test_zero_largest_block_next_to_free_memory_is_absent() -> None:
     found = sums({**PREALLOCATED, "largest_free_block_bytes": 0}, 1.0, "bfc")
     assert (found.largest_free_block, found.largest_allocatable, found.free_cached) == (None, None, 80 * GIB)
 
 
-def test_a_full_pool_has_a_largest_block_of_nothing() -> None:
+def test_full_pool_has_largest_block_of_zero() -> None:
     full = {**PREALLOCATED, "bytes_in_use": 100 * GIB, "largest_free_block_bytes": 0}
     assert (sums(full, 1.0, "bfc").largest_allocatable, sums(full, 1.0, "bfc").free_total) == (0, 0)
 
 
-def test_jax_is_not_asked_before_it_has_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jax_is_not_read_before_it_has_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = jax(monkeypatch)
     source = JaxSource(fake.module, ErrorCounter(), {})
     assert source.read() == []
@@ -70,33 +70,31 @@ def test_jax_is_not_asked_before_it_has_a_gpu(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("platform", ["cuda", "rocm"])
-def test_every_gpu_of_this_process_is_read_under_its_number_here(
-    monkeypatch: pytest.MonkeyPatch, platform: str
-) -> None:
+def test_gpus_are_read_by_local_ordinal(monkeypatch: pytest.MonkeyPatch, platform: str) -> None:
     fake = jax(monkeypatch)
     second, of_an_older_jax = JaxDevice(id=9, local_hardware_id=1), JaxDevice(id=2, local_hardware_id=None)
     fake.initialise(platform, JaxDevice(), second, of_an_older_jax)
     source = JaxSource(fake.module, ErrorCounter(), {})
     assert [(reading.device, reading.limit) for reading in source.read()] == [(n, 100 * GIB) for n in (0, 1, 2)]
     assert source.live(1) == Live(20 * GIB, None)
-    assert (source.live(7), source.capture(), source.recording()) == (None, None, False)
+    assert (source.live(7), source.capture(), source.history_in_use()) == (None, None, False)
 
 
-def test_an_allocator_without_statistics_is_counted_and_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    fake, trouble = jax(monkeypatch), ErrorCounter()
+def test_jax_allocator_without_statistics_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake, errors = jax(monkeypatch), ErrorCounter()
     fake.initialise("cuda", JaxDevice(fault=RuntimeError("UNIMPLEMENTED")), JaxDevice(stats=None))
-    assert JaxSource(fake.module, trouble, {}).read() == []
-    assert trouble.counts == {"jax.Device.memory_stats": 1}
+    assert JaxSource(fake.module, errors, {}).read() == []
+    assert errors.counts == {"jax.Device.memory_stats": 1}
 
 
-def test_the_allocator_that_jax_was_told_to_use_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_backend_names_the_chosen_jax_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
     module = jax(monkeypatch).module
     environment = {"XLA_PYTHON_CLIENT_ALLOCATOR": "platform", "CUDA_VISIBLE_DEVICES": f"3,GPU-{'0' * 8}-1-2-3"}
     assert JaxSource(module, ErrorCounter(), {}).facts(0).backend == "bfc"
     assert JaxSource(module, ErrorCounter(), environment).facts(0).backend == "platform"
 
 
-def test_tensorflow_tells_two_figures_and_only_once_it_has_its_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensorflow_is_read_once_it_has_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = tensorflow(monkeypatch)
     source = TensorflowSource(fake.module, ErrorCounter(), {})
     assert (source.read(), fake.calls) == ([], [])
@@ -107,12 +105,12 @@ def test_tensorflow_tells_two_figures_and_only_once_it_has_its_devices(monkeypat
     assert (second.device, fake.calls, source.facts(0).backend) == (1, ["GPU:0", "GPU:1"], "bfc")
 
 
-def test_the_adapters_are_found_by_the_modules_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connect_finds_the_adapter_by_module_name(monkeypatch: pytest.MonkeyPatch) -> None:
     assert connect(jax(monkeypatch).module, ErrorCounter()).framework_version == "0.10.2"
     assert connect(tensorflow(monkeypatch).module, ErrorCounter()).framework_version == "2.21.0"
 
 
-def test_jax_arrives_with_the_first_thing_that_it_compiles_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jax_is_noticed_at_its_first_gpu_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
     fake, ready = jax(monkeypatch), list[ModuleType]()
     arrival.when_in_use(ready.append, fake.modules, [])
     fake.compile()
@@ -123,7 +121,7 @@ def test_jax_arrives_with_the_first_thing_that_it_compiles_for_a_gpu(monkeypatch
     assert ready == [fake.module]
 
 
-def test_tensorflow_arrives_when_it_makes_its_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensorflow_is_noticed_when_it_creates_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     fake, ready = tensorflow(monkeypatch), list[ModuleType]()
     arrival.when_in_use(ready.append, fake.modules, [])
     fake.initialise(gpus=0)
@@ -133,7 +131,7 @@ def test_tensorflow_arrives_when_it_makes_its_devices(monkeypatch: pytest.Monkey
     assert ready == [fake.module]
 
 
-def test_what_is_in_use_already_arrives_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_framework_in_use_is_noticed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     with_jax, with_tensorflow, ready = jax(monkeypatch), tensorflow(monkeypatch), list[ModuleType]()
     with_jax.initialise()
     with_tensorflow.initialise()
@@ -142,9 +140,7 @@ def test_what_is_in_use_already_arrives_at_once(monkeypatch: pytest.MonkeyPatch)
     assert with_jax.listeners == []
 
 
-def test_a_tensorflow_without_that_method_is_left_as_it_is(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unknown_tensorflow_is_left_alone(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     fake, ready = tensorflow(monkeypatch), list[ModuleType]()
     del fake.context.Context._initialize_logical_devices  # type: ignore[attr-defined]
     monkeypatch.setattr(fake.context, "Context", object)
@@ -152,16 +148,14 @@ def test_a_tensorflow_without_that_method_is_left_as_it_is(
     assert (ready, capsys.readouterr().err) == ([], "")
 
 
-def test_a_jax_that_tells_nobody_is_left_as_it_is(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unknown_jax_is_left_alone(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     fake, ready = jax(monkeypatch), list[ModuleType]()
     del fake.module.monitoring.register_event_duration_secs_listener
     arrival.when_in_use(ready.append, fake.modules, [])
     assert (ready, capsys.readouterr().err) == ([], "")
 
 
-def test_an_error_of_ours_is_not_the_programs_compilation(
+def test_our_error_does_not_fail_a_compilation(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fake = jax(monkeypatch)

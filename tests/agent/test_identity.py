@@ -25,24 +25,24 @@ def _variables(launcher: Launcher, *values: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS, ids=lambda launcher: launcher.name)
-def test_each_launcher_tells_the_rank(launcher: Launcher) -> None:
+def test_rank_comes_from_each_launcher(launcher: Launcher) -> None:
     told = _places(_variables(launcher, "5", "1", "8"))
     assert told == (5, 1 if launcher.local_rank else None, 8 if launcher.world_size else None)
 
 
 @pytest.mark.parametrize(("first", "second"), list(pairwise(LAUNCHERS)))
-def test_the_first_in_the_table_tells_all_of_it(first: Launcher, second: Launcher) -> None:
+def test_values_of_launchers_are_not_mixed(first: Launcher, second: Launcher) -> None:
     both = _variables(second, "7", "7", "7") | {first.rank: "0"}
     assert _places(both) == (0, None, None)
 
 
 @pytest.mark.parametrize("value", ["", "-1", "one", "0x1", " "])
-def test_a_value_that_is_no_rank_is_none(value: str) -> None:
+def test_invalid_rank_is_none(value: str) -> None:
     assert _places({"RANK": value, "WORLD_SIZE": value}) == (None, None, None)
     assert _places({"RANK": value, "SLURM_PROCID": "3"}) == (3, None, None)
 
 
-def test_the_documentation_has_the_table_in_its_order() -> None:
+def test_docs_list_the_launchers_in_order() -> None:
     page = (TESTS.parent / "docs" / "agent.md").read_text()
     rows = ["| " + " | ".join(f"`{name}`" if name else "" for name in launcher[1:]) for launcher in LAUNCHERS]
     places = [page.find(row.replace("|  |", "| |").rstrip()) for row in rows]
@@ -50,7 +50,7 @@ def test_the_documentation_has_the_table_in_its_order() -> None:
     assert places == sorted(places)
 
 
-def test_a_rank_that_is_set_late_is_found_late() -> None:
+def test_rank_set_late_is_found() -> None:
     before = identify({})
     after = with_rank(before, {"RANK": "2", "LOCAL_RANK": "2", "WORLD_SIZE": "4"})
     assert (after.rank, after.start) == (2, before.start)
@@ -64,7 +64,7 @@ def test_pid_and_start_are_the_kernels() -> None:
     assert found.start == identify({}).start
 
 
-def test_a_command_with_brackets_and_spaces_does_not_mislead(tmp_path: Path) -> None:
+def test_command_with_brackets_is_parsed(tmp_path: Path) -> None:
     (tmp_path / "self").mkdir()
     fields = " ".join(str(n) for n in range(4, 53))
     (tmp_path / "self" / "stat").write_text(f"7 (a) S 1 (b) 99) S {fields}")
@@ -72,24 +72,24 @@ def test_a_command_with_brackets_and_spaces_does_not_mislead(tmp_path: Path) -> 
     assert identify({}, tmp_path).start == 1000 + 22 / os.sysconf("SC_CLK_TCK")
 
 
-def test_without_proc_it_began_now(tmp_path: Path) -> None:
+def test_start_without_proc_is_now(tmp_path: Path) -> None:
     assert abs(identify({}, tmp_path / "none").start - time.time()) < 60
 
 
-def test_it_fits_what_is_published() -> None:
+def test_identity_can_be_published() -> None:
     assert isinstance(identify({}), Identity)
 
 
 @pytest.mark.parametrize("value", ["1" + "0" * 19, "9" * 5000, "٣" * 5000])
-def test_a_number_that_no_sample_can_hold_is_absent_and_counted(value: str) -> None:
-    trouble = ErrorCounter()
-    found = identify({"RANK": "3", "WORLD_SIZE": value}, trouble=trouble)
+def test_number_too_long_for_a_sample_is_absent(value: str) -> None:
+    errors = ErrorCounter()
+    found = identify({"RANK": "3", "WORLD_SIZE": value}, errors=errors)
     assert (found.rank, found.world_size) == (3, None)
-    assert trouble.counts == {"identity": 1}
+    assert errors.counts == {"identity": 1}
     assert _places({"RANK": value}) == (None, None, None)
     assert decode(encode(ProcessSample(found, 1.0))).identity == found
 
 
-def test_the_largest_number_that_a_sample_can_hold_is_kept() -> None:
+def test_largest_number_is_kept() -> None:
     found = identify({"RANK": "9" * 19})
     assert decode(encode(ProcessSample(found, 1.0))).identity.rank == 10**19 - 1

@@ -19,7 +19,7 @@ def at_one_place(blocks: int) -> Callable[[], Sites]:
 
 
 @pytest.mark.parametrize("at", ["peak", "timer"])
-def test_what_is_held_within_a_step_is_no_place_that_grows(clock: HandClock, at: str) -> None:
+def test_memory_held_within_a_step_is_not_a_leak_site(clock: HandClock, at: str) -> None:
     training = job(clock)
     watch = training.sampler._leaks
     assert watch is not None
@@ -31,7 +31,7 @@ def test_what_is_held_within_a_step_is_no_place_that_grows(clock: HandClock, at:
     assert leak.stacks == ()
 
 
-def test_what_grew_before_the_first_step_is_not_named(clock: HandClock) -> None:
+def test_growth_before_the_first_step_is_not_named(clock: HandClock) -> None:
     training = job(clock)
     watch = training.sampler._leaks
     assert watch is not None
@@ -43,7 +43,7 @@ def test_what_grew_before_the_first_step_is_not_named(clock: HandClock) -> None:
     assert leak.stacks == ()
 
 
-def test_with_history_the_growing_place_is_named(clock: HandClock, caplog: pytest.LogCaptureFixture) -> None:
+def test_history_names_the_growing_place(clock: HandClock, caplog: pytest.LogCaptureFixture) -> None:
     held = iter(range(1, 1000))
     training = job(clock, places=lambda: {0: {PLACE: Held(next(held) * 40 * MB, next(held)), ("a",): Held(1, 1)}})
     with caplog.at_level(logging.WARNING, "gpufrag"):

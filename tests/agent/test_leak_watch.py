@@ -8,7 +8,7 @@ import pytest
 
 from agent.watched_job import MB, Job, job
 from fake_source import HandClock, ScriptedSource
-from gpufrag.agent.leak_watch import CREDIT, SHARE
+from gpufrag.agent.leak_watch import BURST, SHARE
 from gpufrag.agent.sampler import Sampler
 from gpufrag.agent.settings import AgentSettings
 from gpufrag.model.leaks import FEWEST, LASTING
@@ -16,7 +16,7 @@ from gpufrag.wire.error_counter import ErrorCounter
 from gpufrag.wire.sample import Leak
 
 
-def test_two_megabytes_a_step_are_found_within_sixty_steps(clock: HandClock) -> None:
+def test_leak_is_found_within_sixty_steps(clock: HandClock) -> None:
     training = job(clock)
     training.steps(60, kept=2 * MB)
     leak = training.leak()
@@ -24,7 +24,7 @@ def test_two_megabytes_a_step_are_found_within_sixty_steps(clock: HandClock) -> 
     assert (leak.unit, round(leak.rate)) == ("step", 2 * MB)
 
 
-def test_the_agents_thread_is_woken_when_there_is_enough_to_judge(clock: HandClock) -> None:
+def test_agent_is_woken_when_enough_points_exist(clock: HandClock) -> None:
     training = job(clock)
     training.steps(FEWEST + 1, kept=2 * MB)
     assert training.source.lives - 1 == FEWEST + 1, "one point a step, and one second before the first"
@@ -32,7 +32,7 @@ def test_the_agents_thread_is_woken_when_there_is_enough_to_judge(clock: HandClo
     assert training.sampler.read_in() <= 0
 
 
-def test_enough_without_growth_is_no_leak_and_too_little_is_not_known(clock: HandClock) -> None:
+def test_flat_memory_is_no_leak_and_few_points_are_unknown(clock: HandClock) -> None:
     training = job(clock)
     training.steps(FEWEST - 1)
     assert training.leak() is None
@@ -40,24 +40,24 @@ def test_enough_without_growth_is_no_leak_and_too_little_is_not_known(clock: Han
     assert training.leak() == Leak("step")
 
 
-def test_growth_below_the_threshold_is_none(clock: HandClock) -> None:
+def test_growth_below_the_threshold_is_no_leak(clock: HandClock) -> None:
     training = job(clock, threshold=3 * MB)
     training.steps(100, kept=2 * MB)
     assert training.leak() == Leak("step")
 
 
 @pytest.mark.parametrize("length", [0.001, 0.02, 0.1])
-def test_points_keep_within_their_share_of_wall_time(clock: HandClock, length: float) -> None:
+def test_points_stay_within_their_budget(clock: HandClock, length: float) -> None:
     training = job(clock)
     lived = training.source.lives
     began = clock.now
     training.steps(int(60 / length), length=length)
     spent = (training.source.lives - lived) * training.source.cost
-    assert spent <= CREDIT + SHARE * (clock.now - began) + training.source.cost
+    assert spent <= BURST + SHARE * (clock.now - began) + training.source.cost
     assert spent > 0.5 * min(SHARE * 60, training.source.cost * 60 / length)
 
 
-def test_short_steps_are_judged_by_every_so_many_of_them(clock: HandClock) -> None:
+def test_short_steps_get_points_at_some_of_them(clock: HandClock) -> None:
     training = job(clock)
     training.steps(3000, kept=2 * MB, length=0.005)
     leak = training.leak()
@@ -65,7 +65,7 @@ def test_short_steps_are_judged_by_every_so_many_of_them(clock: HandClock) -> No
     assert round(leak.rate) == 2 * MB
 
 
-def test_a_reading_that_had_to_wait_is_paid_for(clock: HandClock) -> None:
+def test_reading_that_waited_is_paid_for(clock: HandClock) -> None:
     training = job(clock, cost=0.02)
     training.steps(1)
     lived = training.source.lives
@@ -75,7 +75,7 @@ def test_a_reading_that_had_to_wait_is_paid_for(clock: HandClock) -> None:
     assert training.source.lives == lived + 1
 
 
-def test_a_source_without_these_figures_has_no_reading(source: ScriptedSource, clock: HandClock) -> None:
+def test_source_without_live_memory_has_no_points(source: ScriptedSource, clock: HandClock) -> None:
     sampler = Sampler(source, AgentSettings(), ErrorCounter(), clock.clocks)
     training = Job(source, sampler, clock)  # type: ignore[arg-type]
     sampler.watch_steps(lambda: None)
@@ -92,7 +92,7 @@ def _serve(serving: Job, seconds: float, kept: int) -> None:
 
 
 @pytest.mark.parametrize("blocks", [500, None])
-def test_a_server_is_judged_by_seconds_after_a_longer_time(clock: HandClock, blocks: int | None) -> None:
+def test_server_is_judged_by_seconds(clock: HandClock, blocks: int | None) -> None:
     serving = job(clock, steps=False, blocks=blocks)
     _serve(serving, LASTING / 2, kept=MB)
     assert serving.leak() is None
@@ -103,7 +103,7 @@ def test_a_server_is_judged_by_seconds_after_a_longer_time(clock: HandClock, blo
 
 
 @pytest.mark.parametrize("blocks", [500, None])
-def test_a_server_that_grows_is_never_said_not_to(clock: HandClock, blocks: int | None) -> None:
+def test_growing_server_is_never_called_clear(clock: HandClock, blocks: int | None) -> None:
     serving = job(clock, steps=False, blocks=blocks)
     for _ in range(int(2 * LASTING)):
         _serve(serving, 1, kept=MB)
@@ -111,25 +111,25 @@ def test_a_server_that_grows_is_never_said_not_to(clock: HandClock, blocks: int 
         assert leak is None or leak.rate > 0
 
 
-def test_a_training_that_begins_later_is_judged_by_its_steps(clock: HandClock) -> None:
+def test_training_that_begins_later_is_judged_by_steps(clock: HandClock) -> None:
     loading = job(clock)
     _serve(loading, LASTING * 7 / 6, kept=MB)
     loading.steps(FEWEST + 1)
     assert loading.leak() == Leak("step")
 
 
-def test_it_is_told_once(clock: HandClock, caplog: pytest.LogCaptureFixture) -> None:
+def test_leak_is_logged_once(clock: HandClock, caplog: pytest.LogCaptureFixture) -> None:
     training = job(clock)
     with caplog.at_level(logging.WARNING, "gpufrag"):
         for _ in range(5):
             training.steps(60, kept=2 * MB)
             training.leak()
     (line,) = caplog.messages
-    assert line.startswith("gpufrag: device 0: allocated memory grows by 1.91 MiB a step")
+    assert line.startswith("gpufrag: device 0: allocated memory grows by 1.91 MiB per step")
     assert "docs/leaks.md" in line
 
 
-def test_what_only_filled_is_taken_back_once(clock: HandClock, caplog: pytest.LogCaptureFixture) -> None:
+def test_growth_that_ended_is_withdrawn_once(clock: HandClock, caplog: pytest.LogCaptureFixture) -> None:
     filling = job(clock)
     with caplog.at_level(logging.WARNING, "gpufrag"):
         for count, kept in ((60, 2 * MB), (40, 0), (200, 0), (200, 0)):
@@ -142,7 +142,7 @@ def test_what_only_filled_is_taken_back_once(clock: HandClock, caplog: pytest.Lo
     assert filling.leak() == Leak("step")
 
 
-def test_a_leak_after_one_that_was_none_is_told_again(clock: HandClock, caplog: pytest.LogCaptureFixture) -> None:
+def test_new_leak_after_a_withdrawn_one_is_logged(clock: HandClock, caplog: pytest.LogCaptureFixture) -> None:
     training = job(clock)
     with caplog.at_level(logging.WARNING, "gpufrag"):
         for count, kept in ((60, 2 * MB), (400, 0), *[(300, 2 * MB)] * 5):
@@ -156,7 +156,7 @@ def test_a_leak_after_one_that_was_none_is_told_again(clock: HandClock, caplog: 
     ]
 
 
-def test_it_is_not_said_to_be_over_before_that_is_sure(clock: HandClock) -> None:
+def test_leak_is_not_withdrawn_too_early(clock: HandClock) -> None:
     """What comes and goes beside a leak hides it for some readings."""
     training, rates = job(clock), []
     training.steps(60, kept=2 * MB)
@@ -170,7 +170,7 @@ def test_it_is_not_said_to_be_over_before_that_is_sure(clock: HandClock) -> None
     assert not any(rates[rates.index(False) :])
 
 
-def test_a_reading_that_fails_is_paid_for_and_not_tried_at_every_step(clock: HandClock) -> None:
+def test_failed_point_is_paid_for(clock: HandClock) -> None:
     training = job(clock, cost=0.02)
     watch, tried = training.sampler._leaks, []
     assert watch is not None

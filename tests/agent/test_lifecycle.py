@@ -42,19 +42,19 @@ def _answers(folder: Path) -> list[int]:
     return found
 
 
-def test_a_second_start_does_nothing(scripts, folder: Path) -> None:
+def test_second_start_does_nothing(scripts, folder: Path) -> None:
     program = BEGIN + "agent.start(ScriptedSource()); gpufrag.start(); published(); print(threads())"
     assert scripts.run(program) == "['MainThread', 'gpufrag-control', 'gpufrag-sampler']\n"
     assert len(_samples(folder)) == 1
 
 
-def test_after_stop_it_can_be_started_again(scripts, folder: Path) -> None:
+def test_stopped_agent_can_be_started_again(scripts, folder: Path) -> None:
     again = "agent.start(source); published(); print(agent.latest() is not None)"
     program = f"{BEGIN}published(); gpufrag.stop(); print(threads()); {again}"
     assert scripts.run(program) == "['MainThread']\nTrue\n"
 
 
-def test_the_end_of_the_process_leaves_last_words_and_no_listener(scripts, folder: Path) -> None:
+def test_exit_leaves_a_last_sample_and_no_socket(scripts, folder: Path) -> None:
     scripts.run(BEGIN + "published(); source.ooms = 5")
     (sample,) = _samples(folder)
     assert sample.devices[0].totals is not None
@@ -63,20 +63,20 @@ def test_the_end_of_the_process_leaves_last_words_and_no_listener(scripts, folde
 
 
 @pytest.mark.parametrize("end", ["os._exit(0)", "os.kill(os.getpid(), 9)"])
-def test_a_sudden_end_leaves_a_whole_file_and_no_listener(scripts, folder: Path, end: str) -> None:
+def test_sudden_exit_leaves_a_whole_file(scripts, folder: Path, end: str) -> None:
     process = scripts.start(BEGIN + f"published(); {end}")
     process.communicate(timeout=60)
     assert len(_samples(folder)) == 1
     assert _answers(folder) == [errno.ECONNREFUSED]
 
 
-def test_an_end_by_exception_is_the_programs_own(scripts, folder: Path) -> None:
+def test_exit_by_exception_is_unchanged(scripts, folder: Path) -> None:
     process = scripts.start(BEGIN + "published(); raise SystemExit(7)")
     assert process.communicate(timeout=60) == ("", "")
     assert process.returncode == 7
 
 
-def test_disabled_it_does_nothing(scripts, folder: Path) -> None:
+def test_disabled_agent_does_nothing(scripts, folder: Path) -> None:
     program = BEGIN + "gpufrag.start(port=1); print(threads())"
     assert scripts.run(program, GPUFRAG_DISABLE="1") == "['MainThread']\n"
     assert not folder.exists()
@@ -99,7 +99,7 @@ say(child)
 )
 
 
-def test_a_forked_child_has_no_agent_and_leaves_its_parents_alone(scripts, folder: Path) -> None:
+def test_forked_child_has_no_agent(scripts, folder: Path) -> None:
     with scripts.start(FORK + "os.waitpid(child, 0); print(threads())") as process:
         out, err = process.communicate("\n", timeout=60)
     assert err == ""
@@ -109,7 +109,7 @@ def test_a_forked_child_has_no_agent_and_leaves_its_parents_alone(scripts, folde
     assert (sample.identity.pid, sample.devices[0].totals.counters.ooms) == (process.pid, 0)
 
 
-def test_a_child_that_outlives_its_parent_does_not_keep_it_alive_to_readers(scripts, folder: Path) -> None:
+def test_surviving_child_does_not_keep_the_socket_open(scripts, folder: Path) -> None:
     process = scripts.start(FORK + "os._exit(0)")
     for _ in range(2):  # the child's line and the parent's, in any order
         process.stdout.readline()
@@ -118,15 +118,13 @@ def test_a_child_that_outlives_its_parent_does_not_keep_it_alive_to_readers(scri
     process.communicate("\n", timeout=60)
 
 
-def test_a_forked_child_may_have_an_agent_of_its_own(scripts, folder: Path) -> None:
+def test_forked_child_can_start_an_agent(scripts, folder: Path) -> None:
     program = FORK.replace("sys.stdin.readline()", "agent.start(ScriptedSource()); published()")
     scripts.run(program + "os.waitpid(child, 0)")
     assert len({sample.identity.pid for sample in _samples(folder)}) == 2
 
 
-def test_a_program_that_replaces_itself_takes_over_its_file_and_its_socket(
-    scripts, folder: Path, eventually: Eventually
-) -> None:
+def test_exec_takes_over_file_and_socket(scripts, folder: Path, eventually: Eventually) -> None:
     again = "published()\nif len(sys.argv) < 2: os.execv(sys.executable, [sys.executable, __file__, 'again'])\n"
     process = scripts.start(BEGIN + again + "print('ready', flush=True); sys.stdin.readline()")
     assert process.stdout.readline() == "ready\n"
@@ -153,12 +151,12 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-def test_without_cuda_there_is_no_thread_in_parent_or_child(scripts, folder: Path, method: str) -> None:
+def test_process_without_cuda_has_no_thread(scripts, folder: Path, method: str) -> None:
     assert scripts.run(SPAWN.replace("{method}", method)) == "[] ['MainThread']\n"
     assert not folder.exists()
 
 
-def test_without_torch_a_start_imports_none_and_next_to_nothing_else(scripts) -> None:
+def test_start_without_torch_imports_almost_nothing(scripts) -> None:
     program = """
 import sys
 before = set(sys.modules)
@@ -185,40 +183,40 @@ def published():
 """
 
 
-def test_the_agent_begins_when_cuda_does(scripts, folder: Path) -> None:
+def test_agent_starts_at_cuda_initialisation(scripts, folder: Path) -> None:
     program = CUDA + "gpufrag.start(); print(threads()); machine.initialise(); published(); print(threads())"
     assert scripts.run(program) == "['MainThread']\n['MainThread', 'gpufrag-control', 'gpufrag-sampler']\n"
     (sample,) = _samples(folder)
     assert sample.identity.framework == "torch"
 
 
-def test_two_initialisations_begin_one_agent(scripts, folder: Path) -> None:
+def test_two_initialisations_start_one_agent(scripts, folder: Path) -> None:
     program = CUDA + "gpufrag.start(); machine.initialise(); machine.initialise(); published(); print(threads())"
     assert scripts.run(program) == "['MainThread', 'gpufrag-control', 'gpufrag-sampler']\n"
 
 
-def test_a_child_that_initialises_cuda_itself_has_an_agent_and_its_parent_none(scripts, folder: Path) -> None:
+def test_child_that_initialises_cuda_has_an_agent(scripts, folder: Path) -> None:
     child = "gpufrag.start()\nif (child := os.fork()) == 0:\n    machine.initialise(); published(); sys.exit(0)\n"
     out = scripts.run(CUDA + child + "os.waitpid(child, 0); print(threads(), child)")
     (sample,) = _samples(folder)
     assert out == f"['MainThread'] {sample.identity.pid}\n"
 
 
-def test_stopped_before_cuda_begins_it_does_not_begin(scripts, folder: Path) -> None:
+def test_agent_stopped_before_cuda_never_starts(scripts, folder: Path) -> None:
     program = CUDA + "gpufrag.start(); gpufrag.stop(); machine.initialise(); print(threads())"
     assert scripts.run(program) == "['MainThread']\n"
 
 
-def test_a_setting_that_is_none_is_told_and_does_no_harm(scripts, folder: Path) -> None:
+def test_invalid_setting_is_reported_and_harmless(scripts, folder: Path) -> None:
     program = CUDA + "from gpufrag import agent; agent.wait(); machine.initialise(); print(threads())"
     with scripts.start(program, GPUFRAG_INTERVAL="soon") as process:
         out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (0, "['MainThread']\n")
-    assert "GPUFRAG_INTERVAL is 'soon'" in err
+    assert "GPUFRAG_INTERVAL must be a number (got 'soon')" in err
     assert err.count("\n") == 1
 
 
-def test_killed_at_any_moment_the_file_is_whole(scripts, folder: Path, eventually: Eventually) -> None:
+def test_file_is_whole_whenever_the_process_is_killed(scripts, folder: Path, eventually: Eventually) -> None:
     """And a reader always finds a sample or none. The sidecar's own tests do this five hundred times."""
     for _ in range(5):
         process = scripts.start(BEGIN + "threading.Event().wait()")
@@ -228,7 +226,7 @@ def test_killed_at_any_moment_the_file_is_whole(scripts, folder: Path, eventuall
     assert len(_samples(folder)) == 5
 
 
-def test_a_signal_ends_it_as_it_would_without_an_agent(scripts, folder: Path, eventually: Eventually) -> None:
+def test_signal_ends_the_process_as_without_agent(scripts, folder: Path, eventually: Eventually) -> None:
     process = scripts.start(BEGIN + "published(); print('ready', flush=True); threading.Event().wait()")
     assert process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGTERM)

@@ -48,7 +48,7 @@ def _refuse(thread: threading.Thread) -> None:
     raise RuntimeError("can't start new thread")
 
 
-def test_an_agent_that_cannot_begin_leaves_nothing_and_can_begin_later(no_threads, source: ScriptedSource) -> None:
+def test_agent_without_thread_leaves_nothing_behind(no_threads, source: ScriptedSource) -> None:
     with pytest.raises(RuntimeError, match="new thread"):
         agent.start(source)
     assert not lifecycle.running()
@@ -59,7 +59,7 @@ def test_an_agent_that_cannot_begin_leaves_nothing_and_can_begin_later(no_thread
     assert lifecycle.running()
 
 
-def test_metrics_that_cannot_be_served_are_an_error_of_their_own_and_the_end_does_not_wait(no_threads) -> None:
+def test_server_without_thread_is_an_error(no_threads) -> None:
     with pytest.raises(Unavailable, match="can't start new thread; raise the limit"):
         gpufrag.start(port=0)
     gpufrag.stop()
@@ -74,7 +74,7 @@ def _ask(path: Path) -> dict[str, object]:
     return answer
 
 
-def test_a_caller_is_told_and_the_next_one_is_answered(tmp_path: Path) -> None:
+def test_caller_without_thread_gets_an_error(tmp_path: Path) -> None:
     control = ControlServer(tmp_path / "host-1-2.sock", {"ping": lambda request: {}}, ErrorCounter())
     try:
         with pytest.MonkeyPatch.context() as patch:
@@ -86,13 +86,13 @@ def test_a_caller_is_told_and_the_next_one_is_answered(tmp_path: Path) -> None:
         control.close()
 
 
-def test_a_socket_that_nobody_would_hear_is_not_there(no_threads, tmp_path: Path) -> None:
+def test_socket_without_thread_does_not_exist(no_threads, tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="new thread"):
         ControlServer(tmp_path / "host-1-2.sock", {}, ErrorCounter())
     assert list(tmp_path.glob("*host-1-2*")) == []
 
 
-def test_a_sample_is_published_without_it_and_the_socket_comes_when_it_can(
+def test_sample_is_published_without_a_socket(
     source: ScriptedSource, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     one = agent_module.Agent(source, AgentSettings(folder=folder))
@@ -107,7 +107,7 @@ def test_a_sample_is_published_without_it_and_the_socket_comes_when_it_can(
     one._control.close()
 
 
-def test_a_signal_without_a_thread_to_save_in_does_what_it_did_before() -> None:
+def test_signal_without_thread_keeps_its_old_effect() -> None:
     seen: list[int] = []
     before = signal.signal(signal.SIGUSR1, lambda number, frame: seen.append(number))
     try:
@@ -120,13 +120,13 @@ def test_a_signal_without_a_thread_to_save_in_does_what_it_did_before() -> None:
         signal.signal(signal.SIGUSR1, before)
 
 
-def test_a_rank_that_has_saved_ends_with_its_code_all_the_same(no_threads) -> None:
+def test_saved_rank_without_thread_exits_with_its_code(no_threads) -> None:
     with pytest.raises(SystemExit) as ended:
         end_process()
     assert ended.value.code == EXIT_CODE
 
 
-def test_a_scraper_is_turned_away_and_the_next_one_is_answered() -> None:
+def test_scraper_without_thread_is_refused() -> None:
     gpufrag.start(port=0)
     assert serve_self._server is not None
     port = serve_self._server.server_port
@@ -139,7 +139,7 @@ def test_a_scraper_is_turned_away_and_the_next_one_is_answered() -> None:
         assert b"gpufrag_build_info" in answer.read()
 
 
-def test_a_signal_handler_may_end_the_agent_while_it_is_begun(source: ScriptedSource) -> None:
+def test_signal_handler_may_stop_the_starting_agent(source: ScriptedSource) -> None:
     """One that waited for the lock would wait for the very code that it has interrupted."""
     before = signal.signal(signal.SIGUSR1, lambda number, frame: gpufrag.stop())
     source.watch_steps = _interrupting(source.watch_steps)  # type: ignore[method-assign]

@@ -39,7 +39,7 @@ def _prints(scripts, program: str, *command: str, **environment: str) -> list[st
     return sorted(out.splitlines())
 
 
-def test_an_import_of_torch_leaves_the_hook_in_its_queue_and_no_trace_in_its_loader(scripts, folder: Path) -> None:
+def test_torch_import_queues_the_hook(scripts, folder: Path) -> None:
     program = """
 from importlib.machinery import SourceFileLoader
 waiting = [call for call, _ in torch.cuda._queued_calls if call.__module__ == "gpufrag.agent.first_use"]
@@ -51,7 +51,7 @@ print(seen() == QUIET)
     assert not folder.exists()
 
 
-def test_the_ranks_and_the_launcher_of_torchrun_stay_without_an_agent(scripts, folder: Path) -> None:
+def test_torchrun_on_cpu_has_no_agent(scripts, folder: Path) -> None:
     program = """
 import torch.distributed as dist
 dist.init_process_group("gloo")
@@ -77,7 +77,7 @@ dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_a_data_loaders_workers_stay_without_an_agent(scripts, folder: Path, method: str) -> None:
+def test_data_loader_workers_have_no_agent(scripts, folder: Path, method: str) -> None:
     program = """
 class Rows(torch.utils.data.Dataset):
     def __init__(self): self.parent = os.getpid()
@@ -95,12 +95,12 @@ ASK = """
 from gpufrag.agent.steps import Steps
 from gpufrag.agent.torch.source import TorchSource
 from gpufrag.wire.error_counter import ErrorCounter
-trouble = ErrorCounter()
-source = TorchSource(torch, trouble, {})
+errors = ErrorCounter()
+source = TorchSource(torch, errors, {})
 """
 
 
-def test_torchs_own_hook_tells_the_steps_until_it_is_closed(scripts) -> None:
+def test_torch_hook_reports_steps_until_closed(scripts) -> None:
     program = """
 steps = Steps()
 print(source.watch_steps(steps.note))
@@ -112,19 +112,19 @@ for _ in range(4):
         optimizer.step()
 source.close()
 optimizers[0].step()
-print(steps.count, trouble.counts)
+print(steps.count, errors.counts)
 """
     assert _prints(scripts, ASK + program) == ["4 {}", "True"]
 
 
-def test_a_process_that_uses_no_gpu_is_asked_nothing_that_would_make_it(scripts) -> None:
+def test_cpu_process_never_initialises_cuda(scripts) -> None:
     program = """
-print(list(source.read()), source.capture(), source.recording(), trouble.counts, torch.cuda.is_initialized())
+print(list(source.read()), source.capture(), source.recording(), errors.counts, torch.cuda.is_initialized())
 """
     assert _prints(scripts, ASK + program) == ["[] None False {} False"]
 
 
-def test_an_agent_that_is_ended_and_begun_again_before_torch_does_not_hinder_its_import(scripts) -> None:
+def test_restarted_agent_does_not_break_torch_import(scripts) -> None:
     program = """
 import gpufrag
 gpufrag.stop()

@@ -1,4 +1,4 @@
-"""What is read when, what it costs, and what is said about it."""
+"""What is read and recorded when, what it costs, and what the sample contains."""
 
 from __future__ import annotations
 
@@ -9,130 +9,318 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpufrag.agent.driver_then import driver_at
-from gpufrag.agent.sampler import Sampler
+from fake_source import HandClock, RecordingSource, ScriptedSource
+from gpufrag.agent.sampler import (
+    SHORTEST_WINDOW,
+    WINDOWS_KEPT,
+    WINDOWS_KEPT_ALONE,
+    Sampler,
+    current,
+    driver_at,
+)
 from gpufrag.agent.settings import AgentSettings
 from gpufrag.agent.sources import DeviceReading
+from gpufrag.agent.step_recorder import (
+    HISTORY_IN_USE,
+    INCONSISTENT,
+    LONGEST_STEP,
+    MAX_EVENTS,
+    RECORDED,
+    SLICE,
+    TOO_LONG,
+    TOO_MANY_EVENTS,
+)
+from gpufrag.mixin.config import Timing
 from gpufrag.model.allocatable import Driver
 from gpufrag.model.fragmentation import measure
-from gpufrag.model.heap import INACTIVE, Heap
+from gpufrag.model.heap import INACTIVE, Heap, Segment
+from gpufrag.model.settings import MIB
+from gpufrag.model.step import StepEvents
 from gpufrag.wire.error_counter import ErrorCounter
-from gpufrag.wire.sample import DeviceSample, DriverReading, Identity, PoolTotals, ProcessSample, Totals
+from gpufrag.wire.sample import DeviceSample, DriverReading, Identity, PoolTotals, ProcessSample, Snapshot, Totals
+from simulated_trace import Recorder
 
 IDENTITY = Identity("host", 1, 1.0)
-WOKEN: list[str] = []
+NOW = 1e9
 
 
 @pytest.fixture
-def sampler(source, clock) -> Sampler:
+def sampler(source: ScriptedSource, clock: HandClock) -> Sampler:
     return Sampler(source, AgentSettings(), ErrorCounter(), clock.clocks)
 
 
-def _watched(sampler: Sampler) -> Callable[[], int]:
+@pytest.fixture
+def recording() -> RecordingSource:
+    return RecordingSource()
+
+
+@pytest.fixture
+def recorded(recording: RecordingSource, clock: HandClock) -> Sampler:
+    """The sampler of a source that records events, and whose steps it watches."""
+    found = Sampler(recording, AgentSettings(), ErrorCounter(), clock.clocks)
+    watched(found)
+    return found
+
+
+def watched(sampler: Sampler) -> Callable[[], int]:
     """How often the agent's thread was woken."""
     woken: list[None] = []
     sampler.watch_steps(lambda: woken.append(None))
     return lambda: len(woken)
 
 
-def _sample(sampler: Sampler) -> ProcessSample:
+def sample_of(sampler: Sampler) -> ProcessSample:
     sampler.read()
     sampler.digest()
     return sampler.sample(IDENTITY)
 
 
-def _device(sampler: Sampler) -> DeviceSample:
-    (device,) = _sample(sampler).devices
+def device_of(sampler: Sampler) -> DeviceSample:
+    (device,) = sample_of(sampler).devices
     return device
 
 
-def test_a_step_boundary_is_sampled_in_the_trainers_thread_and_measured_later(sampler, source) -> None:
-    woken = _watched(sampler)
-    source.step()
-    assert (source.captures, woken()) == (1, 1)
-    assert sampler.sample(IDENTITY).devices == ()
-    (snapshot,) = _device(sampler).snapshots
-    assert snapshot.at == "boundary"
-    assert snapshot.measured == measure(source.heap, Driver(source.free, source.size, source.size // 2))
+def moments(sampler: Sampler) -> list[str]:
+    return [snapshot.at for snapshot in device_of(sampler).snapshots]
 
 
-def test_steps_in_between_cost_nothing_but_their_count(sampler, source, clock) -> None:
-    _watched(sampler)
-    for _ in range(50):
-        source.step()
-        clock.tick(0.1)
-    assert source.captures == 1
-    assert _sample(sampler).steps == 50
+def results(sampler: Sampler) -> dict[str, int]:
+    return dict(sample_of(sampler).health.recordings)
 
 
-def test_without_a_step_hook_there_are_no_steps(source, clock) -> None:
-    source.steps = False
-    sampler = Sampler(source, AgentSettings(), ErrorCounter(), clock.clocks)
-    _watched(sampler)
-    assert _sample(sampler).steps is None
-
-
-def test_a_graph_capture_is_left_alone_and_the_next_boundary_is_taken(sampler, source) -> None:
-    _watched(sampler)
-    source.graph = True
-    source.step()
-    assert source.captures == 0
-    source.graph = False
-    source.step()
-    assert source.captures == 1
-
-
-def test_an_error_at_a_boundary_is_counted_and_does_not_reach_the_trainer(source, clock) -> None:
-    trouble = ErrorCounter()
-    sampler = Sampler(source, AgentSettings(), trouble, clock.clocks)
-    _watched(sampler)
-    source.during_capture = lambda: 1 // 0
-    source.step()
-    assert trouble.counts == {"step": 1}
-    source.step()
-    assert source.captures == 1, "it is not tried again at every step"
-
-
-def test_the_latest_snapshot_of_each_moment_is_kept(sampler, source, clock) -> None:
-    _watched(sampler)
-    source.step()
-    sampler.take("timer")
-    clock.tick(20)
-    sampler.take("timer")
-    assert [(s.at, s.time) for s in _device(sampler).snapshots] == [("boundary", 1e6), ("timer", 1e6 + 20)]
-
-
-def test_a_snapshot_at_a_boundary_lasts_as_long_as_the_trainer_was_held(sampler, source, clock) -> None:
-    _watched(sampler)
-    source.during_capture = lambda: clock.tick(0.25)
-    source.held, source.waited = 0.125, 0.0625
-    source.step()
-    assert _device(sampler).snapshots[0].duration == 0.25
-    stalls = _sample(sampler).health.stall_seconds
-    assert (stalls["snapshot"], stalls["wait"]) == (0.1875, 0.0625)
-
-
-def test_a_snapshot_by_the_timer_lasts_as_long_as_the_interpreter_was_held(sampler, source, clock) -> None:
-    source.during_capture = lambda: clock.tick(0.25)
-    source.held = 0.125
-    sampler.take("timer")
-    assert _device(sampler).snapshots[0].duration == 0.125
-
-
-@pytest.mark.parametrize(("held", "apart"), [(0.0, 10.0), (0.009, 10.0), (0.011, 20.0), (0.1, 160.0)])
-def test_the_next_snapshot_waits_for_as_long_as_this_one_was_dear(sampler, source, clock, held, apart) -> None:
-    source.held = held
-    sampler.take("timer")
-    sampler.digest()
-    assert _next_snapshot(sampler) == pytest.approx(clock.now // apart * apart + apart)
-
-
-def _next_snapshot(sampler: Sampler) -> float:
-    """By a boundary: when the window opens."""
+def next_window(sampler: Sampler) -> float:
     now = 1_000_000.0
     while not sampler.schedule.at_step(now):
         now += 1.0
     return now
+
+
+# --- steps and recordings
+
+
+def test_boundary_is_copied_in_the_programs_thread_and_measured_later(sampler, source) -> None:
+    woken = watched(sampler)
+    source.step()
+    assert (source.captures, woken()) == (1, 1)
+    assert sampler.sample(IDENTITY).devices == ()
+    (snapshot,) = device_of(sampler).snapshots
+    assert snapshot.at == "boundary"
+    assert snapshot.measured == measure(source.heap, Driver(source.free, source.size, source.size // 2))
+
+
+def test_recording_begins_at_one_boundary_and_is_read_at_the_next(recorded, recording, clock) -> None:
+    recording.step()
+    assert (recording.calls, recording.captures) == (["start"], 0)
+    clock.tick(0.1)
+    recording.step()
+    assert recording.calls == ["start", "read"]
+    assert moments(recorded) == ["boundary", "peak"]
+    assert results(recorded) == {RECORDED: 1}
+
+
+def test_each_window_has_one_recording(recorded, recording, clock) -> None:
+    for _ in range(400):
+        recording.step()
+        recorded.at_timer()
+        recorded.digest()
+        clock.tick(0.1)
+    assert recording.calls == ["start", "read"] * 4
+    assert recording.captures == 4
+
+
+def recorded_program() -> tuple[StepEvents, Heap, int]:
+    """A step that holds 70 MiB at its peak and 10 MiB at its end."""
+    program = Recorder()
+    kept, large = program.malloc(10 * MIB), program.malloc(60 * MIB)
+    assert kept is not None
+    assert large is not None
+    program.free(large)
+    rows = [(event.action, event.address or 0, event.size, event.stream) for event in program.trace]
+    return StepEvents(*map(list, zip(*rows))), program.heap(), 70 * MIB
+
+
+def test_peak_of_the_recorded_step_is_published(recorded, recording) -> None:
+    recording.events, recording.heap, peak = recorded_program()
+    recording.step()
+    recording.step()
+    device = device_of(recorded)
+    active = {shot.at: shot.measured.large.active + shot.measured.small.active for shot in device.snapshots}
+    assert active == {"boundary": 10 * MIB, "peak": peak}
+    assert device.largest_recurring == 60 * MIB
+
+
+def test_largest_request_goes_with_its_peak(recorded, recording, clock) -> None:
+    recording.events, recording.heap, _ = recorded_program()
+    recording.step()
+    recording.step()
+    recorded.digest()
+    recording.refusal = HISTORY_IN_USE
+    for _ in range(10 * (WINDOWS_KEPT + 1)):
+        clock.tick(1)
+        recording.step()
+        recorded.digest()
+    device = device_of(recorded)
+    assert ([shot.at for shot in device.snapshots], device.largest_recurring) == (["boundary"], None)
+
+
+def test_history_in_use_leaves_boundary_snapshots(recorded, recording) -> None:
+    recording.refusal = HISTORY_IN_USE
+    recording.step()
+    assert moments(recorded) == ["boundary"]
+    assert results(recorded) == {HISTORY_IN_USE: 1}
+
+
+def test_lost_recording_leaves_a_boundary_snapshot(recorded, recording) -> None:
+    recording.step()
+    recording.count = None
+    recording.step()
+    assert moments(recorded) == ["boundary"]
+
+
+def test_events_that_do_not_fit_the_heap_have_no_peak(recorded, recording) -> None:
+    recording.events = StepEvents(["alloc"], [12345], [512], [0])
+    recording.step()
+    recording.step()
+    assert moments(recorded) == ["boundary"]
+    assert results(recorded) == {INCONSISTENT: 1}
+
+
+def test_full_ring_of_events_has_no_peak(recorded, recording) -> None:
+    recording.events = StepEvents(*([value] * MAX_EVENTS for value in ("oom", 0, 512, 0)))
+    recording.step()
+    recording.step()
+    assert moments(recorded) == ["boundary"]
+    assert results(recorded) == {TOO_MANY_EVENTS: 1}
+
+
+def test_step_that_does_not_end_is_dropped_by_the_timer(recorded, recording, clock) -> None:
+    recording.step()
+    assert recorded.action_in() == pytest.approx(30)
+    recorded.at_timer()
+    assert recorded.recorder.underway
+    clock.tick(LONGEST_STEP)
+    recorded.at_timer()
+    assert recording.calls == ["start", "drop"]
+    assert moments(recorded) == ["timer"]
+    assert results(recorded) == {TOO_LONG: 1}
+
+
+def test_no_snapshot_by_the_timer_while_a_step_is_recorded(recorded, recording, clock) -> None:
+    recording.step()
+    clock.tick(25)
+    recorded.at_timer()
+    assert recording.captures == 0
+
+
+def test_process_without_steps_records_slices(recording, clock) -> None:
+    recording.steps = False
+    sampler = Sampler(recording, AgentSettings(), ErrorCounter(), clock.clocks)
+    clock.tick(sampler.action_in())
+    sampler.at_timer()
+    assert (recording.calls, sampler.action_in()) == (["start"], pytest.approx(SLICE))
+    clock.tick(SLICE)
+    sampler.at_timer()
+    assert recording.calls == ["start", "read"]
+    assert moments(sampler) == ["peak", "timer"]
+
+
+def test_boundary_within_a_slice_ends_it(recorded, recording, clock) -> None:
+    clock.tick(10)
+    recorded.at_timer()
+    recording.step()
+    assert recording.calls == ["start", "read"]
+
+
+def test_graph_capture_is_left_alone(recorded, recording) -> None:
+    recording.graph = True
+    recording.step()
+    assert recording.calls == []
+    recording.graph = False
+    recording.step()
+    recording.graph = True
+    recording.step()
+    assert recording.calls == ["start"], "it is read at the first boundary outside the capture"
+    recording.graph = False
+    recording.step()
+    assert recording.calls == ["start", "read"]
+
+
+def test_sample_that_is_asked_for_leaves_the_recording_alone(recorded, recording) -> None:
+    recording.step()
+    recorded.take("timer")
+    assert (recording.calls, recorded.recorder.underway) == (["start"], True)
+    recording.step()
+    assert moments(recorded) == ["boundary", "peak", "timer"]
+
+
+def test_recording_ends_with_the_agent(recorded, recording) -> None:
+    recording.step()
+    recorded.close()
+    assert not recording.underway
+
+
+def test_steps_in_between_cost_nothing_but_their_count(sampler, source, clock) -> None:
+    watched(sampler)
+    for _ in range(50):
+        source.step()
+        clock.tick(0.1)
+    assert source.captures == 1
+    assert sample_of(sampler).steps == 50
+
+
+def test_source_without_step_hook_has_no_steps(source, clock) -> None:
+    source.steps = False
+    sampler = Sampler(source, AgentSettings(), ErrorCounter(), clock.clocks)
+    watched(sampler)
+    assert sample_of(sampler).steps is None
+
+
+def test_error_at_a_boundary_is_counted_and_not_raised(source, clock) -> None:
+    errors = ErrorCounter()
+    sampler = Sampler(source, AgentSettings(), errors, clock.clocks)
+    watched(sampler)
+    source.during_capture = lambda: 1 // 0
+    source.step()
+    assert errors.counts == {"step": 1}
+    source.step()
+    assert source.captures == 1, "it is not tried again at every step"
+
+
+# --- costs
+
+
+def test_boundary_snapshot_lasts_as_long_as_the_program_was_held(sampler, source, clock) -> None:
+    watched(sampler)
+    source.during_capture = lambda: clock.tick(0.25)
+    source.held, source.waited = 0.125, 0.0625
+    source.step()
+    assert device_of(sampler).snapshots[0].duration == 0.25
+    stalls = sample_of(sampler).health.stall_seconds
+    assert (stalls["snapshot"], stalls["wait"]) == (0.1875, 0.0625)
+
+
+def test_timer_snapshot_lasts_as_long_as_the_interpreter_was_held(sampler, source, clock) -> None:
+    source.during_capture = lambda: clock.tick(0.25)
+    source.held = 0.125
+    sampler.take("timer")
+    assert device_of(sampler).snapshots[0].duration == 0.125
+
+
+@pytest.mark.parametrize(("held", "apart"), [(0.0, 10.0), (0.009, 10.0), (0.011, 20.0), (0.1, 160.0)])
+def test_next_window_is_as_long_as_the_cost_requires(sampler, source, clock, held, apart) -> None:
+    source.held = held
+    sampler.take("timer")
+    sampler.digest()
+    assert next_window(sampler) == pytest.approx(clock.now // apart * apart + apart)
+
+
+def test_switching_the_history_on_is_part_of_the_cost(recorded, recording, clock) -> None:
+    start = recording.start_recording
+    recording.start_recording = lambda bound: (clock.tick(0.011), start(bound))[1]
+    recording.step()
+    recording.step()
+    assert sample_of(recorded).health.stall_seconds["snapshot"] == pytest.approx(0.011)
+    assert recorded.schedule.window == 20.0
 
 
 def test_time_spent_in_measuring_counts_as_cost(sampler, source, clock) -> None:
@@ -146,22 +334,22 @@ def test_time_spent_in_measuring_counts_as_cost(sampler, source, clock) -> None:
     source.capture = lambda: replace(captured, heap=slow)
     sampler.take("timer")
     sampler.digest()
-    assert _next_snapshot(sampler) == 1_000_020.0
-    assert _sample(sampler).health.stall_seconds["measure"] == 0.015
+    assert next_window(sampler) == 1_000_020.0
+    assert sample_of(sampler).health.stall_seconds["measure"] == 0.015
 
 
-def test_a_long_wait_makes_snapshots_and_readings_rarer(sampler, source, clock) -> None:
+def test_long_wait_makes_snapshots_and_readings_rarer(sampler, source) -> None:
     source.held = source.waited = 0.05
     sampler.take("timer")
     source.read_held = 0.02
     sampler.read()
     sampler.digest()
-    assert _next_snapshot(sampler) >= 1_000_050
+    assert next_window(sampler) >= 1_000_050
     assert sampler.read_in() == pytest.approx(20.0)
     assert sampler.sample(IDENTITY).health.stall_seconds["wait"] == pytest.approx(0.07)
 
 
-def test_the_cheap_figures_come_every_second(sampler, source, clock) -> None:
+def test_cheap_figures_are_read_every_second(sampler, source) -> None:
     assert sampler.read_in() <= 0
     source.read_held = 15e-6
     sampler.read()
@@ -169,50 +357,104 @@ def test_the_cheap_figures_come_every_second(sampler, source, clock) -> None:
     assert sampler.sample(IDENTITY).health.stall_seconds["stats"] == 15e-6
 
 
-def test_a_reading_that_fails_is_not_tried_again_at_once(sampler, source) -> None:
+def test_failed_reading_is_not_repeated_at_once(sampler, source) -> None:
     source.read = lambda: 1 // 0
     with pytest.raises(ZeroDivisionError):
         sampler.read()
     assert sampler.read_in() == 1.0
 
 
-def test_while_history_is_recorded_snapshots_are_ten_times_rarer(sampler, source) -> None:
+def test_history_in_use_makes_snapshots_ten_times_rarer(sampler, source) -> None:
     source.history = True
     sampler.take("timer")
     sampler.digest()
-    assert _next_snapshot(sampler) == 1_000_100.0
+    assert next_window(sampler) == 1_000_100.0
 
 
-def test_a_broken_heap_is_an_error_and_the_schedule_goes_on(sampler, source, clock) -> None:
+def test_broken_heap_is_an_error_and_the_schedule_continues(sampler, source) -> None:
     captured = source.capture()
     source.capture = lambda: replace(captured, heap=lambda: 1 // 0)
     sampler.take("timer")
     with pytest.raises(ZeroDivisionError):
         sampler.digest()
     sampler.digest()
-    assert _next_snapshot(sampler) == 1_000_010.0
+    assert next_window(sampler) == 1_000_010.0
 
 
-def test_a_device_that_has_gone_is_left_out(sampler, source) -> None:
-    assert len(_sample(sampler).devices) == 1
+def test_flush_of_the_allocator_opens_the_next_window(recorded, recording, clock) -> None:
+    recorded.read()
+    for _ in range(2):
+        recording.step()
+        recorded.digest()
+    clock.tick(0.5)
+    recording.step()
+    assert recording.calls == ["start", "read"]
+    recording.retries += 1
+    recorded.read()
+    recording.step()
+    assert recording.calls == ["start", "read", "start"]
+
+
+def test_flush_without_a_step_is_recorded_by_the_timer(source, clock) -> None:
+    sampler = Sampler(source, AgentSettings(), ErrorCounter(), clock.clocks)
+    sampler.read()
+    sampler.take("timer")
+    sampler.digest()
+    source.retries += 1
+    sampler.read()
+    assert sampler.schedule.at_timer(clock.now)
+
+
+def test_retries_from_before_the_agent_are_no_flush(source, clock) -> None:
+    source.retries = 5
+    sampler = Sampler(source, AgentSettings(), ErrorCounter(), clock.clocks)
+    sampler.take("timer")
+    sampler.digest()
+    sampler.read()
+    assert not sampler.schedule.at_timer(clock.now)
+
+
+# --- what the sample contains
+
+
+def test_latest_snapshot_of_each_moment_is_kept(sampler, source, clock) -> None:
+    watched(sampler)
+    source.step()
+    sampler.take("timer")
+    clock.tick(20)
+    sampler.take("timer")
+    assert [(s.at, s.time) for s in device_of(sampler).snapshots] == [("boundary", 1e6), ("timer", 1e6 + 20)]
+
+
+def test_old_boundary_is_dropped_next_to_fresh_snapshots(sampler, source, clock) -> None:
+    """A job that has gone from training to serving, or whose last step ran out of memory."""
+    watched(sampler)
+    source.step()
+    for _ in range(8):
+        clock.tick(10)
+        sampler.take("timer")
+        sampler.digest()
+    assert moments(sampler) == ["timer"]
+
+
+def test_snapshots_of_long_steps_stay_until_they_are_renewed(recorded, recording, clock) -> None:
+    for _ in range(5):
+        recording.step()
+        recorded.digest()
+        clock.tick(60)
+    recorded.take("timer")
+    assert moments(recorded) == ["boundary", "peak", "timer"]
+
+
+def test_device_that_is_no_longer_read_is_left_out(sampler, source) -> None:
+    assert len(sample_of(sampler).devices) == 1
     source.present = False
-    assert _sample(sampler).devices == ()
+    assert sample_of(sampler).devices == ()
 
 
-def test_a_request_that_comes_and_goes_is_told(sampler, source, clock) -> None:
-    whole = source.heap
+def test_process_and_device_are_described(sampler, source) -> None:
     sampler.take("timer")
-    assert _device(sampler).largest_recurring is None
-    source.heap = Heap(tuple(s._replace(states=(INACTIVE,) * len(s.states)) for s in whole.segments), whole.settings)
-    clock.tick(10)
-    sampler.take("timer")
-    live = [b.requested for s in whole.segments if not s.small for b in s.blocks() if b.state == "active_allocated"]
-    assert _device(sampler).largest_recurring == max(live)
-
-
-def test_what_is_known_about_process_and_device_is_said(sampler, source) -> None:
-    sampler.take("timer")
-    sample = _sample(sampler)
+    sample = sample_of(sampler)
     (device,) = sample.devices
     assert (sample.identity.framework, sample.identity.framework_version) == ("scripted", "1.0")
     assert (device.uuid, device.alloc_conf, device.limit) == ("GPU-0", "conf", source.size // 2)
@@ -220,18 +462,46 @@ def test_what_is_known_about_process_and_device_is_said(sampler, source) -> None
 
 
 @given(copied=st.integers(0, 100), at_reading=st.integers(0, 100), free=st.integers(0, 200))
-def test_what_the_process_took_after_the_copy_is_given_back_to_the_driver(
-    copied: int, at_reading: int, free: int
-) -> None:
-    """reserved + free stays what it was, as far as a device has room for it."""
+def test_driver_is_as_it_was_at_the_copy(copied: int, at_reading: int, free: int) -> None:
+    """reserved + free stays the same, as far as the device has room for it."""
     totals = Totals(1.0, PoolTotals(0, 0, 0, at_reading, 0), PoolTotals(0, 0, 0, 0, 0), 0, 0)
     reading = DeviceReading(0, totals, DriverReading(1.0, free, 200))
-    driver = driver_at(_reserving(copied), reading, None)
+    segment = Segment(0, 0, 0, False, (0, 0), False, (copied,), (0,), (INACTIVE,))
+    driver = driver_at(Heap((segment,) if copied else ()), reading, None)
     assert driver.free == min(200, max(0, free + at_reading - copied))
 
 
-def _reserving(size: int) -> Heap:
-    from gpufrag.model.heap import Segment
+# --- which snapshots are current
 
-    segment = Segment(0, 0, 0, False, (0, 0), False, (size,), (0,), (INACTIVE,))
-    return Heap((segment,) if size else ())
+
+def shots(**ages: float) -> list[Snapshot]:
+    """One of each moment, with its age in seconds."""
+    empty = measure(Heap(()), Driver())
+    return [Snapshot(NOW - age, at, 0.0, empty) for at, age in ages.items()]
+
+
+@pytest.mark.parametrize(
+    ("ages", "window", "kept"),
+    [
+        ({"peak": 15, "boundary": 5, "timer": 0}, 10.0, ["boundary", "peak", "timer"]),
+        ({"boundary": 10 * WINDOWS_KEPT + 1, "timer": 0}, 10.0, ["timer"]),
+        ({"boundary": 10 * WINDOWS_KEPT_ALONE - 1}, 10.0, ["boundary"]),
+        ({"boundary": 10 * WINDOWS_KEPT_ALONE + 1}, 10.0, []),
+        ({"boundary": 500, "timer": 0}, 160.0, ["boundary", "timer"]),
+        ({"boundary": 50, "timer": 0}, 0.05, ["boundary", "timer"]),
+    ],
+)
+def test_snapshot_is_current_for_some_windows(ages: dict[str, float], window: float, kept: list[str]) -> None:
+    assert [snapshot.at for snapshot in current(shots(**ages), NOW, window)] == kept
+
+
+def test_one_snapshot_does_not_last_until_the_restart_trigger_fires() -> None:
+    assert WINDOWS_KEPT_ALONE * SHORTEST_WINDOW + Timing().window < Timing().hold
+
+
+@given(st.lists(st.floats(-100, 1000), max_size=3), st.floats(0.01, 1000))
+def test_only_old_snapshots_are_dropped_and_the_newest_last(ages: list[float], window: float) -> None:
+    found = shots(**dict(zip(("boundary", "peak", "timer"), ages)))
+    kept = current(found, NOW, window)
+    assert all(snapshot in kept for snapshot in found if NOW - snapshot.time <= WINDOWS_KEPT * window)
+    assert not kept or max(found, key=lambda snapshot: snapshot.time) in kept

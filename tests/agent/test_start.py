@@ -42,12 +42,12 @@ def _scrape(port: int) -> str:
     return text
 
 
-def test_what_is_exported_is_sorted_and_there() -> None:
+def test_exported_names_are_sorted_and_exist() -> None:
     assert gpufrag.__all__ == sorted(gpufrag.__all__)
     assert all(hasattr(gpufrag, name) for name in gpufrag.__all__)
 
 
-def test_an_import_brings_in_nothing_heavy() -> None:
+def test_import_loads_nothing_heavy() -> None:
     program = "import sys; before = set(sys.modules); import gpufrag; print(sorted(set(sys.modules) - before))"
     exporter = Path(gpufrag.__file__).parents[1]
     done = subprocess.run(
@@ -56,17 +56,17 @@ def test_an_import_brings_in_nothing_heavy() -> None:
     assert done.stdout in ("['__future__', 'gpufrag']\n", "['gpufrag']\n")
 
 
-def test_without_a_gpu_nothing_begins() -> None:
+def test_start_without_gpu_starts_nothing() -> None:
     gpufrag.start()
     assert agent.latest() is None
 
 
-def test_a_value_that_cannot_be_is_refused() -> None:
-    with pytest.raises(UsageError, match="interval is -1"):
+def test_start_refuses_invalid_values() -> None:
+    with pytest.raises(UsageError, match="interval must be"):
         gpufrag.start(interval=-1)
 
 
-def test_metrics_come_from_the_process_itself(port: int, eventually: Callable[[Callable[[], object]], None]) -> None:
+def test_process_serves_its_own_metrics(port: int, eventually: Callable[[Callable[[], object]], None]) -> None:
     gpufrag.start(port=port)
     assert "gpufrag_build_info" in _scrape(port)
     agent.start(ScriptedSource(steps=False), interval=0.05, budget=1.0)
@@ -74,20 +74,20 @@ def test_metrics_come_from_the_process_itself(port: int, eventually: Callable[[C
     assert "gpufrag_allocator_largest_allocatable_bytes" in _scrape(port)
 
 
-def test_a_second_start_serves_no_second_time(port: int) -> None:
+def test_second_start_serves_only_once(port: int) -> None:
     gpufrag.start(port=port)
     gpufrag.start(port=port)
     assert _scrape(port)
 
 
-def test_after_stop_the_port_is_free(port: int) -> None:
+def test_stop_frees_the_port(port: int) -> None:
     gpufrag.start(port=port)
     gpufrag.stop()
     gpufrag.start(port=port)
     assert _scrape(port)
 
 
-def test_the_ranks_of_a_host_need_no_ports_of_their_own(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local_rank_is_added_to_the_port(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "9")
     monkeypatch.setenv("LOCAL_RANK", "1")
     with socket.create_server(("127.0.0.1", port)):  # the first rank's
@@ -95,7 +95,7 @@ def test_the_ranks_of_a_host_need_no_ports_of_their_own(port: int, monkeypatch: 
         assert _scrape(port + 1)
 
 
-def test_scrapers_that_say_nothing_take_no_more_threads_than_there_may_be(port: int) -> None:
+def test_silent_scrapers_take_a_bounded_number_of_threads(port: int) -> None:
     gpufrag.start(port=port)
     with contextlib.ExitStack() as silent:
         for _ in range(serve_self.CONNECTIONS):
@@ -104,25 +104,25 @@ def test_scrapers_that_say_nothing_take_no_more_threads_than_there_may_be(port: 
             assert refused.recv(1) == b""
 
 
-def test_a_port_in_use_is_told_in_one_line(port: int) -> None:
+def test_port_in_use_is_one_line(port: int) -> None:
     in_use = pytest.raises(Unavailable, match=f"127.0.0.1:{port}: the port is in use")
     with socket.create_server(("127.0.0.1", port)), in_use:
         gpufrag.start(port=port)
 
 
 @pytest.mark.parametrize(("port_", "host"), [(70000, "127.0.0.1"), (0, "203.0.113.1"), (0, "no host")])
-def test_an_address_that_cannot_be_had_is_told_in_one_line(port_: int, host: str) -> None:
+def test_unavailable_address_is_one_line(port_: int, host: str) -> None:
     with pytest.raises(Unavailable, match=f"{host}:{port_}: "):
         gpufrag.start(port=port_, host=host)
 
 
-def test_without_prometheus_client_the_remedy_is_told(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_prometheus_client_names_the_remedy(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(Unavailable, match="install prometheus_client, or run a sidecar"):
         gpufrag.start(port=port)
 
 
-def test_disabled_it_serves_nothing(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disabled_start_serves_nothing(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUFRAG_DISABLE", "1")
     gpufrag.start(port=port)
     with socket.socket() as caller:
@@ -130,7 +130,7 @@ def test_disabled_it_serves_nothing(port: int, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # Python >= 3.12, beside any thread
-def test_a_forked_child_does_not_keep_the_port(port: int) -> None:
+def test_forked_child_does_not_keep_the_port(port: int) -> None:
     gpufrag.start(port=port)
     read, write = os.pipe()
     if (child := os.fork()) == 0:
@@ -144,9 +144,7 @@ def test_a_forked_child_does_not_keep_the_port(port: int) -> None:
 
 
 @pytest.mark.parametrize("arguments", [{}, {"interval": -1.0}, {"budget": 7.0}])
-def test_disabled_it_does_not_even_look_at_the_values(
-    arguments: dict[str, float], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_disabled_start_ignores_its_values(arguments: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUFRAG_DISABLE", "1")
     monkeypatch.setenv("GPUFRAG_INTERVAL", "soon")
     gpufrag.start(**arguments)  # type: ignore[arg-type]

@@ -29,7 +29,7 @@ def _count(pattern: str) -> int:
         ("aaabbb", 5),  # another optimizer from the fourth step on
     ],
 )
-def test_a_step_begins_when_an_optimizer_steps_again(pattern: str, expected: int) -> None:
+def test_step_begins_when_an_optimizer_steps_again(pattern: str, expected: int) -> None:
     assert _count(pattern) == expected
 
 
@@ -37,7 +37,7 @@ class Optimizer:
     pass
 
 
-def test_one_that_is_made_anew_for_each_step_counts_each_time_and_is_not_remembered() -> None:
+def test_new_optimizer_per_step_counts_and_is_forgotten() -> None:
     steps, made = StepCounter(), Optimizer()
     for _ in range(1000):
         steps.note(made)
@@ -46,14 +46,14 @@ def test_one_that_is_made_anew_for_each_step_counts_each_time_and_is_not_remembe
     assert len(steps._stepped) <= 1
 
 
-def test_one_that_goes_does_not_end_the_round_of_the_others() -> None:
+def test_deleted_optimizer_does_not_end_the_round() -> None:
     steps, first, second = StepCounter(), Optimizer(), Optimizer()
     assert [steps.note(first), steps.note(second)] == [True, False]
     del second
     assert [steps.note(Optimizer()), steps.note(first)] == [False, True]
 
 
-def test_one_that_cannot_be_watched_is_not_kept_alive() -> None:
+def test_optimizer_without_weak_references_is_not_kept() -> None:
     class Slotted:
         __slots__ = ()
 

@@ -20,17 +20,17 @@ def machine(request: pytest.FixtureRequest) -> Machine:
     return Machine(version=request.param, backend="cudaMallocAsync")
 
 
-def stepping(machine: Machine, trouble: ErrorCounter | None = None) -> TorchSource:
+def stepping(machine: Machine, errors: ErrorCounter | None = None) -> TorchSource:
     """After one step of the program, if its torch tells of steps."""
-    source = TorchSource(torch_of(machine), trouble or ErrorCounter(), {})
+    source = TorchSource(torch_of(machine), errors or ErrorCounter(), {})
     if source.watch_steps(lambda optimizer: None):
         machine.step("optimizer")
     return source
 
 
-def test_cuda_malloc_async_tells_sums_and_nothing_that_torch_does_not_count(machine: Machine) -> None:
-    trouble = ErrorCounter()
-    source = stepping(machine, trouble)
+def test_cuda_malloc_async_has_sums_only(machine: Machine) -> None:
+    errors = ErrorCounter()
+    source = stepping(machine, errors)
     sums = source.read()[0].sums
     assert sums is not None
     assert sums == Sums(
@@ -41,10 +41,10 @@ def test_cuda_malloc_async_tells_sums_and_nothing_that_torch_does_not_count(mach
         peak_active=STATS["active_bytes.all.peak"],
         peak_reserved=STATS["reserved_bytes.all.peak"],
     )
-    assert (source.capture(), source.level(0), source.live(0), trouble.counts) == (None, None, None, {})
+    assert (source.capture(), source.live(0), errors.counts) == (None, None, {})
 
 
-def test_cuda_malloc_async_is_asked_between_steps_only(machine: Machine) -> None:
+def test_cuda_malloc_async_is_read_between_steps_only(machine: Machine) -> None:
     """Anywhere else another thread may be capturing a graph, which the question would break."""
     source = TorchSource(torch_of(machine), ErrorCounter(), {})
     assert source.watch_steps(lambda optimizer: None)
@@ -55,21 +55,21 @@ def test_cuda_malloc_async_is_asked_between_steps_only(machine: Machine) -> None
     assert "cuda.memory_stats_as_nested_dict" not in machine.calls
 
 
-def test_the_drivers_allocator_is_not_asked_about_a_device_that_is_not_in_use(machine: Machine) -> None:
+def test_cuda_malloc_async_is_not_read_on_unused_devices(machine: Machine) -> None:
     machine.contexts = set()
     source = stepping(machine)
     assert (source.read(), source.live(0)) == ([], None)
     assert "cuda.memory_stats_as_nested_dict" not in machine.calls
 
 
-def test_a_pluggable_allocator_tells_what_the_driver_tells(machine: Machine) -> None:
+def test_pluggable_allocator_has_driver_figures_only(machine: Machine) -> None:
     machine.backend = "pluggable"
-    trouble = ErrorCounter()
-    source = TorchSource(torch_of(machine), trouble, {})
+    errors = ErrorCounter()
+    source = TorchSource(torch_of(machine), errors, {})
     (reading,) = source.read()
-    assert (reading.sums, reading.totals, source.live(0), source.level(0)) == (None, None, None, None)
+    assert (reading.sums, reading.totals, source.live(0)) == (None, None, None)
     assert reading.driver is not None
-    assert (source.facts(0).backend, trouble.counts) == ("pluggable", {})
+    assert (source.facts(0).backend, errors.counts) == ("pluggable", {})
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_a_pluggable_allocator_tells_what_the_driver_tells(machine: Machine) -> 
         ("2.4.0", "2.4.0+rocm6.1.40091"),
     ],
 )
-def test_a_rocm_build_is_read_by_the_same_calls_and_says_so(version: str, told: str) -> None:
+def test_rocm_build_has_its_version(version: str, told: str) -> None:
     torch = torch_of(Machine(version=version))
     torch.version = SimpleNamespace(hip="6.1.40091", cuda=None)  # type: ignore[attr-defined]
     source = TorchSource(torch, ErrorCounter(), {"HIP_VISIBLE_DEVICES": "1"})

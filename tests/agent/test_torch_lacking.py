@@ -14,20 +14,20 @@ def machine(request: pytest.FixtureRequest) -> Machine:
     return Machine(request.param)
 
 
-def test_a_call_that_fails_is_counted_and_the_rest_is_told(machine: Machine) -> None:
-    torch, trouble = torch_of(machine), ErrorCounter()
+def test_failing_call_loses_only_its_figures(machine: Machine) -> None:
+    torch, errors = torch_of(machine), ErrorCounter()
 
     def lost(device: int) -> None:
         raise RuntimeError("CUDA error: device lost")
 
     torch.cuda.mem_get_info = lost
-    (reading,) = TorchSource(torch, trouble, {}).read()
+    (reading,) = TorchSource(torch, errors, {}).read()
     assert reading.totals is not None
     assert reading.driver is None
-    assert trouble.counts == {"torch.cuda.mem_get_info": 1}
+    assert errors.counts == {"torch.cuda.mem_get_info": 1}
 
 
-def test_a_device_that_answers_nothing_any_more_is_left_out() -> None:
+def test_device_without_answers_is_left_out() -> None:
     machine = Machine()
     torch = torch_of(machine)
     source = TorchSource(torch, ErrorCounter(), {})
@@ -36,25 +36,25 @@ def test_a_device_that_answers_nothing_any_more_is_left_out() -> None:
     assert source.read() == []
 
 
-def test_statistics_in_an_unknown_form_turn_only_themselves_off(machine: Machine) -> None:
-    torch, trouble = torch_of(machine), ErrorCounter()
+def test_unknown_statistics_lose_only_their_figures(machine: Machine) -> None:
+    torch, errors = torch_of(machine), ErrorCounter()
     stats = torch.cuda.memory_stats_as_nested_dict
     torch.cuda.memory_stats_as_nested_dict = lambda device: {
         k: v for k, v in stats(device).items() if k != "active_bytes"
     }
-    source = TorchSource(torch, trouble, {})
+    source = TorchSource(torch, errors, {})
     (reading,) = source.read()
     capture = source.capture()
     assert capture is not None
-    assert (reading.totals, set(trouble.counts)) == (None, {"torch statistics"})
+    assert (reading.totals, set(errors.counts)) == (None, {"torch statistics"})
     assert reading.driver is not None
     assert capture.heap().segments
 
 
 LACKING = {
-    "cuda.is_initialized": {"totals", "driver", "heap", "limit", "recording", "ooms"},
+    "cuda.is_initialized": {"totals", "driver", "heap", "limit", "recording", "events", "ooms"},
     "cuda.device_count": {"totals", "driver", "heap", "limit"},
-    "cuda.get_allocator_backend": {"totals", "heap", "limit", "ooms"},
+    "cuda.get_allocator_backend": {"totals", "heap", "limit", "ooms", "events"},
     "cuda.memory_stats_as_nested_dict": {"totals"},
     "cuda.mem_get_info": {"driver"},
     "cuda.get_device_properties": {"limit", "uuid"},
@@ -63,14 +63,17 @@ LACKING = {
     "optim.optimizer.register_optimizer_step_post_hook": {"steps"},
     "_C._cuda_attach_out_of_memory_observer": {"ooms"},
     "_C._cuda_hasPrimaryContext": {"driver"},
-    "_C._cuda_isHistoryEnabled": {"recording"},
+    "_C._cuda_isHistoryEnabled": {"recording", "events"},
+    "_C._cuda_record_memory_history": {"events"},
+    "_C._cuda_record_memory_history_legacy": set(),
+    "cuda.memory._record_memory_history": {"events"},
     "_C._cuda_memorySnapshot": {"heap", "limit"},
     "cuda._lazy_call": set(),
 }
 """For each name: what is not told where torch lacks it."""
 
 
-def _told(source: TorchSource) -> set[str]:
+def _told(machine: Machine, source: TorchSource) -> set[str]:
     readings, capture = source.read(), source.capture()
     told = {
         "totals": any(reading.totals for reading in readings),
@@ -79,21 +82,24 @@ def _told(source: TorchSource) -> set[str]:
         "limit": capture is not None and bool(capture.limits),
         "uuid": source.facts(0).uuid is not None,
         "steps": source.watch_steps(lambda optimizer: None),
-        "recording": source.recording(),
+        "recording": source.history_in_use(),
         "ooms": source.watch_ooms(lambda fault: None),
     }
+    machine.history = False
+    told["events"] = source.start_recording(10) is None and machine.history
     return {name for name, known in told.items() if known}
 
 
 @pytest.mark.parametrize("name", LACKING)
-def test_a_name_that_is_missing_turns_off_only_what_depends_on_it(machine: Machine, name: str) -> None:
+def test_missing_function_loses_only_its_figures(machine: Machine, name: str) -> None:
     machine.history, machine.fraction = True, 0.5
-    everything = _told(TorchSource(torch_of(machine), ErrorCounter(), {}))
+    everything = _told(machine, TorchSource(torch_of(machine), ErrorCounter(), {}))
     if name in names_of(machine):
         torch = torch_of(machine)
         remove(torch, name)
-        assert _told(TorchSource(torch, ErrorCounter(), {})) == everything - LACKING[name]
+        machine.history = True
+        assert _told(machine, TorchSource(torch, ErrorCounter(), {})) == everything - LACKING[name]
 
 
-def test_every_name_that_is_touched_is_in_the_table() -> None:
+def test_table_has_every_function_used() -> None:
     assert LACKING.keys() == set(names_of(Machine("2.11.0")))

@@ -5,23 +5,23 @@ from __future__ import annotations
 import pytest
 
 from fake_torch import Machine, OutOfMemoryError, remove, torch_of
-from gpufrag.agent.sources import Fault, TellsFaults
-from gpufrag.agent.torch.oom import ATTACH
+from gpufrag.agent.sources import Fault, ReportsFaults
+from gpufrag.agent.torch.source import ATTACH_OBSERVER as ATTACH
 from gpufrag.agent.torch.source import TorchSource
 from gpufrag.wire.error_counter import ErrorCounter
 
 MIB = 1 << 20
 
 
-def _source(machine: Machine, trouble: ErrorCounter | None = None) -> TorchSource:
-    return TorchSource(torch_of(machine), trouble or ErrorCounter(), {})
+def _source(machine: Machine, errors: ErrorCounter | None = None) -> TorchSource:
+    return TorchSource(torch_of(machine), errors or ErrorCounter(), {})
 
 
 def _attached(machine: Machine) -> bool:
     return _source(machine).watch_ooms(lambda fault: None)
 
 
-def test_a_failed_request_is_told_before_its_error_is_raised() -> None:
+def test_oom_is_reported_before_it_is_raised() -> None:
     machine, told = Machine(), []
     assert _source(machine).watch_ooms(told.append)
     with pytest.raises(OutOfMemoryError):
@@ -29,39 +29,39 @@ def test_a_failed_request_is_told_before_its_error_is_raised() -> None:
     assert told == [Fault(1, 20 * MIB, machine.free)]
 
 
-def test_the_torch_source_says_that_it_can() -> None:
-    assert isinstance(_source(Machine()), TellsFaults)
+def test_torch_source_reports_faults() -> None:
+    assert isinstance(_source(Machine()), ReportsFaults)
 
 
 @pytest.mark.parametrize(
     ("version", "devices", "good"), [("2.1.2", 1, True), ("2.4.1", 2, False), ("2.6.0", 2, True), ("2.11.0", 8, True)]
 )
-def test_it_is_used_where_torch_hands_it_to_every_device(version: str, devices: int, good: bool) -> None:
+def test_observer_is_used_only_if_every_device_gets_it(version: str, devices: int, good: bool) -> None:
     assert _attached(Machine(version, count=devices)) is good
 
 
 @pytest.mark.parametrize("backend", ["cudaMallocAsync", "pluggable"])
-def test_another_allocator_has_none(backend: str) -> None:
+def test_other_allocators_have_no_observer(backend: str) -> None:
     machine = Machine(backend=backend)
     assert not _attached(machine)
     assert machine.observers == []
 
 
-def test_a_torch_without_it_or_that_refuses_it_goes_on() -> None:
-    machine, trouble = Machine(), ErrorCounter()
+def test_missing_or_refused_observer_is_no_error() -> None:
+    machine, errors = Machine(), ErrorCounter()
     torch = torch_of(machine)
 
     def refuse(observer: object) -> None:
         raise RuntimeError("not here")
 
     torch._C._cuda_attach_out_of_memory_observer = refuse
-    assert not TorchSource(torch, trouble, {}).watch_ooms(lambda fault: None)
-    assert trouble.counts == {f"torch.{ATTACH}": 1}
+    assert not TorchSource(torch, errors, {}).watch_ooms(lambda fault: None)
+    assert errors.counts == {f"torch.{ATTACH}": 1}
     remove(torch, ATTACH)
     assert not TorchSource(torch, ErrorCounter(), {}).watch_ooms(lambda fault: None)
 
 
-def test_it_never_initialises_cuda_but_is_there_when_that_ends() -> None:
+def test_observer_is_attached_at_cuda_initialisation() -> None:
     machine = Machine(initialised=False)
     source, attached = _source(machine), []
     assert not source.watch_ooms(lambda fault: None)
@@ -70,19 +70,19 @@ def test_it_never_initialises_cuda_but_is_there_when_that_ends() -> None:
     assert attached == [True]
 
 
-def test_an_error_of_ours_does_not_replace_torchs() -> None:
-    machine, trouble = Machine(), ErrorCounter()
+def test_our_error_does_not_replace_torchs() -> None:
+    machine, errors = Machine(), ErrorCounter()
 
     def fail(fault: Fault) -> None:
         raise ZeroDivisionError
 
-    _source(machine, trouble).watch_ooms(fail)
+    _source(machine, errors).watch_ooms(fail)
     with pytest.raises(OutOfMemoryError):
         machine.fail(MIB)
-    assert trouble.counts == {"oom": 1}
+    assert errors.counts == {"oom": 1}
 
 
-def test_a_closed_source_tells_nothing() -> None:
+def test_closed_source_reports_nothing() -> None:
     machine, told = Machine(), []
     source = _source(machine)
     source.watch_ooms(told.append)
@@ -92,7 +92,7 @@ def test_a_closed_source_tells_nothing() -> None:
     assert told == []
 
 
-def test_the_heap_can_be_copied_although_no_request_has_succeeded_before() -> None:
+def test_heap_is_copied_at_the_first_request() -> None:
     machine, devices = Machine(contexts={0, 1}), []
     source = _source(machine)
     source.watch_ooms(lambda fault: devices.append([reading.device for reading in source.capture().readings]))

@@ -63,7 +63,11 @@ def device_of(name, device=0, moments=("boundary",)) -> DeviceSample:
 
 def process_of(*devices, rank=None, pid=4242, **fields) -> ProcessSample:
     identity = Identity("node-7", pid, NOW - 3600, rank, rank, None if rank is None else 2, "torch", "2.11.0+cu130")
-    health = AgentHealth({"snapshot": 0.0042, "stats": 0.051, "wait": 0.0, "measure": 0.0087}, {"driver": 1})
+    health = AgentHealth(
+        {"snapshot": 0.0042, "stats": 0.051, "wait": 0.0, "measure": 0.0087},
+        {"driver": 1},
+        {"recorded": 12, "interrupted": 1},
+    )
     return ProcessSample(identity, NOW - 0.5, devices, health=health, **fields)
 
 
@@ -79,7 +83,7 @@ def fleet() -> Fleet:
         time=NOW,
         ranks=(
             RankView(
-                process_of(first, rank=0, steps=120, peak_method="phase"),
+                process_of(first, rank=0, steps=120),
                 memory={0: ProcessView(UUID.format(0), None, 4 << 30, 1 << 30)},
             ),
             RankView(process_of(second, rank=1, pid=4243, steps=120)),

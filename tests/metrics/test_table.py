@@ -61,7 +61,7 @@ def test_rank_without_detail_has_at_most_60_series(a_device, a_process):
     )
     memory = {0: ProcessView("GPU-0", None, 4 * GIB, GIB)}
     gpu = DeviceView("GPU-0", 0, *5 * [GIB], name="A GPU", driver_version="580")
-    rank = RankView(a_process(device, rank=0, steps=1, peak_method="phase"), memory=memory)
+    rank = RankView(a_process(device, rank=0, steps=1), memory=memory)
     lean = series_of(Fleet(0.0, (rank,), (gpu,)), detail=False)
     assert 50 <= len([series for series in lean if {"rank", "uuid"} & dict(series[1:]).keys()]) <= 60
 

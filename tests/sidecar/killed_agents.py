@@ -15,7 +15,7 @@ from pathlib import Path
 
 from fake_source import ScriptedSource
 from gpufrag.agent.agent import Agent
-from gpufrag.agent.clocks import Clocks
+from gpufrag.agent.schedule import Clocks
 from gpufrag.agent.settings import AgentSettings
 from gpufrag.agent.sources import DeviceReading
 

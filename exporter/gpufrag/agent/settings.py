@@ -43,9 +43,7 @@ class AgentSettings:
 
     def __post_init__(self) -> None:
         if not SHORTEST <= self.interval <= LONGEST:
-            raise UsageError(
-                f"interval must be {SHORTEST:g} to {LONGEST:g} seconds, such as 10 (got {self.interval})"
-            )
+            raise UsageError(f"interval must be {SHORTEST:g} to {LONGEST:g} seconds, such as 10 (got {self.interval})")
         if not SMALLEST <= self.budget <= 1:
             raise UsageError(
                 f"budget must be a share of wall time from {SMALLEST:g} to 1, such as 0.001 (got {self.budget})"
@@ -77,7 +75,7 @@ def from_environment(
 
 
 def _number(value: Any, name: str) -> float | None:
-        try:
+    try:
         return None if value is None else float(value)
     except (ValueError, TypeError, OverflowError):
         raise UsageError(f"{name} must be a number (got {shortened(value)})") from None

@@ -37,7 +37,7 @@ class SimulatedSource:
             limits = {} if limit is None else {DEVICE: limit}
             return Capture(lambda: heap, [self._reading()], limits, self._alloc_conf)
 
-    def recording(self) -> bool:
+    def history_in_use(self) -> bool:
         return False
 
     def watch_steps(self, on_step: Callable[[object], None]) -> bool:

@@ -191,8 +191,7 @@ ALLOCATOR: tuple[Metric[Any], ...] = (
     ),
     Metric(
         names.LARGEST_RECURRING, GAUGE, DEVICE, lambda place: place.sample.largest_recurring,
-        "Largest request that the job repeated within the last hour. If largest_allocatable is smaller, the next such "
-        "request fails.",
+        "Largest request of the last recorded step. If largest_allocatable is smaller, the next such request fails.",
     ),
     Metric(
         names.PEAK_ACTIVE, GAUGE, TOTALS, lambda totals: totals.peak_active,
@@ -288,10 +287,12 @@ PROCESSES: tuple[Metric[Any], ...] = (
         "Optimizer steps seen by the agent. Absent if the process takes none.",
     ),
     Metric(
-        names.PEAK_METHOD_INFO, INFO, RANK,
-        lambda rank: (method := rank.view.sample.peak_method) and {Label.METHOD: method},
-        "How snapshots with at=peak are taken; always 1. Absent if the agent cannot follow the memory of a step.",
-        adds=(Label.METHOD,), detail=True,
+        names.STEP_RECORDINGS, COUNTER, RANK, lambda rank: rank.view.sample.health.recordings,
+        "Steps recorded to find their memory peak, by result. recorded: snapshots with at=peak show it; "
+        "history_in_use: the program records its allocator's history itself; interrupted: it began or stopped that "
+        "during the step; too_many_events, too_long: the step exceeds the agent's bounds; inconsistent: other threads "
+        "allocated while the step was read; unsupported: no event history. Snapshots with at=peak are absent then.",
+        adds=(Label.RESULT,), detail=True,
     ),
     Metric(
         names.LEAK_PER_STEP, GAUGE, DEVICE, _leak("step"),

@@ -13,9 +13,9 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from ..errors import BadInput
-from .events import ALLOC, FREE_COMPLETED, FREE_REQUESTED, GROWS, SHRINKS
 from .heap import ALLOCATED, AWAITING, DEFAULT_POOL, INACTIVE, Heap, Segment
 from .settings import SMALL_REQUEST, SMALL_SEGMENT, Settings
+from .trace.events import ALLOC, FREE_COMPLETED, FREE_REQUESTED, GROWS, SHRINKS
 
 
 class StepEvents(NamedTuple):
@@ -121,7 +121,8 @@ def _lifetimes(events: StepEvents, end: Heap) -> tuple[list[_Block], list[int]]:
         elif action == FREE_COMPLETED or (action == FREE_REQUESTED and address not in live):
             if address in live:
                 raise BadInput(f"event {index} frees {address:#x}, which is live later without an allocation")
-            live[address] = found = _Block(address, size, 0, index, index)
+            awaiting = index if action == FREE_REQUESTED else -1  # unless its request to be freed follows
+            live[address] = found = _Block(address, size, 0, awaiting, index)
             if rounded[size] > SMALL_REQUEST:
                 large.ends(found)
         elif action == FREE_REQUESTED:

@@ -204,7 +204,9 @@ class AgentHealth:
     stall_seconds: Annotated[dict[str, float], Most(CAUSES)] = field(default_factory=dict)
     """By cause (stats, snapshot, wait): how long the process's Python was held."""
     errors: Annotated[dict[str, int], Most(SOURCES)] = field(default_factory=dict)
-    """By source: errors that were swallowed."""
+    """By source: errors that were caught."""
+    recordings: Annotated[dict[str, int], Most(CAUSES)] = field(default_factory=dict)
+    """By result: recorded steps (see agent.step_recorder)."""
 
 
 @dataclass(frozen=True)
@@ -218,8 +220,6 @@ class ProcessSample:
     """Optimizer steps since the agent began; None where the process has no step hook."""
     health: AgentHealth = AgentHealth()
     schema: int = SCHEMA
-    peak_method: str | None = None
-    """How snapshots at a step's peak are found; timer where they are not; None where memory cannot be followed."""
 
 
 def encode(sample: ProcessSample) -> bytes:

@@ -7,9 +7,8 @@ from threading import Lock
 
 from ...agent.sources import DeviceReading
 from ...model.fragmentation import Fragmentation, measure
-from ...model.recurring import Recurrence, observe
 from ...model.simulator.allocator import Allocator
-from ...model.trace.program import Replay
+from ...model.trace.program import MALLOC, Replay
 from ..source import SimulatedSource
 from ..traces import Trace, load
 
@@ -40,16 +39,14 @@ def film(name: str) -> Film:
     allocator = Allocator(trace.settings, trace.driver)
     replay = Replay(trace.program, allocator)
     source = SimulatedSource(allocator, Lock(), "", trace.alloc_conf)
-    recurrence = Recurrence()
-    frames = []
+    frames, operations = [], trace.program.operations
     for step in range(STEPS):
         looks = []
         for look in range(1, _LOOKS + 1):
-            replay.run(until=len(trace.program.operations) * (step * _LOOKS + look) // (STEPS * _LOOKS))
-            heap = allocator.heap()
-            recurrence = observe(recurrence, heap, float(step))
-            looks.append(measure(heap, allocator.driver))
-        frames.append(_frame(source, looks, recurrence.largest(float(step))))
+            replay.run(until=len(operations) * (step * _LOOKS + look) // (STEPS * _LOOKS))
+            looks.append(measure(allocator.heap(), allocator.driver))
+        made = operations[len(operations) * step // STEPS : len(operations) * (step + 1) // STEPS]
+        frames.append(_frame(source, looks, max([op.size for op in made if op.kind == MALLOC], default=None)))
     return Film(trace, tuple(frames))
 
 

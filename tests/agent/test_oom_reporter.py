@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fake_source import HandClock, ScriptedSource
 from gpufrag.agent import oom_reporter as blackbox
-from gpufrag.agent.oom_reporter import BlackBox
+from gpufrag.agent.oom_reporter import OomReporter
 from gpufrag.agent.sources import Capture, Fault
 from gpufrag.model.allocatable import Driver
 from gpufrag.model.fragmentation import measure
@@ -33,13 +33,13 @@ class Bench:
 
     source: ScriptedSource = field(default_factory=ScriptedSource)
     clock: HandClock = field(default_factory=HandClock)
-    trouble: ErrorCounter = field(default_factory=ErrorCounter)
+    errors: ErrorCounter = field(default_factory=ErrorCounter)
     kept: list[OomReport] = field(default_factory=list)
     told: int = 0
     keep: Callable[[OomReport], None] | None = None
 
     def __post_init__(self) -> None:
-        self.box = BlackBox(self.capture, lambda: IDENTITY, self._keep, self._tell, self.trouble, self.clock.clocks)
+        self.box = OomReporter(self.capture, lambda: IDENTITY, self._keep, self._tell, self.errors, self.clock.clocks)
         self.box.watching = True
 
     def capture(self) -> Capture | None:
@@ -69,7 +69,7 @@ def bench() -> Bench:
     return Bench()
 
 
-def test_a_report_holds_the_request_the_heap_and_the_verdict(bench: Bench) -> None:
+def test_report_has_request_heap_and_verdict(bench: Bench) -> None:
     bench.fail(100 * GIB)
     (report,) = bench.kept
     source = bench.source
@@ -81,19 +81,19 @@ def test_a_report_holds_the_request_the_heap_and_the_verdict(bench: Bench) -> No
     assert report.stack[0].function.endswith("fail")
 
 
-def test_it_is_told_of_before_the_next_scrape(bench: Bench) -> None:
+def test_counts_are_published_after_a_report(bench: Bench) -> None:
     bench.fail()
     assert bench.told == 1
 
 
-def test_each_cause_is_there_from_the_beginning(bench: Bench) -> None:
+def test_every_cause_is_counted_from_zero(bench: Bench) -> None:
     ooms = bench.box.counted(bench.sample()).devices[0].ooms
     assert ooms is not None
     assert ooms.causes == dict.fromkeys((cause.value for cause in Cause), 0)
     assert (ooms.last_time, ooms.last_requested) == (None, None)
 
 
-def test_the_counts_are_in_the_sample(bench: Bench) -> None:
+def test_counts_are_in_the_sample(bench: Bench) -> None:
     bench.fail(100 * GIB)
     bench.clock.tick(5)
     bench.fail(90 * GIB)
@@ -103,12 +103,12 @@ def test_the_counts_are_in_the_sample(bench: Bench) -> None:
     assert (ooms.last_time, ooms.last_requested) == (bench.clock.now, 90 * GIB)
 
 
-def test_where_the_framework_tells_of_none_there_are_no_counts(bench: Bench) -> None:
+def test_framework_without_faults_has_no_counts(bench: Bench) -> None:
     bench.box.watching = False
     assert bench.box.counted(bench.sample()).devices == (DEVICE,)
 
 
-def test_the_last_sixty_samples_are_in_it(bench: Bench) -> None:
+def test_report_has_the_last_sixty_samples(bench: Bench) -> None:
     for step in range(100):
         bench.clock.tick(1)
         bench.box.remember(bench.sample(steps=step))
@@ -118,7 +118,7 @@ def test_the_last_sixty_samples_are_in_it(bench: Bench) -> None:
     assert report.steps == 99
 
 
-def test_one_line_tells_the_verdict_and_the_next_step(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+def test_log_line_has_verdict_and_next_step(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     bench.fail(100 * GIB)
     (record,) = caplog.records
     text = record.getMessage()
@@ -128,7 +128,7 @@ def test_one_line_tells_the_verdict_and_the_next_step(bench: Bench, caplog: pyte
     assert "\n" not in text
 
 
-def test_a_log_handler_of_the_job_that_raises_costs_nothing(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_log_handler_is_harmless(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*words: object) -> None:
         raise RuntimeError("a handler")
 
@@ -137,16 +137,16 @@ def test_a_log_handler_of_the_job_that_raises_costs_nothing(bench: Bench, monkey
     assert len(bench.kept) == 1
 
 
-def test_a_full_disk_loses_the_report_and_not_the_count(bench: Bench) -> None:
+def test_full_disk_loses_only_the_report(bench: Bench) -> None:
     def full(report: OomReport) -> None:
         raise OSError(28, "No space left on device")
 
     bench.keep = full
     bench.fail(100 * GIB)
-    assert (bench.causes, bench.trouble.counts, bench.told) == ({"limit": 1}, {"oom": 1}, 1)
+    assert (bench.causes, bench.errors.counts, bench.told) == ({"limit": 1}, {"oom": 1}, 1)
 
 
-def test_without_a_copy_of_the_heap_the_rest_is_told(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_report_without_heap_has_the_rest(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench.source, "capture", lambda: None)
     bench.fail()
     (report,) = bench.kept
@@ -154,37 +154,37 @@ def test_without_a_copy_of_the_heap_the_rest_is_told(bench: Bench, monkeypatch: 
 
 
 @pytest.mark.parametrize("error", [RuntimeError("torch"), KeyError("a new key")])
-def test_a_heap_that_cannot_be_understood_leaves_the_rest(bench: Bench, error: Exception, monkeypatch) -> None:
+def test_unknown_heap_leaves_the_rest_of_the_report(bench: Bench, error: Exception, monkeypatch) -> None:
     def fail(*words: object) -> None:
         raise error
 
-    monkeypatch.setattr(blackbox, "look", fail)
+    monkeypatch.setattr(blackbox, "measure_heap", fail)
     bench.fail()
     assert bench.kept[0].measured is None
-    assert bench.trouble.counts == {"oom": 1}
+    assert bench.errors.counts == {"oom": 1}
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError(), MemoryError(), RecursionError()])
-def test_whatever_goes_wrong_is_counted_and_never_raised(bench: Bench, error: Exception) -> None:
+def test_failure_in_a_report_is_counted_and_not_raised(bench: Bench, error: Exception) -> None:
     def fail() -> None:
         raise error
 
     bench.source.during_capture = fail
     bench.fail()
-    assert (bench.kept, bench.causes, bench.trouble.counts) == ([], {"unknown": 1}, {"oom": 1})
+    assert (bench.kept, bench.causes, bench.errors.counts) == ([], {"unknown": 1}, {"oom": 1})
     bench.source.during_capture = lambda: None
     bench.fail()
     assert len(bench.kept) == 1, "the next one is explained again"
 
 
-def test_a_second_error_inside_is_counted_and_not_explained(bench: Bench) -> None:
+def test_oom_within_a_report_is_only_counted(bench: Bench) -> None:
     bench.source.during_capture = lambda: bench.fail(GIB)
     bench.fail(100 * GIB)
     assert len(bench.kept) == 1
     assert bench.causes == {"unknown": 1, "limit": 1}
 
 
-def test_an_error_of_another_thread_meanwhile_does_not_wait(bench: Bench) -> None:
+def test_oom_of_another_thread_does_not_wait(bench: Bench) -> None:
     def another() -> None:
         thread = threading.Thread(target=bench.fail)
         thread.start()
@@ -197,7 +197,7 @@ def test_an_error_of_another_thread_meanwhile_does_not_wait(bench: Bench) -> Non
     assert sum(bench.causes.values()) == 2
 
 
-def test_none_is_lost_where_many_threads_fail_at_once(bench: Bench) -> None:
+def test_no_oom_of_many_threads_is_lost(bench: Bench) -> None:
     threads = [threading.Thread(target=lambda: [bench.fail() for _ in range(50)]) for _ in range(8)]
     for thread in threads:
         thread.start()
@@ -207,7 +207,7 @@ def test_none_is_lost_where_many_threads_fail_at_once(bench: Bench) -> None:
     assert [report.number for report in bench.kept] == list(range(1, 9))
 
 
-def test_a_search_for_a_batch_size_is_not_slowed_down_by_reports(bench: Bench) -> None:
+def test_repeated_ooms_get_few_reports(bench: Bench) -> None:
     for _ in range(1000):
         bench.fail()
     assert (len(bench.kept), bench.source.captures) == (8, 8)
@@ -224,7 +224,7 @@ def test_a_search_for_a_batch_size_is_not_slowed_down_by_reports(bench: Bench) -
     names=st.lists(st.text(st.characters(), max_size=400), max_size=60),
     samples=st.integers(0, 80),
 )
-def test_a_report_can_always_be_written_and_is_bounded(conf: str, names: list[str], samples: int) -> None:
+def test_report_is_bounded_and_encodable(conf: str, names: list[str], samples: int) -> None:
     bench = Bench()
     heap, reading = bench.source.heap, bench.source.read()
     capture = Capture(lambda: heap, reading, {}, conf)

@@ -60,63 +60,64 @@ BOTH = [("jax", 0, "bfc"), (None, 0, "native")]
 
 
 @pytest.mark.parametrize("first", ["torch", "jax"])
-def test_both_are_in_one_sample_whichever_came_first(
+def test_both_frameworks_are_in_one_sample(
     with_jax: FakeJax, agent_of: Callable[[ModuleType], Agent], eventually: Eventually, first: str
 ) -> None:
     torch = torch_of(Machine())
     one, other = (torch, with_jax.module) if first == "torch" else (with_jax.module, torch)
     agent = agent_of(one)
-    agent.add(connect(other, agent.trouble))
-    agent.add(connect(other, agent.trouble))
+    agent.add(connect(other, agent.errors))
+    agent.add(connect(other, agent.errors))
     eventually(lambda: _devices(agent) == BOTH)
     assert agent.latest is not None
     assert agent.latest.identity.framework == "torch"
     assert {device.framework_version for device in agent.latest.devices} == {None, "0.10.2"}
 
 
-def test_torch_that_comes_second_has_its_steps_snapshots_and_errors(
+def test_torch_as_second_framework_becomes_primary(
     with_jax: FakeJax, agent_of: Callable[[ModuleType], Agent], eventually: Eventually
 ) -> None:
     machine = Machine()
     agent = agent_of(with_jax.module)
-    agent.add(connect(torch_of(machine), agent.trouble))
+    agent.add(connect(torch_of(machine), agent.errors))
     eventually(lambda: _devices(agent) == BOTH)
+    machine.step("optimizer")  # records
     machine.step("optimizer")
-    eventually(lambda: agent.latest and agent.latest.steps == 1 and agent.latest.devices[-1].snapshots)
+    eventually(lambda: agent.latest and agent.latest.steps == 2 and agent.latest.devices[-1].snapshots)
     assert len(machine.observers) == 1
 
 
-def test_errors_of_the_first_are_not_counted_to_the_second(
+def test_ooms_belong_to_the_primary_framework(
     with_jax: FakeJax, agent_of: Callable[[ModuleType], Agent], eventually: Eventually
 ) -> None:
     agent = agent_of(torch_of(Machine()))
-    agent.add(connect(with_jax.module, agent.trouble))
+    agent.add(connect(with_jax.module, agent.errors))
     eventually(lambda: _devices(agent) == BOTH)
     assert agent.latest is not None
     assert [device.ooms is None for device in agent.latest.devices] == [True, False]
 
 
-def test_a_second_framework_that_fails_costs_only_its_own_figures(
+def test_failing_second_framework_loses_only_its_figures(
     with_jax: FakeJax, agent_of: Callable[[ModuleType], Agent], eventually: Eventually
 ) -> None:
     with_jax.initialise("cuda", JaxDevice(fault=RuntimeError("gone")))
     agent = agent_of(torch_of(Machine()))
-    agent.add(connect(with_jax.module, agent.trouble))
-    eventually(lambda: agent.trouble.counts.get("jax.Device.memory_stats"))
+    agent.add(connect(with_jax.module, agent.errors))
+    eventually(lambda: agent.errors.counts.get("jax.Device.memory_stats"))
     eventually(lambda: _devices(agent) == BOTH[1:])
 
 
-def test_one_that_raises_what_nobody_foresaw_does_so_too(
+def test_unexpected_error_of_second_framework_is_confined(
     with_jax: FakeJax, agent_of: Callable[[ModuleType], Agent], eventually: Eventually
 ) -> None:
     with_jax.initialise("cuda", JaxDevice(fault=ZeroDivisionError("gone")))
     agent = agent_of(torch_of(Machine()))
-    agent.add(connect(with_jax.module, agent.trouble))
-    eventually(lambda: agent.trouble.counts.get("sampler"))
+    agent.add(connect(with_jax.module, agent.errors))
+    eventually(lambda: agent.errors.counts.get("sampler"))
     eventually(lambda: _devices(agent) == BOTH[1:])
 
 
-def test_what_it_costs_to_read_them_is_counted(
+def test_cost_of_second_framework_is_counted(
     with_jax: FakeJax, agent_of: Callable[[ModuleType], Agent], eventually: Eventually
 ) -> None:
     class Slow(JaxDevice):
@@ -128,13 +129,13 @@ def test_what_it_costs_to_read_them_is_counted(
 
     with_jax.initialise("cuda", Slow())
     agent = agent_of(torch_of(Machine()))
-    agent.add(connect(with_jax.module, agent.trouble))
+    agent.add(connect(with_jax.module, agent.errors))
     eventually(lambda: _devices(agent) == BOTH)
     assert agent.latest is not None
     assert agent.latest.health.stall_seconds["wait"] >= 0.002
 
 
-def test_what_launches_second_joins_the_agent_that_there_is(
+def test_second_launch_joins_the_running_agent(
     with_jax: FakeJax, settings: AgentSettings, eventually: Eventually
 ) -> None:
     lifecycle.begin(connect(torch_of(Machine()), ErrorCounter()), settings)
@@ -145,9 +146,9 @@ def test_what_launches_second_joins_the_agent_that_there_is(
         lifecycle.stop()
 
 
-def test_a_source_of_the_users_own_stays_the_first(source: ScriptedSource, settings: AgentSettings) -> None:
+def test_custom_source_stays_primary(source: ScriptedSource, settings: AgentSettings) -> None:
     agent = Agent(source, settings)
-    agent.add(connect(torch_of(Machine()), agent.trouble))
+    agent.add(connect(torch_of(Machine()), agent.errors))
     assert agent._source is source
 
 
@@ -156,11 +157,11 @@ def _sample(agent: Agent) -> ProcessSample:
     return decode(encode(agent.latest))
 
 
-def test_no_two_series_of_them_are_alike(
+def test_series_of_two_frameworks_differ(
     with_jax: FakeJax, agent_of: Callable[[ModuleType], Agent], eventually: Eventually
 ) -> None:
     agent = agent_of(torch_of(Machine()))
-    agent.add(connect(with_jax.module, agent.trouble))
+    agent.add(connect(with_jax.module, agent.errors))
     eventually(lambda: _devices(agent) == BOTH)
     sample = _sample(agent)
     fleet = Fleet(sample.time, (RankView(replace(sample, identity=replace(sample.identity, rank=0))),))
