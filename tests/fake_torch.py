@@ -213,12 +213,19 @@ def _attach(machine: Machine, observer: Callable[[int, int, int, int], None]) ->
 
 
 def _history_call(
-    torch: Any, enabled: Any = "all", context: Any = "all", stacks: Any = "all", max_entries: int = sys.maxsize
+    torch: Any,
+    enabled: Any = "all",
+    context: Any = "all",
+    stacks: Any = "all",
+    max_entries: int = sys.maxsize,
+    **more: bool,
 ) -> None:
+    release = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    assert more.keys() <= ({"clear_history", "global_record_annotations"} if release >= (2, 8) else set())
     if isinstance(enabled, bool):
         torch._C._cuda_record_memory_history_legacy(enabled)
     else:
-        torch._C._cuda_record_memory_history(enabled, context, stacks, max_entries)
+        torch._C._cuda_record_memory_history(enabled, context, stacks, max_entries, *more.values())
 
 
 def _record(machine: Machine, enabled: Any, *arguments: Any) -> None:

@@ -7,7 +7,7 @@ from types import ModuleType
 import pytest
 
 from fake_frameworks import GIB, GROWING, PREALLOCATED, JaxDevice, jax, tensorflow
-from gpufrag.agent import first_use as arrival
+from gpufrag.agent import arrival
 from gpufrag.agent.jax import JaxSource, sums
 from gpufrag.agent.sources import Live, connect
 from gpufrag.agent.tensorflow import TensorflowSource

@@ -164,7 +164,7 @@ from gpufrag import agent
 agent.wait()
 print(sorted(set(sys.modules) - before - {"__future__"}))
 """
-    assert scripts.run(program) == "['gpufrag', 'gpufrag.agent', 'gpufrag.agent.first_use']\n"
+    assert scripts.run(program) == "['gpufrag', 'gpufrag.agent', 'gpufrag.agent.arrival']\n"
 
 
 CUDA = """

@@ -14,7 +14,7 @@ from gpufrag.commands.run import PACKAGE
 from helpers import TESTS
 
 RULES = {
-    "imports no framework": """agent/test_first_use.py::test_finding_torch_does_not_import_it
+    "imports no framework": """agent/test_arrival.py::test_finding_torch_does_not_import_it
         agent/test_no_harm.py::test_no_part_imports_a_framework""",
     "does not initialise CUDA": """agent/test_torch_source.py::test_nothing_is_read_before_cuda_is_initialised
         agent/test_torch_oom.py::test_observer_is_attached_at_cuda_initialisation
@@ -22,17 +22,17 @@ RULES = {
     "does not allocate, synchronise, free or reset": """
         agent/test_no_harm.py::test_only_anchor_and_history_name_what_changes_a_device
         agent/test_torch_source.py::test_source_only_reads
-        gpu/test_step_recording_gpu.py::test_torchs_peaks_are_left_alone""",
+        cuda_torch/test_step_recording_cuda.py::test_torchs_peaks_are_left_alone""",
     "sleeps in launchers, workers and children": """agent/test_lifecycle.py::test_process_without_cuda_has_no_thread
         agent/test_real_torch.py::test_torchrun_on_cpu_has_no_agent
         agent/test_real_torch.py::test_data_loader_workers_have_no_agent""",
     "leaves a captured step alone": """agent/test_sampler.py::test_graph_capture_is_left_alone
         agent/test_torch_source.py::test_unknown_capture_state_is_not_safe
-        gpu/test_agent_gpu.py::test_captured_step_is_left_alone""",
+        cuda_torch/test_agent_cuda.py::test_captured_step_is_not_sampled_and_later_ones_are""",
     "breaks no capture in another thread": """
         agent/test_torch_backends.py::test_cuda_malloc_async_is_read_between_steps_only
-        gpu/test_agent_gpu.py::test_snapshot_does_not_break_a_graph_capture
-        gpu/test_step_recording_gpu.py::test_recording_does_not_break_a_graph_capture""",
+        cuda_torch/test_agent_cuda.py::test_snapshots_during_a_capture_do_not_break_it
+        cuda_torch/test_step_recording_cuda.py::test_recording_does_not_break_a_graph_capture""",
     "reads no unused device": """agent/test_torch_source.py::test_device_without_context_is_not_touched
         agent/test_torch_source.py::test_device_without_reserved_memory_is_left_out""",
     "reads the cheap figures once a second": "agent/test_sampler.py::test_cheap_figures_are_read_every_second",
@@ -66,7 +66,7 @@ RULES = {
         agent/test_sampler.py::test_error_at_a_boundary_is_counted_and_not_raised
         agent/test_oom_reporter.py::test_failure_in_a_report_is_counted_and_not_raised
         agent/test_torch_history.py::test_error_of_ours_does_not_stop_the_programs_call
-        agent/test_first_use.py::test_our_exceptions_do_not_reach_the_program""",
+        agent/test_arrival.py::test_no_exception_of_ours_reaches_the_program""",
     "loses only what needs a missing function": """
         agent/test_torch_lacking.py::test_missing_function_loses_only_its_figures
         agent/test_torch_lacking.py::test_unknown_statistics_lose_only_their_figures""",
@@ -80,7 +80,7 @@ RULES = {
         agent/test_lifecycle.py::test_exit_by_exception_is_unchanged
         agent/test_lifecycle.py::test_signal_ends_the_process_as_without_agent
         agent/test_sampler.py::test_recording_ends_with_the_agent""",
-    "survives a second copy of itself": """agent/test_shim.py::test_two_shims_start_one_agent
+    "survives a second copy of itself": """injection/test_shim.py::test_two_copies_make_one_agent
         agent/test_lifecycle.py::test_two_initialisations_start_one_agent""",
 }
 """What the agent promises, and the tests that hold it to it."""

@@ -25,7 +25,7 @@ def seen():
     ours = sorted(name for name in sys.modules if name.startswith("gpufrag"))
     threads = [thread.name for thread in threading.enumerate() if "gpufrag" in thread.name]
     return [name for name in ours if name.count(".") > 1], threads
-QUIET = (["gpufrag.agent.first_use"], [])
+QUIET = (["gpufrag.agent.arrival"], [])
 """
 
 
@@ -42,7 +42,7 @@ def _prints(scripts, program: str, *command: str, **environment: str) -> list[st
 def test_torch_import_queues_the_hook(scripts, folder: Path) -> None:
     program = """
 from importlib.machinery import SourceFileLoader
-waiting = [call for call, _ in torch.cuda._queued_calls if call.__module__ == "gpufrag.agent.first_use"]
+waiting = [call for call, _ in torch.cuda._queued_calls if call.__module__ == "gpufrag.agent.arrival"]
 finders = sorted(finder._name for finder in sys.meta_path if "gpufrag" in type(finder).__module__)
 print(len(waiting), type(torch.__spec__.loader) is SourceFileLoader, finders)
 print(seen() == QUIET)

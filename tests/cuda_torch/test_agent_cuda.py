@@ -32,9 +32,9 @@ class Witness(TorchSource):
         self.copied: list[float] = []
         self.graphs: list[bool] = []
 
-    def capture(self) -> Capture | None:
+    def _copy(self, events: bool) -> Capture | None:
         self.copied.append(time.time())
-        return super().capture()
+        return super()._copy(events)
 
     def graph_underway(self) -> bool:
         self.graphs.append(super().graph_underway())

@@ -1,8 +1,4 @@
-<<<<<<<< HEAD:tests/cuda_torch/test_peak_cuda.py
-"""Snapshots at a step's peak, in real torch."""
-========
-"""Recorded steps in real torch on a real GPU."""
->>>>>>>> 4e4112a (Agent: record one step per window and publish its exact memory peak; plain names and texts):tests/gpu/test_step_recording_gpu.py
+"""Recorded steps in real torch: the peak is torch's own, and the program's history is left alone."""
 
 from __future__ import annotations
 
@@ -21,17 +17,13 @@ pytestmark = [
     pytest.mark.cuda,
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning"),
 ]
-<<<<<<<< HEAD:tests/cuda_torch/test_peak_cuda.py
-MIB = 1 << 20
 Compare = Callable[[float, float], None]
-========
->>>>>>>> 4e4112a (Agent: record one step per window and publish its exact memory peak; plain names and texts):tests/gpu/test_step_recording_gpu.py
 PATIENCE = 60.0
 
 
 @pytest.fixture
 def watched(tmp_path: Path) -> Iterator[None]:
-    """An agent with windows of a tenth of a second, each of which may cost what one of ten seconds may."""
+    """An agent with windows of a tenth of a second, which may cost more than by default."""
     torch.cuda.empty_cache()
     torch.zeros(1, device="cuda")
     torch.cuda.reset_peak_memory_stats()
@@ -72,22 +64,7 @@ def at_peak(sample: ProcessSample) -> int:
     return next((shot.measured.active for shot in shots if shot.at == "peak"), 0)
 
 
-<<<<<<<< HEAD:tests/cuda_torch/test_peak_cuda.py
-def test_level_equals_torchs_statistics() -> None:
-    held = torch.empty(30 * MIB, dtype=torch.uint8, device="cuda")
-    level = TorchSource(torch, ErrorCounter()).level(torch.cuda.current_device())
-    stats = torch.cuda.memory_stats()
-    assert level is not None
-    assert level.active == stats["active_bytes.all.current"] >= held.numel()
-    assert level.allocations == stats["allocation.all.allocated"] > 0
-    assert level.peak_active == stats["active_bytes.all.peak"]
-    assert torch_stats.level(torch.cuda.memory_stats_as_nested_dict()) == level
-
-
-def test_peak_of_a_training_step_is_sampled(watched: None) -> None:
-========
 def test_peak_of_a_step_is_torchs_own(watched: None) -> None:
->>>>>>>> 4e4112a (Agent: record one step per window and publish its exact memory peak; plain names and texts):tests/gpu/test_step_recording_gpu.py
     stack = Stack()
     for _ in range(3):
         stack.step(8192)
@@ -99,7 +76,7 @@ def test_peak_of_a_step_is_torchs_own(watched: None) -> None:
     assert found.health.recordings.keys() == {"recorded"}
 
 
-def test_torchs_own_peaks_are_not_reset(watched: None) -> None:
+def test_torchs_peaks_are_left_alone(watched: None) -> None:
     stack = Stack()
     stack.step(65_536)
     before = torch.cuda.memory_stats()["active_bytes.all.peak"]
@@ -107,12 +84,6 @@ def test_torchs_own_peaks_are_not_reset(watched: None) -> None:
     assert torch.cuda.memory_stats()["active_bytes.all.peak"] == before
 
 
-<<<<<<<< HEAD:tests/cuda_torch/test_peak_cuda.py
-def test_step_without_allocations_has_no_peak(watched: None) -> None:
-    weights = torch.ones(1024, 1024, device="cuda", requires_grad=True)
-    weights.grad = torch.zeros_like(weights)
-    optimizer = torch.optim.SGD([weights], lr=0.1)
-========
 def test_history_of_the_program_is_left_alone(watched: None) -> None:
     stack = Stack(layers=2)
     trained_until(lambda sample: at_peak(sample) > 0, stack, rows=64)
@@ -124,8 +95,15 @@ def test_history_of_the_program_is_left_alone(watched: None) -> None:
         torch.cuda.memory._record_memory_history(enabled=None)
 
 
+def test_history_is_off_and_unpatched_after_the_agent(watched: None) -> None:
+    before = torch._C._cuda_record_memory_history
+    trained_until(lambda sample: at_peak(sample) > 0, Stack(layers=2), rows=64)
+    agent.stop()
+    assert not torch._C._cuda_isHistoryEnabled()
+    assert type(torch._C._cuda_record_memory_history) is type(before)
+
+
 def test_process_without_steps_has_the_peak_of_a_slice(watched: None) -> None:
->>>>>>>> 4e4112a (Agent: record one step per window and publish its exact memory peak; plain names and texts):tests/gpu/test_step_recording_gpu.py
     deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
         torch.empty(1 << 28, dtype=torch.uint8, device="cuda")
@@ -135,11 +113,7 @@ def test_process_without_steps_has_the_peak_of_a_slice(watched: None) -> None:
     raise AssertionError(f"no peak of a slice in {PATIENCE} s: {agent.latest()}")
 
 
-<<<<<<<< HEAD:tests/cuda_torch/test_peak_cuda.py
-def test_capture_is_not_broken_while_steps_are_sampled(watched: None, assert_computed: Compare) -> None:
-========
-def test_recording_does_not_break_a_graph_capture(watched: None) -> None:
->>>>>>>> 4e4112a (Agent: record one step per window and publish its exact memory peak; plain names and texts):tests/gpu/test_step_recording_gpu.py
+def test_recording_does_not_break_a_graph_capture(watched: None, assert_computed: Compare) -> None:
     stack = Stack(layers=4)
     trained_until(lambda sample: at_peak(sample) > 0, stack, rows=1024)
     static = torch.zeros(1024, device="cuda")

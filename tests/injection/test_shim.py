@@ -53,7 +53,7 @@ def says(python: Callable[..., subprocess.CompletedProcess[str]]) -> Callable[..
     return run
 
 
-LOADED_BY_US = "['gpufrag', 'gpufrag.agent', 'gpufrag.agent.first_use']\n"
+LOADED_BY_US = "['gpufrag', 'gpufrag.agent', 'gpufrag.agent.arrival']\n"
 LOADED = "import sys; print(sorted(name for name in sys.modules if name.startswith('gpufrag')))"
 
 

@@ -101,7 +101,7 @@ def test_without_torch_the_start_loads_three_small_modules_of_ours_and_no_other(
     alone, ours = (
         set(site.run("{python}", "-c", told, PYTHONPATH=path).stdout.split()) for path in ("", str(site.shim))
     )
-    expected = {"gpufrag", "gpufrag.agent", "gpufrag.agent.first_use", "sitecustomize", "__future__"}
+    expected = {"gpufrag", "gpufrag.agent", "gpufrag.agent.arrival", "sitecustomize", "__future__"}
     assert ours == alone | expected
 
 

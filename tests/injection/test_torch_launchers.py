@@ -22,7 +22,7 @@ USE_GPU = """
 import os, sys, threading, time, torch
 def use_gpu():
     for call, _ in list(torch.cuda._queued_calls):
-        if call.__module__ == "gpufrag.agent.first_use": call()
+        if call.__module__ == "gpufrag.agent.arrival": call()
     assert "gpufrag-sampler" in [thread.name for thread in threading.enumerate()]
     deadline = time.monotonic() + 30
     while sys.modules["gpufrag.agent"].latest() is None and time.monotonic() < deadline: time.sleep(0.005)

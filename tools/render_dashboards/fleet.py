@@ -19,12 +19,11 @@ from gpufrag.metrics.view import CollectorResult, DeviceView, Fleet, ProcessView
 from gpufrag.model.allocatable import Driver
 from gpufrag.model.fragmentation import measure
 from gpufrag.model.heap import DEFAULT_POOL, Heap
-from gpufrag.model.recurring import Recurrence, observe
 from gpufrag.model.settings import Settings, parse_recorded
 from gpufrag.model.simulator.allocator import Allocator
 from gpufrag.model.simulator.blocks import Block
 from gpufrag.model.trace.events import parse_rows
-from gpufrag.model.trace.program import Program, Replay
+from gpufrag.model.trace.program import MALLOC, Program, Replay
 from gpufrag.model.trace.reading import read_program
 from gpufrag.model.verdict import Cause
 from gpufrag.wire.sample import (
@@ -174,7 +173,7 @@ class Process:
     job: Job
     rank: int
     pid: int
-    recurrence: Recurrence = field(default_factory=Recurrence)
+    largest_request: int | None = None
     snapshots: dict[str, Snapshot] = field(default_factory=dict)
     stall: float = 0.0
     ooms: Ooms = field(default_factory=lambda: Ooms({cause.value: 0 for cause in Cause}))
@@ -194,6 +193,7 @@ class Process:
         """Replay up to `now` (seconds since START) and take the snapshots on the way."""
         total = len(self._trace.program.operations) * self.life.share
         span = self.life.end - self.life.begin
+        begin = self._replay.position
         peak: tuple[int, Heap, Driver] | None = None
         for look in range(1, LOOKS_PER_SCRAPE + 1):
             at = now - self.life.begin - SCRAPE * (1 - look / LOOKS_PER_SCRAPE)
@@ -207,7 +207,8 @@ class Process:
         heap = self._allocator.heap()
         self._take("boundary", START + now - 4, heap, self._allocator.driver)
         self.stall += SCRAPE / SNAPSHOT_INTERVAL * self.snapshots["boundary"].duration
-        self.recurrence = observe(self.recurrence, heap, START + now)
+        made = self._trace.program.operations[begin : self._replay.position]
+        self.largest_request = max([operation.size for operation in made if operation.kind == MALLOC], default=None)
 
     def _take(self, at: str, time: float, heap: Heap, driver: Driver) -> None:
         blocks = sum(len(segment.sizes) for segment in heap.segments)
@@ -237,7 +238,7 @@ class Process:
             limit=self._trace.cap or None,
             totals=Totals(START + now - 1, large, small, allocator.peak_active, allocator.peak_reserved, counters),
             driver=DriverReading(START + now - 1, allocator.driver.free or 0, self.place.size),
-            largest_recurring=self.recurrence.largest(START + now),
+            largest_recurring=self.largest_request,
             snapshots=tuple(self.snapshots.values()),
             ooms=self.ooms,
             leak=Leak("step", 1.2e6, 1.1e6, 1.4e6, 0, 400) if leaks else Leak("step"),

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..agent.steps import Steps
+from ..agent.steps import StepCounter
 from ..agent.torch.api import TorchSurface
 from ..errors import UsageError
 from ..wire import codec
@@ -101,7 +101,7 @@ class Participant:
     ) -> None:
         self._clock, self._end, self._capturing = clock, end, capturing
         self._changed = threading.Condition()
-        self._promise, self._steps = Promise(), Steps()
+        self._promise, self._steps = Promise(), StepCounter()
         self._save: Save | None = None
         self.leaving = False
         """True once the process has saved and is about to end."""

@@ -18,8 +18,10 @@ RECORD = "cuda.memory._record_memory_history"
 ENABLED = "_C._cuda_isHistoryEnabled"
 CALLS = ("_cuda_record_memory_history", "_cuda_record_memory_history_legacy")
 """What every Python call that starts or stops the history ends in."""
-PERMANENT_CALLBACK = (2, 8)
-"""Before, the first call in a process left a callback for every operator in the thread that made it, for good."""
+REMOVES_CALLBACKS = (2, 8)
+"""Before, the first call in a process left a callback for every operator in the thread that made it, for good. Since
+then torch removes its callback with the history, and prints a warning if that happens in another thread, unless the
+callback is global."""
 
 
 class EventHistory:
@@ -44,7 +46,8 @@ class EventHistory:
         if self._enabled():
             return HISTORY_IN_USE
         try:
-            record(enabled="all", context=None, stacks="python", max_entries=max_events)
+            form = {"global_record_annotations": True} if self._surface.release >= REMOVES_CALLBACKS else {}
+            record(enabled="all", context=None, stacks="python", max_entries=max_events, **form)
         except REFUSALS as error:
             self._errors.note(f"torch.{RECORD}", error, "peaks are absent")
             return UNSUPPORTED
@@ -78,7 +81,7 @@ class EventHistory:
 
     def _prepare(self, record: Callable[..., Any]) -> bool:
         """Make the first call in a thread that ends at once, where torch leaves something in its thread."""
-        if self._prepared or self._surface.release >= PERMANENT_CALLBACK:
+        if self._prepared or self._surface.release >= REMOVES_CALLBACKS:
             return True
         if not self._enabled():
             thread = threading.Thread(target=self._first_call, args=(record,), name="gpufrag-history", daemon=True)
