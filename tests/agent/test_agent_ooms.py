@@ -91,7 +91,8 @@ import os, sys
 from fake_torch import Machine, OutOfMemoryError, torch_of
 from gpufrag import agent
 machine = Machine(initialised=False, contexts=set(), version="2.11.0")
-sys.modules["torch"] = torch_of(machine)
+sys.modules["torch"] = torch = torch_of(machine)
+sys.modules["torch.cuda"] = torch.cuda
 agent.start(interval=1000)
 machine.initialise()
 try:

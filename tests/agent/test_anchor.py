@@ -161,7 +161,8 @@ def test_anchor_is_dropped_at_cuda_initialisation(scripts, folder: Path) -> None
 import os, sys, time
 from fake_torch import Machine, torch_of
 machine = Machine(initialised=False, count=1, heaps={})
-sys.modules["torch"] = torch_of(machine)
+sys.modules["torch"] = torch = torch_of(machine)
+sys.modules["torch.cuda"] = torch.cuda
 machine.free = 5
 sys.modules["torch"].cuda.current_device = lambda: 0
 import gpufrag

@@ -171,7 +171,8 @@ CUDA = """
 import os, sys, threading
 from fake_torch import Machine, torch_of
 machine = Machine(initialised=False)
-sys.modules["torch"] = torch_of(machine)
+sys.modules["torch"] = torch = torch_of(machine)
+sys.modules["torch.cuda"] = torch.cuda
 import gpufrag
 def threads():
     return sorted(thread.name for thread in threading.enumerate())
