@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpufrag.agent import oom_files
+from gpufrag.agent.agent import keep_report
 from gpufrag.cli import main
 from gpufrag.model.fragmentation import measure
 from gpufrag.wire.oom_report import Frame, OomReport, Point
@@ -66,7 +66,7 @@ def _refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, 
 
 def test_list_has_a_line_per_report_newest_first(capsys, folder: Path) -> None:
     for number in (1, 2):
-        oom_files.keep(folder, _report(number))
+        keep_report(folder, _report(number))
     head, *lines = _run(capsys, "list").splitlines()
     assert head.split()[0] == "report"
     assert [line.split()[0] for line in lines] == ["4242-2", "4242-1"]
@@ -76,7 +76,7 @@ def test_list_has_a_line_per_report_newest_first(capsys, folder: Path) -> None:
 
 def test_list_json_has_the_keys_of_explain(capsys, folder: Path) -> None:
     report = _report()
-    oom_files.keep(folder, report)
+    keep_report(folder, report)
     (record,) = json.loads(_run(capsys, "list", "--json"))
     assert report.measured is not None
     assert (record["id"], record["verdict"], record["requested_bytes"]) == ("4242-1", "fragmentation", 6 * GIB)
@@ -91,7 +91,7 @@ def test_list_of_empty_folder_is_empty(capsys, folder: Path) -> None:
 
 
 def test_list_names_skipped_files(capsys, folder: Path) -> None:
-    oom_files.keep(folder, _report(1))
+    keep_report(folder, _report(1))
     (report,) = folder.iterdir()
     for number in (2, 3):
         Path(str(report).replace(".oom-1.", f".oom-{number}.")).write_text("{")
@@ -103,7 +103,7 @@ def test_list_names_skipped_files(capsys, folder: Path) -> None:
 
 
 def test_list_reads_named_folder(capsys, tmp_path: Path) -> None:
-    oom_files.keep(tmp_path, _report())
+    keep_report(tmp_path, _report())
     assert "4242-1" in _run(capsys, "list", "--folder", str(tmp_path))
 
 
@@ -114,7 +114,7 @@ def test_list_without_folder_fails(capsys, tmp_path: Path) -> None:
 
 
 def test_show_prints_everything(capsys, folder: Path) -> None:
-    oom_files.keep(folder, _report())
+    keep_report(folder, _report())
     text = _run(capsys, "show", "4242-1")
     for words in (
         "out of memory: fragmentation; 6.00 GiB requested",
@@ -132,14 +132,14 @@ def test_show_prints_everything(capsys, folder: Path) -> None:
 
 
 def test_show_without_heap_leaves_out_figures(capsys, folder: Path) -> None:
-    oom_files.keep(folder, _report(measured=None, driver=None, stack=(), recent=(), evidence=(), alloc_conf=None))
+    keep_report(folder, _report(measured=None, driver=None, stack=(), recent=(), evidence=(), alloc_conf=None))
     text = _run(capsys, "show", "4242-1")
     assert "memory at the error" not in text
     assert "unknown" not in text
 
 
 def test_show_json_has_the_whole_report(capsys, folder: Path) -> None:
-    oom_files.keep(folder, _report())
+    keep_report(folder, _report())
     record = json.loads(_run(capsys, "show", "4242-1", "--json"))
     assert record["verdict"] == "fragmentation"
     assert record["report"]["recent"][0]["reserved"] == 7 * GIB
@@ -147,7 +147,7 @@ def test_show_json_has_the_whole_report(capsys, folder: Path) -> None:
 
 def test_show_with_ambiguous_id_names_the_files(capsys, folder: Path) -> None:
     for host in ("a", "b"):
-        oom_files.keep(folder, _report(host=host))
+        keep_report(folder, _report(host=host))
     code, told = _refused(capsys, "show", "4242-1")
     assert code == 2
     assert "a-4242-1000000.oom-1.json" in told
@@ -162,13 +162,13 @@ def test_show_with_unknown_id_fails(capsys, folder: Path) -> None:
 @pytest.mark.parametrize("action", [("list",), ("show", "4242-1")])
 def test_report_text_has_no_control_characters(capsys, folder: Path, action: tuple[str, ...]) -> None:
     frame = Frame(EVIL, 1, EVIL)
-    oom_files.keep(folder, _report(cause=EVIL, evidence=(EVIL,), stack=(frame,), next_step=EVIL, alloc_conf=EVIL))
+    keep_report(folder, _report(cause=EVIL, evidence=(EVIL,), stack=(frame,), next_step=EVIL, alloc_conf=EVIL))
     assert "\x1b" not in _run(capsys, *action)
 
 
 @pytest.mark.parametrize(("encoding", "shown"), [("ascii", "?"), ("utf-8", "–"), ("latin-1", "?")])
 def test_list_on_terminal_without_utf8_works(monkeypatch, folder: Path, encoding: str, shown: str) -> None:
-    oom_files.keep(folder, _report(identity=Identity("node", 4242, 1000.0)))
+    keep_report(folder, _report(identity=Identity("node", 4242, 1000.0)))
     terminal = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
     monkeypatch.setattr("sys.stdout", terminal)
     assert main(["oom", "list"]) == 0
