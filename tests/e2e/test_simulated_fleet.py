@@ -1,4 +1,4 @@
-"""`gpufrag simulate-fleet` as a real Prometheus finds, scrapes and judges it."""
+"""`gpufrag simulate-fleet`, discovered, scraped and evaluated by a real Prometheus."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ import httpx
 import pytest
 
 import monitoring
+from gpufrag.doctor import prometheus as checks
+from gpufrag.doctor.checks import Fail, Ok, examine
 from gpufrag.mixin import rules
 from gpufrag.mixin.config import Config, Timing
+from gpufrag.web.client import Client
 from monitoring import Prometheus, eventually, python
 
 pytestmark = pytest.mark.real
@@ -30,12 +33,23 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
             yield started
 
 
-def test_every_rank_is_seen(prometheus):
+def test_every_rank_is_scraped(prometheus):
     eventually(lambda: prometheus.values("count(gpufrag_up == 1)") == [12], "all ranks are scraped")
 
 
-def test_only_the_faulty_job_is_accused(prometheus):
+def test_only_faulty_job_has_memory_alerts(prometheus):
     trigger = 'ALERTS{alertname="GpuMemoryFragmented", alertstate="firing"}'
     eventually(lambda: prometheus.query(trigger), "the faulty job is fragmented")
     accused = prometheus.query('count by (job_name) (ALERTS{alertname=~"GpuMemory(Fragmented|NextRequestWillFail)"})')
     assert [series["metric"]["job_name"] for series in accused] == ["job-00"]
+
+
+def test_doctor_counts_targets_and_ranks(prometheus):
+    context = checks.Prometheus(Client(prometheus.url))
+    found = eventually(
+        lambda: {one.check: one.result for one in examine("prometheus", checks.CHECKS, context)}, "doctor runs"
+    )
+    assert found["targets"].text.startswith("3 sidecar(s), 12 rank(s)")
+    assert isinstance(found["labels"], Ok)
+    assert isinstance(found["rules"], Ok)
+    assert isinstance(found["alertmanagers"], Fail)

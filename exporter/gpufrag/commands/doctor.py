@@ -1,4 +1,4 @@
-"""`gpufrag doctor`: what keeps alerts and restarts from working here, and what to mend. It only reads."""
+"""`gpufrag doctor`: find what prevents alerts and restarts from working. It only reads."""
 
 from __future__ import annotations
 
@@ -13,103 +13,144 @@ from ..units import argument
 from .arguments import folder_name
 
 if TYPE_CHECKING:
-    from ..doctor.results import Outcome
+    from ..doctor.checks import Outcome
     from ..sidecar.readings import NvmlReading
+    from ..web.client import Client
+
+MAX_MANIFESTS = 16 << 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--host", action="store_true", help="this host; the default where nothing else is named")
-    parser.add_argument(
-        "--folder", metavar="DIR", type=argument(folder_name), help="where ranks and sidecar meet ($GPUFRAG_DIR)"
+    host = parser.add_argument_group("this host")
+    host.add_argument("--host", action="store_true", help="check this host (default if nothing else is chosen)")
+    host.add_argument(
+        "--folder",
+        metavar="DIR",
+        type=argument(folder_name),
+        help="folder shared by ranks and sidecar (default: $GPUFRAG_DIR, /run/gpufrag or one in the temp folder)",
     )
-    parser.add_argument(
-        "--sidecar", metavar="URL", default="http://127.0.0.1:9836", help="of this host (http://127.0.0.1:9836)"
+    host.add_argument(
+        "--sidecar", metavar="URL", default="http://127.0.0.1:9836", help="sidecar (default: http://127.0.0.1:9836)"
     )
-    parser.add_argument("--kubernetes", action="store_true", help="a cluster, as these credentials see it")
-    parser.add_argument("--namespace", metavar="NAME", help="of the jobs; default this pod's own")
-    parser.add_argument("--release-namespace", metavar="NAME", default="gpufrag", help="of the chart (gpufrag)")
-    parser.add_argument("--restarter", metavar="NAME", default="gpufrag-restarter", help="its name (gpufrag-restarter)")
-    parser.add_argument("--kubeconfig", metavar="FILE", type=Path, help="outside a pod; default $KUBECONFIG")
-    parser.add_argument("--context", metavar="NAME", help="of the kubeconfig; default its current one")
-    parser.add_argument("--prometheus", metavar="URL", help="a Prometheus, as http://prometheus:9090")
-    parser.add_argument("--bearer-file", metavar="FILE", type=Path, help="holds the token that Prometheus wants")
-    parser.add_argument("--json", action="store_true", help="for programs: subject, check, result and text of each")
+    cluster = parser.add_argument_group("a Kubernetes cluster")
+    cluster.add_argument("--kubernetes", action="store_true", help="check a cluster")
+    cluster.add_argument("--namespace", metavar="NAME", help="namespace of the jobs (default: this pod's own)")
+    cluster.add_argument(
+        "--release-namespace", metavar="NAME", default="gpufrag", help="namespace of the chart (default: gpufrag)"
+    )
+    cluster.add_argument(
+        "--restarter", metavar="NAME", default="gpufrag-restarter", help="its name (default: gpufrag-restarter)"
+    )
+    cluster.add_argument("--kubeconfig", metavar="FILE", type=Path, help="kubeconfig file (default: $KUBECONFIG)")
+    cluster.add_argument("--context", metavar="NAME", help="context of the kubeconfig (default: its current one)")
+    other = parser.add_argument_group("a Prometheus, and manifests")
+    other.add_argument("--prometheus", metavar="URL", help="check a Prometheus, for example http://prometheus:9090")
+    other.add_argument("--bearer-file", metavar="FILE", type=Path, help="file with the token for Prometheus")
+    other.add_argument(
+        "--manifests",
+        metavar="FILE",
+        help="check rendered manifests (output of kubectl kustomize); - reads standard input",
+    )
+    parser.add_argument("--ca-file", metavar="FILE", type=Path, help="CA certificates for https addresses")
+    parser.add_argument("--json", action="store_true", help="print JSON: subject, check, result and text of each check")
 
 
 def run(options: argparse.Namespace) -> int:
-    """1 where a check fails; a warning is none."""
-    from ..doctor import report
+    """Return 1 if a check failed or could not look."""
+    from ..doctor.checks import failed
     from ..reports.terminal import bold
 
-    _require_good(options)
     outcomes: list[Outcome] = []
     emphasis = bold(sys.stdout)
     for outcome in _outcomes(options):
         outcomes.append(outcome)
         if not options.json:
-            print(report.line(outcome, emphasis), flush=True)
+            print(outcome.line(emphasis), flush=True)
     if options.json:
-        print(json.dumps([report.as_record(outcome) for outcome in outcomes], indent=2))
-    return 1 if report.failed(outcomes) else 0
-
-
-def _require_good(options: argparse.Namespace) -> None:
-    """Raises GpufragError for what is none: it would fail in each check, and be told as the server's fault."""
-    from ..restarter.recheck import read_token
-    from ..web.client import require_url
-
-    require_url(options.sidecar, "--sidecar")
-    if options.prometheus is not None:
-        require_url(options.prometheus, "--prometheus")
-    if options.bearer_file is not None:
-        read_token(options.bearer_file, "--bearer-file")
+        print(json.dumps([outcome.as_record() for outcome in outcomes], indent=2))
+    return 1 if failed(outcomes) else 0
 
 
 def _outcomes(options: argparse.Namespace) -> Iterator[Outcome]:
-    if options.host or not (options.kubernetes or options.prometheus):
-        yield from _host(options)
+    sidecar = _client(options.sidecar, "--sidecar", options.ca_file)
+    prometheus = options.prometheus and _client(
+        options.prometheus, "--prometheus", options.ca_file, options.bearer_file
+    )
+    if options.host or not (options.kubernetes or options.prometheus or options.manifests):
+        yield from _host(options, sidecar)
     if options.kubernetes:
         yield from _cluster(options)
-    if options.prometheus:
-        yield from _prometheus(options)
+    if prometheus:
+        from ..doctor import prometheus as checks
+        from ..doctor.checks import examine
+
+        yield from examine("prometheus", checks.CHECKS, checks.Prometheus(prometheus))
+    if options.manifests:
+        yield from _manifests(options.manifests)
 
 
-def _host(options: argparse.Namespace) -> Iterator[Outcome]:
+def _client(url: str, option: str, ca_file: Path | None, bearer_file: Path | None = None) -> Client:
+    """Raises GpufragError if an address or file is unusable, so that no check reports it as the server's fault."""
+    from ..web.client import Client, require_url
+
+    require_url(url, option)
+    client = Client(url.rstrip("/"), ca_file=ca_file, bearer_file=bearer_file)
+    client.check()
+    return client
+
+
+def _host(options: argparse.Namespace, sidecar: Client) -> Iterator[Outcome]:
     import time
 
-    from ..doctor import host
-    from ..doctor.results import examine
+    from ..doctor import host, ranks
+    from ..doctor.checks import examine
     from ..wire.folder import to_read
 
-    context = host.Host(lambda: options.folder or to_read(), time.time, read_nvml, options.sidecar.rstrip("/"))
-    return examine("host", host.CHECKS, context)
+    found = ranks.Ranks(options.folder or to_read(), time.time())
+    context = host.Host(found, read_nvml, sidecar)
+    folder, *rest = host.CHECKS
+    yield from examine("host", [folder], context)
+    yield from examine("host", ranks.CHECKS, found)
+    yield from examine("host", rest, context)
 
 
 def _cluster(options: argparse.Namespace) -> Iterator[Outcome]:
+    import time
+
     from ..doctor import cluster
-    from ..doctor.results import examine
+    from ..doctor.checks import examine
     from ..restarter.kubernetes import client as kubernetes
     from .restarter import own_namespace
 
     connected = kubernetes.connect(options.kubeconfig, options.context)
     namespace = options.namespace or own_namespace()
     try:
-        place = cluster.Place(connected, namespace, options.release_namespace, options.restarter)
+        place = cluster.Place(connected, namespace, time.time(), options.release_namespace, options.restarter)
         yield from examine("cluster", cluster.CHECKS, place)
     finally:
         connected.close()
 
 
-def _prometheus(options: argparse.Namespace) -> Iterator[Outcome]:
-    from ..doctor import prometheus
-    from ..doctor.results import examine
+def _manifests(source: str) -> Iterator[Outcome]:
+    from ..doctor import manifests
+    from ..doctor.checks import examine
+    from ..errors import BadInput, Unavailable
 
-    context = prometheus.Prometheus(options.prometheus.rstrip("/"), options.bearer_file)
-    return examine("prometheus", prometheus.CHECKS, context)
+    try:
+        if source == "-":
+            text = sys.stdin.read(MAX_MANIFESTS + 1)
+        else:
+            with open(source, encoding="utf-8") as file:
+                text = file.read(MAX_MANIFESTS + 1)
+    except (OSError, UnicodeDecodeError) as error:
+        raise Unavailable(f"cannot read {source}: {getattr(error, 'strerror', None) or 'not UTF-8 text'}") from None
+    if len(text) > MAX_MANIFESTS:
+        raise BadInput(f"cannot read {source}: larger than {MAX_MANIFESTS >> 20} MiB")
+    return examine("manifests", manifests.CHECKS, manifests.Manifests(text))
 
 
 def read_nvml() -> NvmlReading:
-    """Raises Unavailable, after a few seconds at most, where the driver says nothing."""
+    """Raises Unavailable, after a few seconds at most, if the driver does not answer."""
     from ..errors import Unavailable
     from ..sidecar.nvml import Collector
 

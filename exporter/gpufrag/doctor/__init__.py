@@ -1,5 +1,4 @@
-"""What keeps alerts and restarts from working, on a host, in a cluster or in Prometheus. It only reads.
+"""`gpufrag doctor`: read-only checks of a host, a cluster, a Prometheus and rendered manifests.
 
-`host.CHECKS`, `cluster.CHECKS` and `prometheus.CHECKS` are the tables; a check is a function from its context to Ok,
-Warn or Fail, and none knows of another.
+Each module has a table CHECKS. A check is a function from its context to Ok, Warn, Fail or Unknown.
 """

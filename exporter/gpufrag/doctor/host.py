@@ -1,47 +1,52 @@
-"""The checks of a host: the folder in which ranks and sidecar meet, the ranks, the driver, the sidecar."""
+"""The checks of a host: the folder, the driver, the sidecar; the ranks have a table of their own."""
 
 from __future__ import annotations
 
 import os
 import pwd
+import re
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
+from .. import __version__
+from ..errors import Unavailable
+from ..metrics.names import BUILD_INFO, Label
 from ..sidecar.readings import NvmlReading
-from . import devices, ranks, sidecar
-from .results import Check, Fail, Ok, Result, Warn
+from ..web.client import Client
+from ..wire.sample import ProcessSample
+from .checks import Check, Fail, Ok, Result, Warn, some
+from .ranks import Ranks
 
-NAME_IT = "name the one that the job has by --folder or $GPUFRAG_DIR"
+VERSION = re.compile(rf'^{BUILD_INFO}\{{[^}}]*\b{Label.VERSION}="([^"]{{1,40}})"', re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Host:
-    """What the checks of a host look at. `find_folder` may raise Unavailable; `now` is in Unix seconds."""
-
-    find_folder: Callable[[], Path]
-    now: Callable[[], float]
+    ranks: Ranks
     read_nvml: Callable[[], NvmlReading]
-    sidecar_url: str
+    """May raise Unavailable."""
+    sidecar: Client
 
 
-def _folder(host: Host) -> Result:
-    path = host.find_folder()
+def folder(host: Host) -> Result:
+    path = host.ranks.folder
+    choose = "choose the job's folder with --folder or $GPUFRAG_DIR"
     try:
         status = path.stat()
     except FileNotFoundError:
-        return Fail(f"{path}: no such folder: no process with an agent has run here; {NAME_IT}")
-    told = f"{path}: mode {stat.S_IMODE(status.st_mode):04o}, of {_user(status.st_uid)}"
+        return Fail(f"{path} does not exist: no process with an agent has run here; {choose}")
+    facts = f"{path}: mode {stat.S_IMODE(status.st_mode):04o}, owner {_user(status.st_uid)}"
     if not stat.S_ISDIR(status.st_mode):
-        return Fail(f"{path}: no folder; {NAME_IT}")
+        return Fail(f"{path} is not a folder; {choose}")
+    me = _user(os.geteuid())
     if not os.access(path, os.R_OK | os.X_OK):
-        return Fail(f"{told}, not readable for {_user(os.geteuid())}; run as the job's user, or share a group with it")
+        return Fail(f"{facts}, not readable for {me}; run as the job's user, or share a group with it")
     if not os.access(path, os.W_OK):
-        return Warn(f"{told}, not writable for {_user(os.geteuid())}: a sidecar of that user can sweep nothing")
+        return Warn(f"{facts}, not writable for {me}: a sidecar of that user cannot remove old files")
     if status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
-        return Warn(f"{told}: anybody may remove what ranks have put there; chmod 1777, or 2770 for a group")
-    return Ok(f"{told}, writable")
+        return Warn(f"{facts}: every user can remove the ranks' files; chmod 1777, or 2770 for a group")
+    return Ok(f"{facts}, writable")
 
 
 def _user(uid: int) -> str:
@@ -51,46 +56,55 @@ def _user(uid: int) -> str:
         return f"uid {uid}"
 
 
-def _files(host: Host) -> Result:
-    return ranks.files(host.find_folder())
+def nvml(host: Host) -> Result:
+    try:
+        reading = host.read_nvml()
+    except Unavailable as error:
+        return Warn(f"NVML: {error}; the ranks' own readings are used instead")
+    lost = [problem for problem in reading.problems if problem.lost]
+    if lost:
+        return Fail(f"GPU {lost[0].index}: {lost[0].text}")
+    known = {_bare(device.uuid) for device in reading.devices}
+    known |= {_bare(uuid) for device in reading.devices for part in device.instances for uuid in part.uuids}
+    foreign = [rank for rank, sample in host.ranks.alive for uuid in _used(sample) if uuid not in known]
+    if foreign:
+        return Warn(
+            f"{some(foreign)} uses a GPU that NVML does not show here: the folder is from another host, or this "
+            "container does not have the GPU"
+        )
+    return Ok(f"driver {reading.driver_version or 'unknown'}, {len(reading.devices)} GPU(s), including the ranks'")
 
 
-def _samples(host: Host) -> Result:
-    return ranks.samples(host.find_folder(), host.now())
+def _used(sample: ProcessSample) -> Iterator[str]:
+    return (_bare(uuid) for device in sample.devices if (uuid := device.mig_uuid or device.uuid))
 
 
-def _sockets(host: Host) -> Result:
-    return ranks.sockets(host.find_folder())
+def _bare(uuid: str) -> str:
+    """Torch omits the prefix that NVML has."""
+    return uuid.removeprefix("GPU-").removeprefix("MIG-")
 
 
-def _steps(host: Host) -> Result:
-    return ranks.steps(host.find_folder())
-
-
-def _checkpoint(host: Host) -> Result:
-    return ranks.checkpoint(host.find_folder())
-
-
-def _versions(host: Host) -> Result:
-    return ranks.versions(host.find_folder())
-
-
-def _nvml(host: Host) -> Result:
-    return devices.compare(host.read_nvml, ranks.alive(host.find_folder()))
-
-
-def _sidecar(host: Host) -> Result:
-    return sidecar.ask(host.sidecar_url)
+def sidecar(host: Host) -> Result:
+    ready = host.sidecar.get("/-/ready")
+    state = ready.text.strip()[:300]
+    if ready.status != 200:
+        return Fail(f"{ready.url} answered with status {ready.status}: {state}")
+    if state != "ready":
+        return Warn(f"{ready.url}: {state}")
+    metrics = host.sidecar.get("/metrics")
+    url = host.sidecar.base_url
+    if metrics.status in (401, 403):
+        return Warn(f"{url} is ready; its version is unknown, because its metrics require a password")
+    version = VERSION.search(metrics.text)
+    if version is None:
+        return Fail(f"{metrics.url} has no {BUILD_INFO}: this is not a gpufrag sidecar; check the address")
+    if version[1] != __version__:
+        return Warn(f"{url} is gpufrag {version[1]}, this is {__version__}; use one release for both")
+    return Ok(f"{url} is ready, version {__version__}")
 
 
 CHECKS: tuple[Check[Host], ...] = (
-    Check("folder", "is it there, of whom, and who may write to it", _folder),
-    Check("files", "can the ranks' files be read", _files),
-    Check("samples", "how old is what each living rank has written last", _samples),
-    Check("sockets", "does each living rank answer on its control socket", _sockets),
-    Check("steps", "has each rank a step hook, and has it seen a step", _steps),
-    Check("checkpoint", "has each rank told how to save before a restart", _checkpoint),
-    Check("versions", "are the ranks' versions of torch known ones", _versions),
-    Check("nvml", "does the driver answer, and does it show the GPUs that the ranks use", _nvml),
-    Check("sidecar", "is it ready, and of this version", _sidecar),
+    Check("folder", "does the folder exist, and who may write to it", folder),
+    Check("nvml", "does the driver answer, and does it show the GPUs of the ranks", nvml),
+    Check("sidecar", "is the sidecar ready, and does its version match", sidecar),
 )

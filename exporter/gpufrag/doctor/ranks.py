@@ -1,11 +1,13 @@
-"""What the ranks have left in their folder. Every look is anew: a doctor is called once."""
+"""The checks of the ranks: what they have written into their folder, and whether they answer."""
 
 from __future__ import annotations
 
 import os
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,50 +15,56 @@ from ..checkpoint.coordinator import ask_folder
 from ..errors import Unavailable
 from ..sidecar import sample_files
 from ..sidecar.sample_files import REMEDIES, Skip
-from ..wire.control_client import ControlError, ask, listens
+from ..wire.control_client import ControlError, ask_all, listens
 from ..wire.folder import FileName
 from ..wire.sample import MAX_BYTES, ProcessSample
-from .results import Fail, Ok, Result, Warn, some
+from .checks import Check, Fail, Ok, Result, Warn, some
 
 STALE_S = 120.0
-"""The alert GpuFragSampleStale takes the same."""
-PATIENCE_S = 3.0
-"""For an answer; a rank's interpreter may be busy for a while."""
-OLDEST, NEWEST = (2, 1), (2, 13)
-"""Versions of torch that gpufrag was tried with."""
-NONE = Warn("no rank lives here: start a job by `gpufrag run -- CMD`, and look again")
+"""As in the alert GpufragSampleStale."""
+ANSWER_WITHIN_S = 3.0
+OLDEST, NEWEST = (2, 1), (2, 14)
+"""Versions of torch that gpufrag is tested with."""
 
 
 class Rank(NamedTuple):
-    """A process that has a file here. `sample` is why there is none, where it cannot be read."""
+    """A process with a sample file. `sample` says why there is none, if it cannot be read."""
 
     name: FileName
     sample: ProcessSample | Skip
     alive: bool | None
-    """None where its socket may not be asked."""
+    """None if this user may not connect to its socket."""
 
     def __str__(self) -> str:
         rank = self.sample.identity.rank if isinstance(self.sample, ProcessSample) else None
         return f"pid {self.name.pid}" if rank is None else f"rank {rank}"
 
 
-def found(folder: Path) -> list[Rank]:
-    """Raises Unavailable where the folder cannot be listed."""
-    try:
-        names = sorted(os.listdir(folder))
-    except FileNotFoundError:  # the check `folder` says so
-        return []
-    except OSError as error:
-        raise Unavailable(f"{folder}: {error.strerror}; see the check `folder`") from None
-    parsed = [name for entry in names if (name := FileName.parse(entry)) and entry == name.sample]
-    return list(_read(folder, parsed))
+@dataclass(frozen=True)
+class Ranks:
+    """The processes with files in `folder`. `now` is in Unix seconds."""
 
+    folder: Path
+    now: float
+    proc: Path = Path("/proc")
 
-def _read(folder: Path, names: list[FileName]) -> Iterator[Rank]:
-    for name in names:
-        sample = sample_files.read(folder / name.sample, MAX_BYTES)
-        if sample is not None:
-            yield Rank(name, sample, _listens(folder / name.socket))
+    @cached_property
+    def found(self) -> list[Rank]:
+        """Raises Unavailable if the folder cannot be listed."""
+        try:
+            entries = sorted(os.listdir(self.folder))
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise Unavailable(f"cannot list {self.folder}: {error.strerror}") from None
+        names = [name for entry in entries if (name := FileName.parse(entry)) and entry == name.sample]
+        read = ((name, sample_files.read(self.folder / name.sample, MAX_BYTES)) for name in names)
+        return [Rank(name, sample, _listens(self.folder / name.socket)) for name, sample in read if sample is not None]
+
+    @property
+    def alive(self) -> list[tuple[Rank, ProcessSample]]:
+        """Living processes with a readable sample."""
+        return [(rank, rank.sample) for rank in self.found if rank.alive and isinstance(rank.sample, ProcessSample)]
 
 
 def _listens(path: Path) -> bool | None:
@@ -66,117 +74,119 @@ def _listens(path: Path) -> bool | None:
         return None
 
 
-def alive(folder: Path) -> list[tuple[Rank, ProcessSample]]:
-    """Those that live and can be read."""
-    return [(rank, rank.sample) for rank in found(folder) if rank.alive and isinstance(rank.sample, ProcessSample)]
-
-
-def files(folder: Path) -> Result:
-    ranks = found(folder)
+def files(ranks: Ranks) -> Result:
     bad: dict[Skip, list[str]] = defaultdict(list)
-    for rank in ranks:
+    for rank in ranks.found:
         if isinstance(rank.sample, Skip):
             bad[rank.sample].append(rank.name.sample)
         elif rank.alive is None:
             bad[Skip.DENIED].append(rank.name.socket)
     if bad:
-        told = [f"{reason.value}: {some(names)}; {_remedy(reason)}" for reason, names in sorted(bad.items())]
-        return (Fail if Skip.DENIED in bad else Warn)(f"{folder}: {'. '.join(told)}")
-    living = sum(rank.alive is True for rank in ranks)
-    return Ok(f"{living} living, {len(ranks) - living} ended") if ranks else NONE
+        texts = [
+            f"{reason.value}: {some(names)}; {REMEDIES.get(reason, 'remove it if it belongs to no rank')}"
+            for reason, names in sorted(bad.items())
+        ]
+        return (Fail if Skip.DENIED in bad else Warn)(f"{ranks.folder}: {'. '.join(texts)}")
+    living = sum(rank.alive is True for rank in ranks.found)
+    if not living:
+        return Warn(f"no living rank in {ranks.folder}: {_elsewhere(ranks)}")
+    return Ok(f"{living} living, {len(ranks.found) - living} exited")
 
 
-def _remedy(reason: Skip) -> str:
-    return REMEDIES.get(reason, "remove it, if it is no rank's")
+def _elsewhere(ranks: Ranks) -> str:
+    """Say where processes with the agent are, if they are not in this folder."""
+    other: dict[str, list[int]] = defaultdict(list)
+    waiting: list[int] = []
+    for pid, environment in _environments(ranks.proc):
+        if "gpufrag/shim" in environment.get("PYTHONPATH", "") or "GPUFRAG_DIR" in environment:
+            where = environment.get("GPUFRAG_DIR", str(ranks.folder))
+            (waiting if Path(where) == ranks.folder else other[where]).append(pid)
+    if other:
+        where = next(iter(other))
+        return f"pid {some(other[where])} uses GPUFRAG_DIR={where}; run doctor and the sidecar with --folder {where}"
+    if waiting:
+        return f"pid {some(waiting)} has the agent, but has not used a CUDA allocator yet"
+    return "no process of this user has the agent; start a job with `gpufrag run -- CMD`"
 
 
-def samples(folder: Path, now: float) -> Result:
-    ages = {str(rank): now - sample.time for rank, sample in alive(folder)}
-    if not ages:
-        return NONE
+def _environments(proc: Path) -> Iterator[tuple[int, Mapping[str, str]]]:
+    """Yield the environment of every other process that this user may read."""
+    for entry in proc.glob("[0-9]*/environ"):
+        pid = int(entry.parent.name)
+        try:
+            text = entry.read_bytes().decode(errors="replace")
+        except OSError:
+            continue
+        if pid != os.getpid():
+            yield pid, dict(pair.split("=", 1) for pair in text.split("\0") if "=" in pair)
+
+
+def samples(ranks: Ranks) -> Result:
+    ages = {str(rank): ranks.now - sample.time for rank, sample in ranks.alive}
     late = {rank: age for rank, age in ages.items() if age > STALE_S}
     if late:
         return Fail(
-            f"nothing new for {max(late.values()):.0f} s of {some(late)}: stopped, swapped out, or the disk of "
-            f"{folder} is full; see `df` and the job's log"
+            f"{some(late)} has written no sample for {max(late.values()):.0f} s: the process is stopped or hangs, or "
+            f"the disk of {ranks.folder} is full; check `df` and the job's log"
         )
     early = [rank for rank, age in ages.items() if age < -STALE_S]
     if early:
-        return Warn(f"{some(early)} writes of the future: the clock of this host or of that container is wrong")
+        return Warn(f"{some(early)} writes samples from the future: the clock of this host or its container is wrong")
     return Ok(f"the oldest is {max(ages.values()):.0f} s old")
 
 
-def sockets(folder: Path) -> Result:
-    living = [rank for rank in found(folder) if rank.alive]
-    if not living:
-        return NONE
-    silent = [rank for rank in living if not _answers(folder / rank.name.socket)]
+def sockets(ranks: Ranks) -> Result:
+    paths = {ranks.folder / rank.name.socket: rank for rank in ranks.found if rank.alive}
+    answers = ask_all(list(paths), {"command": "ping"}, ANSWER_WITHIN_S)
+    silent = [paths[path] for path, answer in answers.items() if isinstance(answer, ControlError)]
     if silent:
         return Warn(
-            f"{some(silent)} lives and does not answer within {PATIENCE_S:.0f} s: no checkpoint can be asked for; its "
-            "interpreter is kept busy (`py-spy dump` tells by what)"
+            f"{some(silent)} is alive but does not answer within {ANSWER_WITHIN_S:.0f} s, so checkpoint requests fail; "
+            "run `py-spy dump --pid PID` to see what keeps its interpreter busy"
         )
-    return Ok(f"all {len(living)} answer")
+    return Ok(f"all {len(paths)} answer")
 
 
-def _answers(path: Path) -> bool:
-    try:
-        ask(path, {"command": "ping"}, PATIENCE_S)
-    except ControlError:
-        return False
-    return True
-
-
-def steps(folder: Path) -> Result:
-    ranks = alive(folder)
-    if not ranks:
-        return NONE
-    return _first(
-        _told(ranks, lambda one: one.steps is None, "has no step hook: its snapshots come by the clock; see agent.md"),
-        _told(ranks, lambda one: one.steps == 0, "has a step hook that has seen no step yet; look again in a while"),
-        Ok("every rank has seen steps"),
+def steps(ranks: Ranks) -> Result:
+    return (
+        _warning(ranks, lambda one: one.steps is None, "has no step hook, so its snapshots are by timer (agent.md)")
+        or _warning(ranks, lambda one: one.steps == 0, "has a step hook but no step yet; check again later")
+        or Ok("every rank has taken steps")
     )
 
 
-def checkpoint(folder: Path) -> Result:
-    """Asked by a command that changes nothing."""
-    heard = ask_folder(folder, "status", {"id": "doctor"})
+def checkpoint(ranks: Ranks) -> Result:
+    """Sends the command status, which changes nothing."""
+    heard = ask_folder(ranks.folder, "status", {"id": "doctor"})
     if not heard.ranks:
-        return Warn(f"{heard.silent[0]}: see the check `sockets`") if heard.silent else NONE
+        return Warn(f"no rank answers: {heard.silent[0] if heard.silent else 'see the check sockets'}")
     unable = [rank for rank in heard.ranks if not rank.callback]
     if unable:
         return Warn(
             f"{some(unable)} has no checkpoint callback: a restart loses the work since the last checkpoint; call "
             "gpufrag.on_checkpoint (checkpoint.md)"
         )
-    if excused := [rank for rank in heard.ranks if rank.error]:
-        return Warn(f"{some(excused)} cannot save: {excused[0].error}")
-    return Ok(f"all {len(heard.ranks)} have told how to save")
+    if failing := [rank for rank in heard.ranks if rank.error]:
+        return Warn(f"{some(failing)} cannot save: {failing[0].error}")
+    return Ok(f"all {len(heard.ranks)} can save")
 
 
-def versions(folder: Path) -> Result:
-    ranks = alive(folder)
-    if not ranks:
-        return NONE
-    tried = f"{_dotted(OLDEST)} to {_dotted(NEWEST)} were tried"
-    return _first(
-        _told(ranks, lambda one: _torch(one) < OLDEST, f"has an older torch than gpufrag knows: {tried}; upgrade it"),
-        _told(ranks, lambda one: _torch(one) > NEWEST, f"has a newer torch than gpufrag knows: {tried}; see the log"),
-        Ok(f"{some({_framework(sample) for _, sample in ranks})}"),
+def versions(ranks: Ranks) -> Result:
+    tested = f"gpufrag is tested with {_dotted(OLDEST)} to {_dotted(NEWEST)}"
+    return (
+        _warning(ranks, lambda one: _torch(one) < OLDEST, f"has an older torch: {tested}; upgrade torch")
+        or _warning(ranks, lambda one: _torch(one) > NEWEST, f"has a newer torch: {tested}; upgrade gpufrag")
+        or Ok(some({_framework(sample) for _, sample in ranks.alive}))
     )
 
 
-def _first(*results: Result | None) -> Result:
-    return next(result for result in results if result)
-
-
-def _told(ranks: list[tuple[Rank, ProcessSample]], wrong: Callable[[ProcessSample], bool], what: str) -> Warn | None:
-    which = [rank for rank, sample in ranks if wrong(sample)]
+def _warning(ranks: Ranks, wrong: Callable[[ProcessSample], bool], what: str) -> Warn | None:
+    which = [rank for rank, sample in ranks.alive if wrong(sample)]
     return Warn(f"{some(which)} {what}") if which else None
 
 
 def _torch(sample: ProcessSample) -> tuple[int, int]:
-    """Of another framework, one that is known."""
+    """Return the version of torch; of another framework, a tested one."""
     number = re.match(r"(\d{1,4})\.(\d{1,4})", sample.identity.framework_version or "")
     return (int(number[1]), int(number[2])) if number and sample.identity.framework == "torch" else OLDEST
 
@@ -187,3 +197,13 @@ def _framework(sample: ProcessSample) -> str:
 
 def _dotted(version: tuple[int, int]) -> str:
     return ".".join(map(str, version))
+
+
+CHECKS: tuple[Check[Ranks], ...] = (
+    Check("ranks", "are there living ranks, and are their files readable", files, gate=True),
+    Check("samples", "how old is the last sample of each living rank", samples),
+    Check("sockets", "does each living rank answer on its control socket", sockets),
+    Check("steps", "does each rank have a step hook that has seen steps", steps),
+    Check("checkpoint", "can each rank save before a restart", checkpoint),
+    Check("versions", "is each rank's version of torch tested", versions),
+)
