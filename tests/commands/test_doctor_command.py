@@ -18,7 +18,7 @@ from restarter.fake_api.server import fake_api
 def test_host_without_folder_fails_and_runs_all_tables(tmp_path, capsys):
     assert main(["doctor", "--folder", str(tmp_path / "absent"), "--sidecar", "http://127.0.0.1:1"]) == 1
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[2] for line in lines] == ["folder:", "ranks:", "nvml:", "sidecar:"]
+    assert [line.split()[2] for line in lines] == ["folder:", "ranks:", "nvml:", "sidecar:", "injection:"]
     assert lines[0].startswith("   FAIL  host folder: ")
     assert sum("no living rank" in line for line in lines) == 1
 

@@ -15,6 +15,7 @@ from ..metrics.names import BUILD_INFO, Label
 from ..sidecar.readings import NvmlReading
 from ..web.client import Client
 from ..wire.sample import ProcessSample
+from . import injection as injected
 from .checks import Check, Fail, Ok, Result, Warn, some
 from .ranks import Ranks
 
@@ -103,8 +104,13 @@ def sidecar(host: Host) -> Result:
     return Ok(f"{url} is ready, version {__version__}")
 
 
+def injection(host: Host) -> Result:
+    return injected.check(host.ranks.folder)
+
+
 CHECKS: tuple[Check[Host], ...] = (
     Check("folder", "does the folder exist, and who may write to it", folder),
     Check("nvml", "does the driver answer, and does it show the GPUs of the ranks", nvml),
     Check("sidecar", "is the sidecar ready, and does its version match", sidecar),
+    Check("injection", "does each process under the shim have an agent, and if not, why", injection),
 )
