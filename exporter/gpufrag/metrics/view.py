@@ -33,12 +33,31 @@ class ProcessView:
 
 
 @dataclass(frozen=True)
+class StepView:
+    """One recorded step on one device, analysed. Sizes are bytes; `seconds` is the length of the step."""
+
+    device: int
+    time: float
+    """When the step ended, in seconds of the system clock."""
+    seconds: float
+    peak_active: int
+    largest_request: int
+    allocations: int
+    requested: int
+    """The sum of all requests."""
+    limit: int | None
+    smallest_limits: dict[str, int]
+    """The smallest memory limit under which the step succeeds, by allocator setting; `recorded` is its own."""
+
+
+@dataclass(frozen=True)
 class RankView:
     """One process with an agent. `memory` is by device ordinal, for the devices of `sample`."""
 
     sample: ProcessSample
     alive: bool = True
     memory: Mapping[int, ProcessView] = field(default_factory=dict)
+    steps: tuple[StepView, ...] = ()
 
     @property
     def state(self) -> str:

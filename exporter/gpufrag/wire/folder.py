@@ -24,6 +24,7 @@ VARIABLE = "GPUFRAG_DIR"
 SHARED = Path("/run/gpufrag")
 SAMPLE_SUFFIX = ".json"
 SOCKET_SUFFIX = ".sock"
+RECORDING_SUFFIX = ".step"
 
 _STEM = re.compile(r"(?P<host>[A-Za-z0-9._-]+)-(?P<pid>[0-9]{1,10})-(?P<start>[0-9]{1,16})")
 _REPORT = re.compile(r"(?P<stem>[A-Za-z0-9._-]+)\.oom-(?P<number>[1-9][0-9]{0,8})\.json")
@@ -48,7 +49,7 @@ class FileName(NamedTuple):
     def parse(cls, name: str) -> FileName | None:
         """Of a sample's or a socket's file; None where no agent gives such names."""
         stem, dot, suffix = name.rpartition(".")
-        match = _STEM.fullmatch(stem) if dot + suffix in (SAMPLE_SUFFIX, SOCKET_SUFFIX) else None
+        match = _STEM.fullmatch(stem) if dot + suffix in (SAMPLE_SUFFIX, SOCKET_SUFFIX, RECORDING_SUFFIX) else None
         if match is None or stem.startswith("."):
             return None
         return cls(match["host"], int(match["pid"]), int(match["start"]))
@@ -64,6 +65,10 @@ class FileName(NamedTuple):
     @property
     def socket(self) -> str:
         return self.stem + SOCKET_SUFFIX
+
+    @property
+    def recording(self) -> str:
+        return self.stem + RECORDING_SUFFIX
 
 
 class ReportName(NamedTuple):

@@ -1,0 +1,74 @@
+"""How much memory a recorded step needs, under its own allocator settings and under others.
+
+The step is replayed on the simulated allocator with ever smaller limits. Blocks from before the step are packed in the
+order of their addresses, because no trace shows how another setting would have placed them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from ..errors import BadInput
+from .allocatable import Driver
+from .heap import Heap
+from .settings import parse_conf
+from .step import StepEvents
+from .trace.events import Event
+from .trace.whatif import Run, read_run, smallest_limit
+
+RECORDED = "recorded"
+"""The name of the settings under which the step ran."""
+CANDIDATES = {
+    "default": "",
+    "expandable_segments": "expandable_segments:True",
+    "max_split_size_mb:128": "max_split_size_mb:128",
+    "roundup_power2_divisions:4": "roundup_power2_divisions:4",
+}
+"""Settings to compare, by the name that metrics and reports use."""
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What one device's step needs, in bytes.
+
+    smallest_limits: the smallest memory limit under which every request of the step succeeds, to 2 MiB, by setting;
+    RECORDED is the step's own. A setting under which no limit was found is left out.
+    limit: the process's limit when the step ran; None is unknown.
+    """
+
+    device: int
+    limit: int | None
+    smallest_limits: Mapping[str, int]
+
+    @property
+    def margin(self) -> int | None:
+        """limit - smallest limit: how far the job is from an out-of-memory error, fragmentation included."""
+        needed = self.smallest_limits.get(RECORDED)
+        return None if self.limit is None or needed is None else self.limit - needed
+
+
+def step_needs(device: int, end: Heap, events: StepEvents, driver: Driver) -> Needs:
+    """Return what a step of one device needs.
+
+    end: the device's heap after the step; events: what led to it; driver: its reading at the end of the step.
+    Raises BadInput if the events do not lead to the heap.
+    """
+    run = _run(end, events, driver)
+    found = {RECORDED: smallest_limit(run, end.settings)}
+    for name, conf in CANDIDATES.items():
+        settings = replace(parse_conf(conf), per_process_memory_fraction=end.settings.per_process_memory_fraction)
+        found[name] = found[RECORDED] if settings == end.settings else smallest_limit(run, settings)
+    return Needs(device, driver.cap, {name: limit for name, limit in found.items() if limit is not None})
+
+
+def _run(end: Heap, events: StepEvents, driver: Driver) -> Run:
+    trace = [
+        Event(action, None if action == "oom" else address, size, stream, (0, 0))
+        for action, address, size, stream in zip(*events)
+        if action not in ("snapshot", "annotate")
+    ]
+    try:
+        return read_run(trace, end, Driver(None, driver.size, None), driver.limit)
+    except BadInput as error:
+        raise BadInput(f"the step's events do not fit its heap: {error}") from None

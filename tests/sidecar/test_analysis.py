@@ -1,0 +1,137 @@
+"""Step recordings in the folder, analysed by a worker process within its share of the processor."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from gpufrag.model.allocatable import Driver
+from gpufrag.model.heap import parse
+from gpufrag.model.step import StepEvents
+from gpufrag.sidecar.analysis import ANALYSED, FAILED, SKIPPED, TIMED_OUT, Analyzer, analyse
+from gpufrag.wire.folder import FileName
+from gpufrag.wire.recording import DeviceRecording, Recording, encode
+from helpers import TESTS
+
+RANK = FileName("host", 4711, 1000)
+OTHER = FileName("host", 4712, 1000)
+GIB = 1 << 30
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture(scope="session")
+def recorded() -> bytes:
+    """A step that allocates 20 MiB next to a live block of 12 MiB, and frees it."""
+    base, mib = 1 << 40, 1 << 20
+    blocks = [(base, 12 * mib, "active_allocated"), (base + 12 * mib, 28 * mib, "inactive")]
+    rows = [{"address": at, "size": size, "requested_size": size, "state": state} for at, size, state in blocks]
+    segment = {"device": 0, "address": base, "total_size": 40 * mib, "stream": 0, "segment_type": "large"}
+    events = StepEvents(["alloc", "free_requested", "free_completed"], [base + 12 * mib] * 3, [20 * mib] * 3, [0] * 3)
+    one = DeviceRecording(0, parse([segment | {"blocks": rows}]), events, Driver(100 * GIB, 141 * GIB, 20 * GIB))
+    return encode(Recording(50.0, 0.5, "2.11.0", (one,)))
+
+
+def test_real_step_is_analysed() -> None:
+    raw = json.loads(gzip.decompress((TESTS / "fixtures/steps/gpt2-exp-1.json.gz").read_bytes()))
+    driver = Driver(100 * GIB, 141 * GIB, 20 * GIB)
+    one = DeviceRecording(0, parse(raw["snapshot"]), StepEvents(**raw["events"]), driver)
+    (step,) = analyse(encode(Recording(50.0, 0.5, "2.11.0", (one,))))
+    assert (step.device, step.time, step.seconds, step.limit) == (0, 50.0, 0.5, 20 * GIB)
+    assert step.peak_active == raw["true_peak"]
+    assert step.smallest_limits["recorded"] == step.smallest_limits["expandable_segments"]
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def analyzer(tmp_path: Path, clock: Clock) -> Iterator[Analyzer]:
+    analyzer = Analyzer(tmp_path, cpu_share=0.02, timeout=60.0, clock=clock)
+    yield analyzer
+    analyzer.close()
+
+
+def until(analyzer: Analyzer, condition: Callable[[], bool], *names: FileName) -> None:
+    """Look until the condition holds; the test's own timeout bounds it."""
+    pause = threading.Event()
+    while not condition():
+        analyzer.look(names)
+        pause.wait(0.02)
+
+
+def write(folder: Path, name: FileName, data: bytes, time_ns: int = 10**9) -> None:
+    file = folder / name.recording
+    file.write_bytes(data)
+    os.utime(file, ns=(time_ns, time_ns))
+
+
+def test_recording_is_analysed(tmp_path: Path, recorded: bytes, analyzer: Analyzer) -> None:
+    write(tmp_path, RANK, recorded)
+    until(analyzer, lambda: analyzer.counts[ANALYSED] == 1, RANK)
+    (step,) = analyzer.look([RANK])[RANK]
+    assert (step.peak_active, step.largest_request, step.allocations) == (32 << 20, 20 << 20, 1)
+    assert step.smallest_limits["recorded"] == 32 << 20
+    assert analyse(recorded) == (step,)
+
+
+def test_next_recording_waits_for_budget(tmp_path: Path, recorded: bytes, analyzer: Analyzer, clock: Clock) -> None:
+    write(tmp_path, RANK, recorded)
+    until(analyzer, lambda: analyzer.counts[ANALYSED] == 1, RANK)
+    write(tmp_path, RANK, recorded, time_ns=2 * 10**9)
+    analyzer.look([RANK])
+    write(tmp_path, RANK, recorded, time_ns=3 * 10**9)
+    analyzer.look([RANK])
+    assert analyzer.counts == {ANALYSED: 1, SKIPPED: 1}
+    clock.now = 1e6
+    until(analyzer, lambda: analyzer.counts[ANALYSED] == 2, RANK)
+
+
+def test_budget_of_one_rank_does_not_hold_up_another(tmp_path: Path, recorded: bytes, analyzer: Analyzer) -> None:
+    write(tmp_path, RANK, recorded)
+    write(tmp_path, OTHER, recorded)
+    until(analyzer, lambda: analyzer.counts[ANALYSED] == 2, RANK, OTHER)
+    assert set(analyzer.look([RANK, OTHER])) == {RANK, OTHER}
+
+
+def test_broken_recording_is_counted(tmp_path: Path, analyzer: Analyzer, caplog: pytest.LogCaptureFixture) -> None:
+    write(tmp_path, RANK, b"nonsense")
+    until(analyzer, lambda: analyzer.counts[FAILED] == 1, RANK)
+    assert analyzer.look([RANK]) == {}
+    assert "step analysis failed" in caplog.text
+
+
+def test_link_is_not_followed(tmp_path: Path, recorded: bytes, analyzer: Analyzer) -> None:
+    (tmp_path / "elsewhere").write_bytes(recorded)
+    (tmp_path / RANK.recording).symlink_to("elsewhere")
+    until(analyzer, lambda: analyzer.counts[FAILED] == 1, RANK)
+    assert analyzer.look([RANK]) == {}
+
+
+def test_slow_analysis_is_ended(tmp_path: Path, recorded: bytes, clock: Clock) -> None:
+    analyzer = Analyzer(tmp_path, cpu_share=0.02, timeout=0.001, clock=clock)
+    try:
+        write(tmp_path, RANK, recorded)
+        until(analyzer, lambda: analyzer.counts[TIMED_OUT] == 1, RANK)
+    finally:
+        analyzer.close()
+
+
+def test_rank_that_is_gone_is_forgotten(tmp_path: Path, recorded: bytes, analyzer: Analyzer) -> None:
+    write(tmp_path, RANK, recorded)
+    until(analyzer, lambda: analyzer.counts[ANALYSED] == 1, RANK)
+    assert analyzer.look([]) == {}

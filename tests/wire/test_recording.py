@@ -1,0 +1,105 @@
+"""Step recordings as files: what is written is read again, and broken files are refused."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpufrag.errors import BadInput, NewerVersion
+from gpufrag.model.allocatable import Driver
+from gpufrag.model.heap import parse
+from gpufrag.model.step import StepEvents
+from gpufrag.wire.recording import MAGIC, DeviceRecording, Recording, decode, encode
+from helpers import TESTS
+from strategies import snapshots
+
+STEPS = sorted((TESTS / "fixtures/steps").glob("*.json.gz"))
+SMALL = Recording(5.0, 1.5, "2.11.0", ())
+
+
+def recorded(path: Path) -> DeviceRecording:
+    raw = json.loads(gzip.decompress(path.read_bytes()))
+    return DeviceRecording(0, parse(raw["snapshot"]), StepEvents(**raw["events"]), Driver(1 << 30, 2 << 30, None))
+
+
+def as_lists(events: StepEvents) -> list[list[Any]]:
+    return [list(column) for column in events]
+
+
+@pytest.fixture(scope="module")
+def encoded() -> bytes:
+    return encode(Recording(5.0, 1.5, "2.11.0", (recorded(STEPS[0]),)))
+
+
+@pytest.mark.parametrize("path", STEPS, ids=lambda path: path.name)
+def test_recorded_step_survives_encoding(path: Path) -> None:
+    written = recorded(path)
+    read = decode(encode(Recording(5.0, 1.5, "2.11.0", (written,)))).devices[0]
+    assert (read.device, read.heap, read.driver) == (0, written.heap, written.driver)
+    assert as_lists(read.events) == as_lists(written.events)
+
+
+@given(snapshots(), st.floats(0, 1e9))
+def test_any_heap_survives_encoding(snapshot: dict[str, Any], seconds: float) -> None:
+    heap = parse(snapshot)
+    events = StepEvents(["alloc", "surprise"], [1, 2], [512, 0], [0, 7])
+    written = Recording(0.0, seconds, None, (DeviceRecording(3, heap, events, Driver()),))
+    (read,) = decode(encode(written)).devices
+    assert [segment._replace(device=0) for segment in read.heap.segments] == list(heap.segments)
+    assert read.heap.settings == heap.settings
+    assert read.events.actions == ["alloc", "other"]  # an action of a newer torch has no name here
+
+
+def test_process_without_devices_survives_encoding() -> None:
+    assert decode(encode(SMALL)) == SMALL
+
+
+@pytest.mark.parametrize("cut", [0, 5, len(MAGIC) + 3, 200, -1])
+def test_truncated_file_is_refused(cut: int, encoded: bytes) -> None:
+    with pytest.raises(BadInput, match="not a step recording"):
+        decode(encoded[:cut])
+
+
+def test_file_with_extra_bytes_is_refused(encoded: bytes) -> None:
+    with pytest.raises(BadInput, match="1 bytes are left over"):
+        decode(encoded + b"x")
+
+
+def test_newer_version_is_named() -> None:
+    with pytest.raises(NewerVersion, match="upgrade"):
+        decode(encode(SMALL).replace(b'"version":1', b'"version":9'))
+
+
+@given(st.data())
+def test_damaged_file_never_raises_anything_else(data: st.DataObject) -> None:
+    damaged = bytearray(encode(Recording(5.0, 1.5, "2.11.0", (recorded_small(),))))
+    for _ in range(data.draw(st.integers(1, 4))):
+        damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
+    with suppress(BadInput):
+        decode(bytes(damaged))
+
+
+def recorded_small() -> DeviceRecording:
+    snapshot = {
+        "segments": [
+            {
+                "device": 0,
+                "address": 1 << 30,
+                "total_size": 2 << 20,
+                "stream": 0,
+                "segment_type": "small",
+                "blocks": [
+                    {"address": 1 << 30, "size": 512, "requested_size": 4, "state": "active_allocated"},
+                    {"address": (1 << 30) + 512, "size": (2 << 20) - 512, "requested_size": 0, "state": "inactive"},
+                ],
+            }
+        ]
+    }
+    return DeviceRecording(0, parse(snapshot), StepEvents(["alloc"], [1 << 30], [4], [0]), Driver(5, 6, 7))
