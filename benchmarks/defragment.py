@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -260,7 +261,8 @@ def sharded(kind: str, defragmented: bool) -> tuple[list[float], list[Any], dict
     """DDP or FSDP2 in a process group of one rank."""
     import torch.distributed as dist
 
-    dist.init_process_group("nccl", init_method="tcp://127.0.0.1:29511", rank=0, world_size=1)
+    store = dist.HashStore()
+    dist.init_process_group("nccl", store=store, rank=0, world_size=1)
     torch.manual_seed(0)
     torch.use_deterministic_algorithms(True)
     source = random.Random(0)
@@ -310,24 +312,36 @@ def in_process(kind: str, defragmented: bool) -> tuple[list[float], list[Any], d
     """One training in a fresh interpreter."""
     with tempfile.NamedTemporaryFile(suffix=".pt") as file:
         command = [sys.executable, __file__, "--train", kind, "--save", file.name, *["--defragment"] * defragmented]
-        subprocess.run(
-            command, check=True, env={**os.environ, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}, stderr=subprocess.DEVNULL
-        )
+        environment = {**os.environ, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+        ended = subprocess.run(command, env=environment, capture_output=True, text=True)
+        if ended.returncode:
+            raise RuntimeError(f"{kind}: {ended.stderr[-600:]}")
         return torch.load(file.name, weights_only=True)  # type: ignore[no-any-return]
 
 
 def identical() -> Iterator[dict[str, Any]]:
-    for kind in KINDS:
-        losses, state, _ = in_process(kind, False)
-        repeated, control, _ = in_process(kind, False)
-        again, other, result = in_process(kind, True)
-        yield {
-            "kind": kind,
-            "control_repeats": losses == repeated and all(map(torch.equal, state, control)),
-            "losses_equal": losses == again,
-            "parameters_equal": all(map(torch.equal, state, other)),
-            **(result or {}),
+    """All trainings side by side: they share the GPU, not its results."""
+    with ThreadPoolExecutor(12) as pool:
+        runs = {
+            (kind, name): pool.submit(in_process, kind, name == "defragmented")
+            for kind in KINDS
+            for name in ("control", "repeated", "defragmented")
         }
+        for kind in KINDS:
+            try:
+                losses, state, _ = runs[kind, "control"].result()
+                repeated, again, _ = runs[kind, "repeated"].result()
+                moved, other, result = runs[kind, "defragmented"].result()
+            except RuntimeError as error:
+                yield {"kind": kind, "error": str(error)}
+                continue
+            yield {
+                "kind": kind,
+                "control_repeats": losses == repeated and all(map(torch.equal, state, again)),
+                "losses_equal": losses == moved,
+                "parameters_equal": all(map(torch.equal, state, other)),
+                **(result or {}),
+            }
 
 
 def refusals() -> Iterator[dict[str, Any]]:
