@@ -69,10 +69,10 @@ def bisect_largest() -> int:
 # programs that leave a fragmented heap; each returns what it keeps
 
 
-def scattered(seed: int, size: int, large: tuple[int, int], small: tuple[int, int], kept: float) -> list[Any]:
-    """Fill the limit with large blocks, free them, and leave smaller ones all over their segments.
+def scattered(seed: int, size: int, large: tuple[int, int], small: tuple[int, int]) -> list[Any]:
+    """Fill `size` with large blocks, free them, and leave one smaller block in each of their segments.
 
-    large, small: least and greatest size of a block in MiB. kept: share of the small ones that survives.
+    large, small: least and greatest size of a block in MiB; a large block holds one small one, not two.
     """
     source = random.Random(seed)
     limit_to(size)
@@ -82,12 +82,9 @@ def scattered(seed: int, size: int, large: tuple[int, int], small: tuple[int, in
             blocks.append(torch.empty(source.randint(*large) * MIB, dtype=torch.uint8, device="cuda"))
     count = len(blocks)
     blocks.clear()
-    survivors: list[Any] = []
-    with contextlib.suppress(torch.cuda.OutOfMemoryError):
-        for index in range(count * 2):
-            survivors.append(torch.full((source.randint(*small) * MIB // 4,), float(index), device="cuda"))
-    source.shuffle(survivors)
-    return survivors[: int(len(survivors) * kept)]
+    kept = [torch.full((source.randint(*small) * MIB // 4,), float(i), device="cuda") for i in range(count)]
+    limit_to(torch.cuda.memory_reserved() + 4 * MIB)
+    return kept
 
 
 def cache(seed: int, size: int, small: int, large: int) -> list[Any]:
@@ -114,13 +111,13 @@ PROGRAMS: dict[str, Callable[[], list[Any]]] = {
     "cache-10g": lambda: cache(1, 10 * GIB, 3, 120),
     "cache-20g": lambda: cache(3, 20 * GIB, 3, 300),
     "cache-6g": lambda: cache(5, 6 * GIB, 3, 80),
-    "scattered-4g": lambda: scattered(1, 4 * GIB, (40, 80), (12, 30), 0.5),
-    "scattered-8g": lambda: scattered(2, 8 * GIB, (40, 80), (12, 30), 0.5),
-    "scattered-16g": lambda: scattered(3, 16 * GIB, (60, 200), (20, 50), 0.6),
-    "scattered-40g": lambda: scattered(4, 40 * GIB, (100, 400), (20, 120), 0.4),
-    "scattered-100g": lambda: scattered(5, 100 * GIB, (200, 900), (50, 300), 0.5),
-    "scattered-small-4g": lambda: scattered(6, 4 * GIB, (12, 30), (2, 9), 0.4),
-    "scattered-full-8g": lambda: scattered(7, 8 * GIB, (40, 80), (12, 30), 0.9),
+    "scattered-2g": lambda: scattered(1, 2 * GIB, (40, 60), (31, 39)),
+    "scattered-4g": lambda: scattered(2, 4 * GIB, (40, 60), (31, 39)),
+    "scattered-8g": lambda: scattered(3, 8 * GIB, (80, 120), (61, 79)),
+    "scattered-16g": lambda: scattered(4, 16 * GIB, (60, 100), (51, 59)),
+    "scattered-40g": lambda: scattered(5, 40 * GIB, (100, 160), (81, 99)),
+    "scattered-100g": lambda: scattered(6, 100 * GIB, (200, 380), (191, 199)),
+    "scattered-small-4g": lambda: scattered(7, 4 * GIB, (12, 18), (10, 11)),
 }
 
 

@@ -169,8 +169,7 @@ def find_storages(torch: Any, device: int, heap: Heap) -> tuple[dict[int, Any], 
     shared = _ipc_storages()
     found: dict[int, Any] = {}
     refused: dict[int, str] = {}
-    for storage in _reachable_storages(torch, device):
-        address = storage.data_ptr()
+    for address, storage in _reachable_storages(torch, device):
         if address not in blocks:
             continue
         if storage._cdata in shared:
@@ -190,8 +189,8 @@ def find_storages(torch: Any, device: int, heap: Heap) -> tuple[dict[int, Any], 
     return found, +left
 
 
-def _reachable_storages(torch: Any, device: int) -> Iterator[Any]:
-    """Yield each CUDA storage of the device that a Python object holds, once."""
+def _reachable_storages(torch: Any, device: int) -> Iterator[tuple[int, Any]]:
+    """Yield each CUDA storage of the device that a Python object holds, once, with its address."""
     tensor, untyped = torch.Tensor, torch.UntypedStorage
     kinds: dict[type, int] = {}
     objects = gc.get_objects()
@@ -204,12 +203,12 @@ def _reachable_storages(torch: Any, device: int) -> Iterator[Any]:
             storage = candidate if kinds[type(candidate)] == 2 else _storage_of(candidate, device)
             if storage is None or storage.device.type != "cuda" or storage.device.index != device:
                 continue
-            identity, size = storage._cdata, storage.nbytes()
+            identity, size, address = storage._cdata, storage.nbytes(), storage.data_ptr()
         except (RuntimeError, NotImplementedError, AttributeError, TypeError):
-            continue  # a tensor without a storage: a fake, functional, sparse or wrapper tensor
+            continue  # a tensor without memory of its own: a fake, functional, sparse or wrapper tensor
         if size and identity not in seen:
             seen.add(identity)
-            yield storage
+            yield address, storage
 
 
 def _storage_of(tensor: Any, device: int) -> Any:
