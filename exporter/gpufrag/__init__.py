@@ -16,11 +16,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import TypeVar
 
+    from .agent.torch.defragment import Result
     from .checkpoint.participant import CheckpointRequest
 
     Save = TypeVar("Save", bound=Callable[[CheckpointRequest], "str | os.PathLike[str] | None"])
 
-__all__ = ["__version__", "checkpoint_on_signal", "on_checkpoint", "start", "step_ended", "stop"]
+__all__ = ["__version__", "checkpoint_on_signal", "defragment", "on_checkpoint", "start", "step_ended", "stop"]
 
 __version__ = "0.1.0"
 
@@ -116,3 +117,39 @@ def checkpoint_on_signal(*signals: int, timeout: float = 600.0) -> None:
         from .checkpoint.signals import SignalCheckpoint
 
         SignalCheckpoint(timeout).install(signals or (signal.SIGTERM, signal.SIGUSR1))
+
+
+def defragment(
+    *,
+    device: int | None = None,
+    target_ratio: float | None = None,
+    target_bytes: int | None = None,
+    plan_only: bool = False,
+    verify: bool = False,
+    host_limit: int | None = None,
+    allow_graphs: bool = False,
+) -> Result:
+    """Move tensors' storages so that free GPU memory becomes one piece again. Tensors stay the same objects.
+
+    Call it in the training thread, between two steps: after `optimizer.step()`, with no backward pass under way.
+
+    device: its index; None is the current one.
+    target_ratio, target_bytes: stop when the fragmentation ratio is at most this, or one request of this many bytes
+        fits. Without a target everything that helps is moved.
+    plan_only: move nothing; the result has what a move would achieve.
+    verify: compare a checksum of every storage before and after its move.
+    host_limit: most bytes of host memory to use; None is half of what is available.
+    allow_graphs: move although the process has CUDA graphs or memory pools. A captured graph that reads a moved tensor
+        is broken afterwards.
+
+    Raises gpufrag.agent.torch.defragment.Refused if it is unsafe now (nothing was moved), and
+    gpufrag.errors.Unavailable if a move failed (every byte is back in place). docs/defragment.md has the details.
+    """
+    import torch
+
+    from .agent.torch.defragment import Options
+    from .agent.torch.defragment import defragment as move
+    from .model.defragment import Target
+
+    options = Options(Target(target_ratio, target_bytes), plan_only, verify, host_limit, allow_graphs)
+    return move(torch, torch.cuda.current_device() if device is None else device, options)
