@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpufrag.metrics.view import CollectorResult, DeviceView, Fleet, ProcessView, RankView
+from gpufrag.metrics.view import CollectorResult, DeviceView, Fleet, ProcessView, RankView, StepView
 from gpufrag.model.fragmentation import measure
 from gpufrag.wire.sample import (
     AgentHealth,
@@ -25,6 +25,10 @@ from helpers import golden_case_named
 
 NOW = 1764000000.25
 UUID = "GPU-5d2f8a1c-0000-4000-8000-00000000000{}"
+
+
+LIMITS = {"recorded": 13 << 30, "default": 13 << 30, "expandable_segments": 12 << 30}
+STEP = StepView(0, NOW - 30, 0.75, 12 << 30, 3 << 30, 8000, 90 << 30, 40 << 30, LIMITS)
 
 
 def totals_of(stats, time) -> Totals:
@@ -85,6 +89,7 @@ def fleet() -> Fleet:
             RankView(
                 process_of(first, rank=0, steps=120),
                 memory={0: ProcessView(UUID.format(0), None, 4 << 30, 1 << 30)},
+                steps=(STEP,),
             ),
             RankView(process_of(second, rank=1, pid=4243, steps=120)),
             RankView(process_of(serving, pid=5000)),
@@ -99,6 +104,7 @@ def fleet() -> Fleet:
             "nvml": CollectorResult(False, 2.0, 'nvmlInit hung: "driver"\nreload it'),
         },
         skipped={"newer version": 1},
+        analyses={"analysed": 12, "skipped": 3, "failed": 1},
     )
 
 

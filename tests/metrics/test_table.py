@@ -7,7 +7,7 @@ import pytest
 
 from gpufrag.metrics import SECTIONS, TABLE, families, names
 from gpufrag.metrics.table import COUNTER, HISTOGRAM, INFO, RATIO
-from gpufrag.metrics.view import DeviceView, Fleet, ProcessView, RankView
+from gpufrag.metrics.view import DeviceView, Fleet, ProcessView, RankView, StepView
 from gpufrag.mixin.config import Config
 from gpufrag.mixin.rules import rule_file
 from gpufrag.wire.sample import Leak, Ooms
@@ -144,3 +144,16 @@ def test_fragmentation_ratio_is_found_without_rules():
     assert RATIO in by_name[names.FREE_TOTAL]
     assert RATIO in by_name[names.LARGEST_ALLOCATABLE]
     assert RATIO in " ".join(PAGE.read_text(encoding="utf-8").splitlines()[:8])
+
+
+def test_margin_is_limit_less_smallest_limit(fleet):
+    labels = {"rank": "0", "device": "0"}
+    assert value_of(fleet, names.STEP_SMALLEST_LIMIT, **labels) == 13 << 30
+    assert value_of(fleet, names.STEP_MARGIN, **labels) == 27 << 30
+    assert value_of(fleet, names.WHATIF_SMALLEST_LIMIT, setting="expandable_segments", **labels) == 12 << 30
+
+
+def test_margin_without_a_limit_is_absent(a_process, a_device):
+    step = StepView(0, 1.0, 0.5, 1, 1, 1, 1, None, {"recorded": 5})
+    one = Fleet(0.0, (RankView(a_process(a_device("train-cap4"), rank=0), steps=(step,)),))
+    assert names.STEP_MARGIN not in {row_name(series) for series in series_of(one)}

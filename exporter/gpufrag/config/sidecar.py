@@ -11,7 +11,7 @@ from ..errors import UsageError
 from ..units import format_duration
 from ..wire.sample import MAX_BYTES
 from . import reader
-from .schema import DAY, HOUR, MINUTE, about, in_range, seconds, size
+from .schema import DAY, HOUR, MINUTE, about, between, in_range, seconds, size
 
 DEFAULT_PORT = 9836
 
@@ -108,6 +108,17 @@ class NvmlSettings:
 
 
 @dataclass(frozen=True)
+class AnalysisSettings:
+    """What each recorded step needs: replayed on the simulated allocator, in a process of low priority."""
+
+    enabled: Annotated[bool, about("Analyse the step recordings of the ranks.", "--analysis")] = True
+    cpu_share: Annotated[
+        float, between(0.0001, 1.0, "Share of one core that the analysis may take, for each rank.")
+    ] = 0.02
+    timeout: Annotated[float, seconds(1, HOUR, "An analysis that takes longer is ended and counted.")] = 60.0
+
+
+@dataclass(frozen=True)
 class MetricsSettings:
     """What /metrics exports."""
 
@@ -150,6 +161,7 @@ class ServeConfig:
     folder: FolderSettings = FolderSettings()
     web: WebSettings = WebSettings()
     nvml: NvmlSettings = NvmlSettings()
+    analysis: AnalysisSettings = AnalysisSettings()
     metrics: MetricsSettings = MetricsSettings()
     control: ControlSettings = ControlSettings()
     log: LogSettings = LogSettings()

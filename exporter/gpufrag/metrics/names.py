@@ -22,6 +22,7 @@ class Label:
     REASON = "reason"
     RESULT = "result"
     COLLECTOR = "collector"
+    SETTING = "setting"
     UUID = "uuid"
     MIG_UUID = "mig_uuid"
     PARENT_UUID = "parent_uuid"
@@ -94,6 +95,17 @@ STREAM_SYNCS = "gpufrag_allocator_stream_syncs_total"
 SNAPSHOT_TIMESTAMP = "gpufrag_snapshot_timestamp_seconds"
 SNAPSHOT_DURATION = "gpufrag_snapshot_duration_seconds"
 SNAPSHOT_ACTIVE = "gpufrag_snapshot_active_bytes"
+
+# one recorded step of one process and device
+STEP_TIMESTAMP = "gpufrag_step_timestamp_seconds"
+STEP_DURATION = "gpufrag_step_duration_seconds"
+STEP_LARGEST_REQUEST = "gpufrag_step_largest_request_bytes"
+STEP_ALLOCATIONS = "gpufrag_step_allocations"
+STEP_ALLOCATED = "gpufrag_step_allocated_bytes"
+STEP_SMALLEST_LIMIT = "gpufrag_step_smallest_limit_bytes"
+STEP_MARGIN = "gpufrag_step_margin_bytes"
+WHATIF_SMALLEST_LIMIT = "gpufrag_whatif_smallest_limit_bytes"
+STEP_ANALYSES = "gpufrag_step_analyses_total"
 
 # one process
 PROCESS_INFO = "gpufrag_process_info"

@@ -15,7 +15,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from ..model.fragmentation import Fragmentation, Pool
 from ..wire.sample import DeviceSample, Identity, PoolTotals, Snapshot, Sums, Totals
 from .names import Label
-from .view import CollectorResult, DeviceView, Fleet, ProcessView, RankView
+from .view import CollectorResult, DeviceView, Fleet, ProcessView, RankView, StepView
 
 T = TypeVar("T")
 Labels = dict[str, str]
@@ -142,6 +142,12 @@ def _devices(scene: Scene) -> Places[OnDevice]:
             yield labels, OnDevice(rank, sample, memory)
 
 
+def _steps(scene: Scene) -> Places[StepView]:
+    for rank in scene.ranks:
+        for step in rank.view.steps:
+            yield {**rank.labels, Label.DEVICE: clean(step.device)}, step
+
+
 def _totals(scene: Scene) -> Places[Totals | Sums]:
     for labels, place in scene.places(DEVICE):
         if (figures := place.sample.totals or place.sample.sums) is not None:
@@ -208,6 +214,7 @@ COLLECTOR = Source((Label.COLLECTOR,), _collectors)
 GPU = Source((Label.UUID, Label.DEVICE), _gpus)
 RANK = Source((Label.RANK,), _ranks)
 DEVICE = Source(_ON_DEVICE, _devices)
+STEP = Source(_ON_DEVICE, _steps)
 TOTALS = Source(_ON_DEVICE, _totals)
 TOTALS_POOL = Source((*_ON_DEVICE, Label.POOL), _pool_totals)
 SNAPSHOT = Source((*_ON_DEVICE, Label.AT), _snapshots)

@@ -10,6 +10,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from .. import __version__
 from ..model.allocatable import Driver
 from ..model.fragmentation import Pool
+from ..model.needs import RECORDED
 from . import names
 from .names import Label
 from .places import (
@@ -22,12 +23,13 @@ from .places import (
     RANK,
     SNAPSHOT,
     SNAPSHOT_POOL,
+    STEP,
     TOTALS,
     TOTALS_POOL,
     OnDevice,
     Source,
 )
-from .view import CollectorResult, DeviceView
+from .view import CollectorResult, DeviceView, StepView
 
 T = TypeVar("T")
 
@@ -266,6 +268,56 @@ def _leak(unit: str) -> Callable[[OnDevice], float | None]:
     return rate
 
 
+def _margin(step: StepView) -> int | None:
+    needed = step.smallest_limits.get(RECORDED)
+    return None if step.limit is None or needed is None else step.limit - needed
+
+
+STEPS: tuple[Metric[Any], ...] = (
+    Metric(
+        names.STEP_SMALLEST_LIMIT, GAUGE, STEP, lambda step: step.smallest_limits.get(RECORDED),
+        "Smallest memory limit under which every request of the last analysed step succeeds, fragmentation, retries "
+        "and flushes included. This is what the job really needs.",
+    ),
+    Metric(
+        names.STEP_MARGIN, GAUGE, STEP, _margin,
+        "limit - smallest limit: how far the job is from an out-of-memory error, fragmentation included. At 0, the "
+        "next step like this one fails.",
+    ),
+    Metric(
+        names.WHATIF_SMALLEST_LIMIT, GAUGE, STEP,
+        lambda step: {name: limit for name, limit in step.smallest_limits.items() if name != RECORDED},
+        "The smallest limit of the same step under another PYTORCH_CUDA_ALLOC_CONF, simulated. Blocks from before the "
+        "step count as packed.",
+        adds=(Label.SETTING,), detail=True,
+    ),
+    Metric(
+        names.STEP_LARGEST_REQUEST, GAUGE, STEP, lambda step: step.largest_request or None,
+        "Largest request of the step. If largest_allocatable is smaller, the next such request fails.",
+        detail=True,
+    ),
+    Metric(
+        names.STEP_ALLOCATIONS, GAUGE, STEP, lambda step: step.allocations,
+        "Number of allocations in the step. A sudden rise means a surge of small allocations.",
+        detail=True,
+    ),
+    Metric(
+        names.STEP_ALLOCATED, GAUGE, STEP, lambda step: step.requested,
+        "Sum of all requests of the step.",
+        detail=True,
+    ),
+    Metric(
+        names.STEP_DURATION, GAUGE, STEP, lambda step: step.seconds,
+        "How long the recorded step took.",
+        detail=True,
+    ),
+    Metric(
+        names.STEP_TIMESTAMP, GAUGE, STEP, lambda step: step.time,
+        "Unix time of the end of the last analysed step. Every gpufrag_step metric is as old as this.",
+        detail=True,
+    ),
+)  # fmt: skip
+
 PROCESSES: tuple[Metric[Any], ...] = (
     Metric(
         names.PROCESS_INFO, INFO, DEVICE, _process_info,
@@ -401,6 +453,12 @@ HEALTH: tuple[Metric[Any], ...] = (
         adds=(Label.REASON,),
     ),
     Metric(
+        names.STEP_ANALYSES, COUNTER, FLEET, lambda fleet: fleet.analyses,
+        "Step recordings by result: analysed; skipped (replaced by a newer one before there was CPU budget); failed "
+        "or timed_out.",
+        adds=(Label.RESULT,),
+    ),
+    Metric(
         names.COLLECTOR_SUCCESS, GAUGE, COLLECTOR, lambda result: int(result.success),
         "1 if the sidecar could read this source. 0 for nvml is normal in a container without a GPU: the sidecar then "
         "uses the agents' readings.",
@@ -424,6 +482,7 @@ HEALTH: tuple[Metric[Any], ...] = (
 
 SECTIONS: dict[str, tuple[Metric[Any], ...]] = {
     "Allocator": ALLOCATOR,
+    "Recorded steps": STEPS,
     "Processes": PROCESSES,
     "Out-of-memory errors": OOM_ERRORS,
     "Devices": DEVICES,

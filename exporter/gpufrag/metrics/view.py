@@ -112,6 +112,9 @@ class Fleet:
     ooms: tuple[OomReport, ...] = ()
     """Reports of out-of-memory errors that are still kept, the latest first; of processes that have ended too."""
 
+    analyses: Mapping[str, int] = field(default_factory=dict)
+    """Step recordings, by the result of their analysis."""
+
     @property
     def states(self) -> dict[str, int]:
         """How many ranks are in each of STATES; a state without ranks is counted as 0."""

@@ -100,6 +100,9 @@ class ProcessReader:
             if name is not None and text == name.socket:
                 if name.sample not in listed:
                     self._sweeper.lone_socket(listed[text])
+            elif name is not None and text == name.recording:
+                if name.sample not in listed:
+                    self._sweeper.remove_old(listed[text])
             elif name is None and JobFile.parse(text):
                 continue
             elif name is None or text != name.sample or not listed[text].is_file(follow_symlinks=False):
@@ -161,7 +164,7 @@ class ProcessReader:
         if content is None:
             return None
         if not alive and _is_ours(content) and self._sweeper.expired(last_alive):
-            self._sweeper.remove(file.name.sample, file.name.socket)
+            self._sweeper.remove(file.name.sample, file.name.socket, file.name.recording)
             return None
         self._known[file.name] = _Memory(file.stamp, content, last_alive)
         if isinstance(content, Skip):

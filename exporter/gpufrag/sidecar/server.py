@@ -41,7 +41,7 @@ class Sidecar:
     ) -> None:
         self._load, self._find_folder = load, folder
         self._executor = SerialExecutor("gpufrag-scrape")
-        self._source = FleetSource(folder(config), config.folder, nvml_collector(config.nvml))
+        self._source = FleetSource(folder(config), config.folder, nvml_collector(config.nvml), config.analysis)
         self._detail = config.metrics.detail
         self._checkpoint_api = checkpoint_api(config.control, lambda: self._source.folder)
 
@@ -102,7 +102,7 @@ class Sidecar:
 
     def _take(self, config: ServeConfig, folder: Path) -> None:
         """Runs between two scrapes, in the same thread."""
-        self._source.reconfigure(folder, config.folder, config.nvml)
+        self._source.reconfigure(folder, config.folder, config.nvml, config.analysis)
         self._detail = config.metrics.detail
         logging.getLogger().setLevel(config.log.level.upper())
 

@@ -8,12 +8,15 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..config.sidecar import FolderSettings, NvmlSettings
+from ..config.sidecar import AnalysisSettings, FolderSettings, NvmlSettings
 from ..logs import event
 from ..metrics.view import CollectorResult, Fleet, RankView
+from ..wire.folder import FileName
+from .analysis import Analyzer
 from .deadline import DeadlineWorker, Latest
 from .join import Joined, join
 from .processes import ProcessReader, Reading
@@ -31,12 +34,18 @@ class FleetSource:
     """Reads the fleet for each scrape. For one thread at a time."""
 
     def __init__(
-        self, folder: Path, settings: FolderSettings, nvml: Collector | None, clock: Callable[[], float] = time.time
+        self,
+        folder: Path,
+        settings: FolderSettings,
+        nvml: Collector | None,
+        analysis: AnalysisSettings | None = None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._clock = clock
         self._path = folder
         self._folder = DeadlineWorker("folder", ProcessReader(folder, settings, clock).read, settings.deadline)
         self._nvml = nvml
+        self._analyzer = _analyzer(folder, analysis)
         self._reported: dict[str, str | None] = {}
         self.waiting_for: str | None = "the first reading"
         """Why there was no complete reading yet; None once there was one."""
@@ -55,13 +64,23 @@ class FleetSource:
         driver = self._nvml.collect() if self._nvml else None
         if driver:
             collectors["nvml"] = driver.result
-        joined, collectors["join"] = _join(reading.ranks, driver)
+        joined, collectors["join"] = _join(self._with_steps(reading.ranks), driver)
         self._report(collectors)
         self.waiting_for = self.waiting_for and folder.result.reason
         self.denied = reading.skipped.get(Skip.DENIED.value, 0)
-        return Fleet(self._clock(), joined.ranks, joined.devices, collectors, reading.skipped, reading.ooms)
+        analyses = dict(self._analyzer.counts) if self._analyzer else {}
+        return Fleet(self._clock(), joined.ranks, joined.devices, collectors, reading.skipped, reading.ooms, analyses)
 
-    def reconfigure(self, folder: Path, settings: FolderSettings, nvml: NvmlSettings) -> None:
+    def _with_steps(self, ranks: tuple[RankView, ...]) -> tuple[RankView, ...]:
+        if self._analyzer is None:
+            return ranks
+        names = {FileName.of(rank.sample.identity): rank for rank in ranks if rank.alive}
+        steps = self._analyzer.look(names)
+        return tuple(replace(rank, steps=steps.get(FileName.of(rank.sample.identity), ())) for rank in ranks)
+
+    def reconfigure(
+        self, folder: Path, settings: FolderSettings, nvml: NvmlSettings, analysis: AnalysisSettings
+    ) -> None:
         """Use other settings from now on. A thread that hangs is kept, so that reloads do not add more of them."""
         read = ProcessReader(folder, settings, self._clock).read
         if self._folder.hangs and folder != self._path:
@@ -70,6 +89,11 @@ class FleetSource:
         else:
             self._folder.replace_work(read, settings.deadline)
         self._path = folder
+        before, self._analyzer = self._analyzer, _analyzer(folder, analysis)
+        if before:
+            before.close()
+            if self._analyzer:
+                self._analyzer.counts = before.counts
         if self._nvml is None:
             self._nvml = nvml_collector(nvml)
         elif nvml.enabled:
@@ -83,6 +107,8 @@ class FleetSource:
         self._folder.close()
         if self._nvml:
             self._nvml.close()
+        if self._analyzer:
+            self._analyzer.close()
 
     def _report(self, collectors: dict[str, CollectorResult]) -> None:
         """Log what begins to fail and what works again."""
@@ -93,6 +119,10 @@ class FleetSource:
                 level = logging.INFO if name == "nvml" else logging.WARNING  # no GPU in a sidecar is normal
                 event(log, level, "collector failed", collector=name, reason=result.reason)
         self._reported = {name: result.reason for name, result in collectors.items() if not result.success}
+
+
+def _analyzer(folder: Path, settings: AnalysisSettings | None) -> Analyzer | None:
+    return Analyzer(folder, settings.cpu_share, settings.timeout) if settings and settings.enabled else None
 
 
 def nvml_collector(settings: NvmlSettings) -> Collector | None:

@@ -69,6 +69,11 @@ class Sweeper:
             with suppress(OSError):  # a socket is bound in a folder of its own
                 (self._folder / entry.name).rmdir()
 
+    def remove_old(self, entry: os.DirEntry[str]) -> None:
+        """Remove a file whose process has no sample any more."""
+        if self._is_old(entry):
+            self.remove(entry.name)
+
     def lone_socket(self, entry: os.DirEntry[str]) -> None:
         """Delete a socket without a sample and without a listener: a process that has not sampled yet listens."""
         if not self._is_old(entry) or not stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode):
