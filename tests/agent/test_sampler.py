@@ -35,7 +35,7 @@ from gpufrag.model.allocatable import Driver
 from gpufrag.model.fragmentation import measure
 from gpufrag.model.heap import INACTIVE, Heap, Segment
 from gpufrag.model.settings import MIB
-from gpufrag.model.step import StepEvents
+from gpufrag.model.step import StepEvents, read_step
 from gpufrag.wire.error_counter import ErrorCounter
 from gpufrag.wire.sample import DeviceSample, DriverReading, Identity, PoolTotals, ProcessSample, Snapshot, Totals
 from simulated_trace import Recorder
@@ -147,6 +147,19 @@ def test_peak_of_the_recorded_step_is_published(recorded, recording) -> None:
     active = {shot.at: shot.measured.large.active + shot.measured.small.active for shot in device.snapshots}
     assert active == {"boundary": 10 * MIB, "peak": peak}
     assert device.largest_recurring == 60 * MIB
+
+
+def test_recorded_step_is_taken_once_for_the_sidecar(recorded, recording) -> None:
+    recording.events, recording.heap, peak = recorded_program()
+    recording.step()
+    recording.step()
+    recorded.digest()
+    taken = recorded.take_recording()
+    assert taken is not None
+    (device,) = taken.devices
+    assert (device.heap, device.driver.limit) == (recording.heap, recording.size // 2)
+    assert read_step(device.events, device.heap).peak_active == peak
+    assert recorded.take_recording() is None
 
 
 def test_largest_request_goes_with_its_peak(recorded, recording, clock) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..checkpoint import participant as checkpoint
 from ..errors import Unavailable
-from ..wire import oom_report
+from ..wire import oom_report, recording
 from ..wire.control_server import ControlServer
 from ..wire.error_counter import ErrorCounter
 from ..wire.folder import VARIABLE, FileName, ReportName, to_write, write_file
@@ -192,6 +192,8 @@ class Agent:
             folder = self._folder or self._find_folder()
             self._listen(folder / name.socket)
             write_file(folder / name.sample, encode(sample))
+            if (recorded := self._sampler.take_recording()) is not None:  # the sidecar works out what the step needs
+                write_file(folder / name.recording, recording.encode(recorded))
             self._folder = folder  # for good: file and socket must not part when another folder becomes usable
         except (OSError, Unavailable) as error:
             self._folder = None

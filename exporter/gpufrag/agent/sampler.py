@@ -13,6 +13,7 @@ from ..model.fragmentation import measure
 from ..model.heap import Heap
 from ..model.step import StepEvents, read_step
 from ..wire.error_counter import ErrorCounter
+from ..wire.recording import DeviceRecording, Recording
 from ..wire.sample import AgentHealth, DeviceSample, Identity, ProcessSample, Snapshot
 from .leak_watch import LeakWatch
 from .schedule import Clocks, Schedule
@@ -64,6 +65,7 @@ class Sampler:
         self._steps: StepCounter | None = None
         self._step_seconds, self._boundary_at = 0.0, 0.0
         self._taken: deque[Taken] = deque()
+        self._recording: Recording | None = None
         self._readings: tuple[DeviceReading, ...] = ()
         self._devices: dict[int, Device] = {}
         self._alloc_conf: str | None = None
@@ -218,14 +220,25 @@ class Sampler:
         """Return the outcome of the recording: one of the constants of step_recorder."""
         if any(len(of_device.actions) >= MAX_EVENTS for of_device in events.values()):
             return TOO_MANY_EVENTS  # the oldest ones were dropped
+        recorded: list[DeviceRecording] = []
         for reading in taken.capture.readings:
+            end = heap.on_device(reading.device)
             try:
-                step = read_step(events[reading.device], heap.on_device(reading.device))
+                step = read_step(events[reading.device], end)
             except (BadInput, KeyError):
                 return INCONSISTENT
-            self._known(reading.device).largest_request = step.largest_request or None
+            device = self._known(reading.device)
+            device.largest_request = step.largest_request or None
             self._add_snapshot(taken, "peak", reading, step.peak)
+            driver = driver_at(end, reading, device.limit)
+            recorded.append(DeviceRecording(reading.device, end, events[reading.device], driver))
+        self._recording = Recording(taken.time, self._step_seconds, self._source.framework_version, tuple(recorded))
         return RECORDED
+
+    def take_recording(self) -> Recording | None:
+        """The latest step recording, once."""
+        recording, self._recording = self._recording, None
+        return recording
 
     def _add_snapshot(self, taken: Taken, at: str, reading: DeviceReading, heap: Heap) -> None:
         device = self._known(reading.device)
