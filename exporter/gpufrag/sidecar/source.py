@@ -79,7 +79,7 @@ class FleetSource:
         return tuple(replace(rank, steps=steps.get(FileName.of(rank.sample.identity), ())) for rank in ranks)
 
     def reconfigure(
-        self, folder: Path, settings: FolderSettings, nvml: NvmlSettings, analysis: AnalysisSettings
+        self, folder: Path, settings: FolderSettings, nvml: NvmlSettings, analysis: AnalysisSettings | None = None
     ) -> None:
         """Use other settings from now on. A thread that hangs is kept, so that reloads do not add more of them."""
         read = ProcessReader(folder, settings, self._clock).read
