@@ -12,6 +12,7 @@ from gpufrag.agent.step_recorder import (
     LONGEST_STEP,
     MAX_EVENTS,
     MAX_SKIPPED,
+    NOT_YET,
     RECORDED,
     SLICE,
     TOO_LONG,
@@ -51,6 +52,12 @@ def test_refusal_is_counted_with_its_reason(recorder: StepRecorder, source: Reco
     source.refusal = HISTORY_IN_USE
     assert not recorder.start_step(0.1)
     assert (recorder.underway, recorder.results) == (False, {HISTORY_IN_USE: 1})
+
+
+def test_device_that_is_not_in_use_yet_is_not_counted(recorder: StepRecorder, source: RecordingSource) -> None:
+    source.refusal = NOT_YET
+    assert not recorder.start_step(0.1)
+    assert recorder.results == {}
 
 
 def test_recording_that_the_program_ended_is_lost(recorder: StepRecorder, source: RecordingSource) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from fake_torch import VERSIONS, Machine, torch_of
 from gpufrag.agent.sources import RecordsEvents
-from gpufrag.agent.step_recorder import HISTORY_IN_USE, UNSUPPORTED
+from gpufrag.agent.step_recorder import HISTORY_IN_USE, NOT_YET, UNSUPPORTED
 from gpufrag.agent.torch.history import CALLS
 from gpufrag.agent.torch.source import TorchSource
 from gpufrag.wire.error_counter import ErrorCounter
@@ -54,6 +54,16 @@ def test_events_are_read_and_the_history_is_switched_off(source: TorchSource, ma
     assert capture.events is not None
     assert capture.events()[0].sizes == [512]
     assert (machine.history, machine.trace, capture.sites) == (False, [], None)
+
+
+def test_events_after_the_copy_are_dropped(source: TorchSource, machine: Machine) -> None:
+    """Another thread allocates between the two snapshots; the first left its mark."""
+    source.start_recording(1000)
+    machine.trace += [EVENT, EVENT | {"action": "snapshot"}, EVENT]
+    capture = source.finish_recording(read=True)
+    assert capture is not None
+    assert capture.events is not None
+    assert capture.events()[0].actions == ["alloc"]
 
 
 def test_recording_that_is_not_read_is_only_switched_off(source: TorchSource, machine: Machine) -> None:
@@ -172,7 +182,7 @@ def test_other_allocators_have_no_history(backend: str) -> None:
 
 def test_cuda_is_not_initialised_for_a_recording() -> None:
     machine = Machine(initialised=False)
-    assert TorchSource(torch_of(machine), ErrorCounter(), {}).start_recording(10) == UNSUPPORTED
+    assert TorchSource(torch_of(machine), ErrorCounter(), {}).start_recording(10) == NOT_YET
     assert set(machine.calls) == {"cuda.is_initialized"}
 
 

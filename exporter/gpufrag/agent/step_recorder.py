@@ -31,6 +31,8 @@ TOO_MANY_EVENTS = "too_many_events"
 TOO_LONG = "too_long"
 INCONSISTENT = "inconsistent"
 """The events do not lead to the heap: another thread allocated while they were read."""
+NOT_YET = ""
+"""The device is not in use yet; this is not counted."""
 UNSUPPORTED = "unsupported"
 """This torch, or its allocator, has no event history."""
 
@@ -101,7 +103,8 @@ class StepRecorder:
             if self.underway or self._skipped <= self._skip:
                 return False
             if (refusal := self._source.start_recording(MAX_EVENTS)) is not None:
-                self.note(refusal)
+                if refusal != NOT_YET:
+                    self.note(refusal)
                 return False
             self._is_slice, self._deadline = is_slice, self._clocks.monotonic() + seconds
             return True

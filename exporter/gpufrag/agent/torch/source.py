@@ -21,7 +21,7 @@ from ...model.step import StepEvents, step_events
 from ...wire.error_counter import ErrorCounter
 from ...wire.sample import Counters, DriverReading, Sums, Totals
 from ..sources import Capture, DeviceFacts, DeviceReading, Fault, Live
-from ..step_recorder import UNSUPPORTED
+from ..step_recorder import NOT_YET, UNSUPPORTED
 from . import devices as torch_devices
 from . import snapshot as torch_snapshot
 from . import stats as torch_stats
@@ -51,7 +51,7 @@ class TorchSource:
         self._counters: dict[int, torch_stats.CounterMemory] = {}
         self._async_at = -math.inf
         self._async: dict[int, torch_stats.Stats] = {}
-        self._allocations_before = 0
+        self._allocations_before = self._max_events = 0
         self._on_step: Callable[[object], None] | None = None
         self._on_oom: Callable[[Fault], None] | None = None
 
@@ -79,9 +79,11 @@ class TorchSource:
         return self._history.in_use()
 
     def start_recording(self, max_events: int) -> str | None:
-        if not self._surface.ask("cuda.is_initialized") or self._backend() != "native":
+        if not self._surface.ask("cuda.is_initialized"):
+            return NOT_YET
+        if self._backend() != "native":
             return UNSUPPORTED
-        self._allocations_before = self._allocations()
+        self._allocations_before, self._max_events = self._allocations(), max_events
         return self._history.start(max_events)
 
     def recorded_events(self) -> int | None:
@@ -171,7 +173,8 @@ class TorchSource:
         for device in tuple(self._counters):
             self._stats(device)  # waits for the allocator's lock, so that the copy does not
         waited = time.perf_counter() - began
-        snapshot = torch_snapshot.take(self._surface, self._errors, events)
+        snapshot = torch_snapshot.take(self._surface, self._errors)
+        trace = torch_snapshot.take(self._surface, self._errors, events=True) if events else None
         held = time.perf_counter() - began
         if snapshot is None:
             return None
@@ -187,8 +190,18 @@ class TorchSource:
             held=held,
             waited=waited if waited > LONG_PROBE else 0.0,
             sites=(lambda: call_sites.read(snapshot)) if foreign else None,
-            events=(lambda: _events(snapshot)) if events else None,
+            events=(lambda: self._events(trace)) if trace is not None else None,
         )
+
+    def _events(self, trace: Mapping[str, Any]) -> Mapping[int, StepEvents]:
+        """Up to the first of the two snapshots, which left its mark: other threads may have allocated since then."""
+        found = {}
+        for device, entries in enumerate(trace.get("device_traces") or ()):
+            end = len(entries)
+            if end < self._max_events:
+                end = next((index for index in range(end - 1, -1, -1) if entries[index]["action"] == "snapshot"), end)
+            found[device] = step_events(entries[:end])
+        return found
 
     def _allocations(self) -> int:
         """On all devices."""
@@ -240,10 +253,6 @@ class TorchSource:
             return None
         info = self._surface.ask("cuda.mem_get_info", device)
         return DriverReading(time.time(), free=info[0], size=info[1]) if info else None
-
-
-def _events(snapshot: Mapping[str, Any]) -> Mapping[int, StepEvents]:
-    return {device: step_events(trace) for device, trace in enumerate(snapshot.get("device_traces") or ())}
 
 
 def connect(framework: ModuleType, errors: ErrorCounter) -> TorchSource:
