@@ -1,31 +1,36 @@
-"""The circuit over all jobs: restarts that fail, or come too often, open it, and only a person closes it.
+"""The circuit breaker over all jobs: restarts that fail or come too often open it, and only a person closes it.
 
-It is kept in the annotations of one ConfigMap, so that it survives a restart of the receiver, and two receivers share
-it. A person closes it with `POST /v1/circuit/close`, or by removing `gpufrag.dev/circuit-open`.
+Its state is stored outside this process, so it survives a restart of the restarter and two restarters share it.
 """
 
 from __future__ import annotations
 
+import logging
+import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 from ..errors import Unavailable
-from .errors import ClusterError, Conflict
-from .kubernetes.cluster import ANNOTATIONS, Cluster, Ref
-from .record import read_times, write_times
+from ..logs import event
+from .backend import BackendError, Changes, Conflict
+from .clock import HOUR_S, Clock, LocalHistory
+from .metrics import CIRCUIT_OPEN, Metrics
+from .policy import Fleet
+from .record import ANNOTATIONS, read_times, write_times
 from .settings import PolicySettings
 
 OPEN = f"{ANNOTATIONS}/circuit-open"
 FAILURES = f"{ANNOTATIONS}/circuit-failures"
 BEGUN = f"{ANNOTATIONS}/circuit-restarts"
-HOUR_S = 3600.0
-_TRIES = 10
+MAX_CONFLICTS = 10
+STORE_ERRORS = (BackendError, Unavailable)
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Circuit:
-    """What is remembered over all jobs; times are Unix seconds."""
+    """The stored state. Times are Unix seconds."""
 
     opened: str | None = None
     """Why it is open."""
@@ -35,7 +40,7 @@ class Circuit:
 
     @classmethod
     def read(cls, annotations: Mapping[str, str]) -> Circuit:
-        """Never raises; any text at all in `circuit-open` opens it."""
+        """Never raises. Any text in `circuit-open` opens it."""
         return cls(
             annotations.get(OPEN) or None,
             read_times(annotations.get(FAILURES, "")),
@@ -43,7 +48,6 @@ class Circuit:
         )
 
     def annotations(self) -> dict[str, str | None]:
-        """For a merge patch: None removes one."""
         return {OPEN: self.opened, FAILURES: write_times(self.failures_s), BEGUN: write_times(self.begun_s)}
 
     def begun_in_hour(self, now_s: float) -> int:
@@ -53,50 +57,100 @@ class Circuit:
         return replace(self, begun_s=(*(at for at in self.begun_s if now_s - at < HOUR_S), now_s))
 
     def failed(self, now_s: float, what: str, settings: PolicySettings) -> Circuit:
-        """With one more restart that failed or did not help; the last of too many opens it."""
+        """Return the state after one more restart that failed or did not help; too many open the circuit breaker."""
         failures = (*(at for at in self.failures_s if now_s - at < settings.circuit_window), now_s)
-        many = len(failures) >= settings.circuit_failures
-        why = f"{len(failures)} restarts failed or did not help, the last: {what}"
-        return replace(self.open(why) if many else self, failures_s=failures)
+        changed = replace(self, failures_s=failures)
+        if len(failures) < settings.circuit_failures:
+            return changed
+        return changed.open(f"{len(failures)} restarts failed or did not help, the last: {what}")
 
     def open(self, why: str) -> Circuit:
-        """The first reason stays."""
+        """The first reason is kept."""
         return replace(self, opened=self.opened or why[:500])
 
     def closed(self) -> Circuit:
         return Circuit(begun_s=self.begun_s)
 
 
-class Store(Protocol):
-    """Where a Circuit is kept. Both raise ClusterError or Unavailable."""
+class CircuitStore(Protocol):
+    """Where the state is stored. Both raise BackendError or Unavailable; any thread may call them."""
 
-    def load(self) -> Circuit: ...
+    def load(self) -> tuple[Mapping[str, str], Any]:
+        """Return the annotations and their version."""
 
-    def update(self, change: Callable[[Circuit], Circuit]) -> Circuit:
-        """Load, change, write; nobody else's change in between is lost."""
+    def save(self, changes: Changes, version: Any) -> None:
+        """Raises Conflict if the version has changed."""
 
 
-class ConfigMapStore:
-    """A Circuit in the annotations of a ConfigMap. Any thread may use it."""
+Change = Callable[[Circuit], Circuit]
 
-    def __init__(self, cluster: Cluster, namespace: str, name: str) -> None:
-        self._cluster = cluster
-        self._ref = Ref("v1", "ConfigMap", namespace, name, "")
 
-    def load(self) -> Circuit:
-        return Circuit.read(self._cluster.get_owner(self._ref).annotations)
+@dataclass
+class CircuitBreaker:
+    """Any thread may use it. Changes that could not be stored are stored before anything else is read."""
 
-    def update(self, change: Callable[[Circuit], Circuit]) -> Circuit:
-        for _ in range(_TRIES):
-            found = self._cluster.get_owner(self._ref)
-            changed = change(Circuit.read(found.annotations))
-            body = {"metadata": {"annotations": changed.annotations()}}
+    store: CircuitStore
+    policy: PolicySettings
+    clock: Clock
+    metrics: Metrics
+    _unwritten: list[Change] = field(default_factory=list)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def fleet(self, in_progress: int, history: LocalHistory) -> Fleet:
+        """Raises STORE_ERRORS: then no restart may begin."""
+        circuit = self._current()
+        here = history.within(HOUR_S, self.clock.steady())
+        return Fleet(in_progress, max(circuit.begun_in_hour(self.clock.now()), here), circuit.opened)
+
+    def begun(self) -> None:
+        """Count a restart. Raises STORE_ERRORS."""
+        now = self.clock.now()
+        self._update(lambda circuit: circuit.begun(now))
+
+    def failed(self, what: str) -> None:
+        """Count a restart that failed or did not help."""
+        now = self.clock.now()
+        self._update_later(lambda circuit: circuit.failed(now, what, self.policy))
+
+    def open(self, why: str) -> None:
+        self._update_later(lambda circuit: circuit.open(why))
+
+    def close(self) -> None:
+        """Raises STORE_ERRORS."""
+        with self._lock:
+            self._unwritten.clear()
+        self._update(Circuit.closed)
+
+    def refresh(self) -> None:
+        """Export the stored state; if it cannot be read, export nothing."""
+        try:
+            self._current()
+        except STORE_ERRORS as error:
+            self.metrics.set(CIRCUIT_OPEN, None)
+            event(log, logging.WARNING, "cannot read or write the state of the circuit breaker", reason=error)
+
+    def _current(self) -> Circuit:
+        with self._lock:
+            while self._unwritten:
+                self._update(self._unwritten[0])
+                del self._unwritten[0]
+        circuit = Circuit.read(self.store.load()[0])
+        self.metrics.set(CIRCUIT_OPEN, circuit.opened is not None)
+        return circuit
+
+    def _update_later(self, change: Change) -> None:
+        with self._lock:
+            self._unwritten.append(change)
+        self.refresh()
+
+    def _update(self, change: Change) -> None:
+        for _ in range(MAX_CONFLICTS):
+            annotations, version = self.store.load()
+            circuit = change(Circuit.read(annotations))
             try:
-                self._cluster.patch(found.ref, body, found.resource_version)
-                return changed
+                self.store.save(circuit.annotations(), version)
             except Conflict:
                 continue
-        raise Unavailable(f"ConfigMap {self._ref.namespace}/{self._ref.name} keeps changing; see who writes to it")
-
-
-STORE_ERRORS = (ClusterError, Unavailable)
+            self.metrics.set(CIRCUIT_OPEN, circuit.opened is not None)
+            return
+        raise Unavailable("the state of the circuit breaker keeps changing: check which other program writes it")

@@ -1,4 +1,4 @@
-"""Every decision, told four ways: an Event on the job, a line of JSON, a metric, and the list that can be asked for."""
+"""Decisions, published as an Event on the job, a JSON line on stdout, a metric, and a list for the page."""
 
 from __future__ import annotations
 
@@ -7,106 +7,139 @@ import logging
 import sys
 import threading
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 from ..logs import event
 from .alerts import Alert
-from .errors import ClusterError
-from .kubernetes.cluster import Cluster, Event, Pod, Ref
-from .metrics import EVENTS_LOST, Metrics
+from .backend import BackendError, Job
+from .clock import Clock, Deduplicator
+from .metrics import ACTIONS, DEDUPLICATED, EVENTS_LOST, LAST_SUCCESS, REFUSED_ALERTS, Metrics
+from .reasons import Refused
 
-KEPT = 1000
+MAX_DECISIONS = 1000
+REPEAT_S = 300.0
+"""The same refusal or wait of the same job is published once in this time."""
+
 REFUSED = "refused"
-WOULD = "would-restart"
+WOULD_RESTART = "would-restart"
 STARTED = "started"
+WAITING = "waiting"
 RESTARTED = "restarted"
 FAILED = "failed"
-OVER = "over"
-"""The job was gone before its restart was."""
-RESUMED = "resumed"
-"""What another left half way."""
-CLOSED = "closed"
-"""The circuit, by a person."""
-_EVENT_REASONS: Mapping[str, str] = {
-    REFUSED: "RestartRefused",
-    STARTED: "RestartStarted",
-    WOULD: "WouldRestart",
-    RESTARTED: "Restarted",
-    FAILED: "RestartFailed",
-    OVER: "RestartOver",
-    RESUMED: "RestartTakenUp",
-}
+ENDED = "ended"
+"""The restart is over, and neither succeeded nor failed."""
+TAKEN_OVER = "taken-over"
+"""A restart that another process began and did not complete."""
+CIRCUIT_CLOSED = "circuit-closed"
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What was decided, about what, and why."""
+    """What was decided, about which job, and why."""
 
     at_s: float
     """Unix time."""
     outcome: str
     reason: str
-    """A label: of the reasons of refusal, or a result."""
+    """A reason's label or a result's label."""
     text: str
     alert: str = ""
     fingerprint: str = ""
     namespace: str = ""
     pod: str = ""
     job: str = ""
-    """Kind, namespace and name of the owner, where it was found."""
+
+    @property
+    def warning(self) -> bool:
+        return self.outcome in (FAILED, STARTED, TAKEN_OVER, WAITING)
 
     def as_json(self) -> dict[str, Any]:
-        """With the time as people read it."""
         facts = {key: value for key, value in asdict(self).items() if key != "at_s"}
         return {"time": datetime.fromtimestamp(self.at_s, timezone.utc).isoformat(timespec="seconds"), **facts}
 
 
-def about(at_s: float, outcome: str, reason: str, text: str, alert: Alert, ref: Ref | None = None) -> Decision:
-    """A decision with all that is known of its alert and job."""
-    namespace, pod = alert.namespace or "", alert.pod or ""
-    return Decision(at_s, outcome, reason, text, alert.name, alert.fingerprint, namespace, pod, str(ref or ""))
+class Result(NamedTuple):
+    """How a restart ended."""
+
+    outcome: str
+    label: str
+    text: str
 
 
-class Recorder:
-    """Tells decisions. Any thread may read `latest`; one at a time tells."""
+Notify = Callable[[Job, Decision], None]
+"""Shows a decision on the job itself. Raises BackendError."""
 
-    def __init__(self, cluster: Cluster, metrics: Metrics, stream: TextIO | None = None) -> None:
-        self._cluster, self._metrics = cluster, metrics
-        self._stream = stream or sys.stdout
+
+@dataclass
+class DecisionLog:
+    """Publishes decisions. Any thread may call `latest` and `publish`; the rest is for the worker's thread."""
+
+    metrics: Metrics
+    clock: Clock
+    notify: Notify | None = None
+    stream: TextIO = field(default_factory=lambda: sys.stdout)
+
+    def __post_init__(self) -> None:
         self._lock = threading.Lock()
-        self._kept: deque[Decision] = deque(maxlen=KEPT)
-
-    def tell(self, decision: Decision, ref: Ref | None = None, pod: Pod | None = None) -> None:
-        """`ref`: on what the Event is to be seen; None writes none. Never raises: a job may hang on what comes next."""
-        with self._lock:
-            self._kept.append(decision)
-        self._write(decision)
-        if ref is not None:
-            self._create_event(decision, ref, pod)
+        self._kept: deque[Decision] = deque(maxlen=MAX_DECISIONS)
+        self._recent = Deduplicator(REPEAT_S)
 
     def latest(self) -> list[Decision]:
-        """The newest first."""
+        """Return the newest first."""
         with self._lock:
             return list(reversed(self._kept))
 
-    def _write(self, decision: Decision) -> None:
+    def publish(
+        self, outcome: str, reason: str, text: str, alert: Alert | None = None, job: Job | None = None
+    ) -> None:
+        """Never raises: a suspended job may depend on the next step."""
+        name = job.name if job else ""
+        decision = Decision(self.clock.now(), outcome, reason, text, job=name)
+        if alert is not None:
+            decision = Decision(
+                decision.at_s, outcome, reason, text,
+                alert.name, alert.fingerprint, alert.namespace or "", alert.pod or "", name,
+            )  # fmt: skip
+        with self._lock:
+            self._kept.append(decision)
         try:
-            print(json.dumps({"msg": "decision", **decision.as_json()}), file=self._stream, flush=True)
+            print(json.dumps({"msg": "decision", **decision.as_json()}), file=self.stream, flush=True)
         except (OSError, ValueError) as error:
-            event(log, logging.WARNING, "a decision could not be written to stdout", reason=error)
+            event(log, logging.WARNING, "cannot write a decision to stdout", reason=error)
+        if job is not None and self.notify is not None:
+            try:
+                self.notify(job, decision)
+            except BackendError as error:
+                self.metrics.count(EVENTS_LOST)
+                event(log, logging.WARNING, "cannot create an Event", job=job.name, reason=error)
 
-    def _create_event(self, decision: Decision, ref: Ref, pod: Pod | None) -> None:
-        note = f"{decision.text} [{decision.reason}; alert {decision.alert or 'none'} {decision.fingerprint}]"
-        warning = decision.outcome in (FAILED, STARTED, RESUMED)
-        related = pod.ref if pod else None
-        try:
-            self._cluster.create_event(
-                Event(ref, _EVENT_REASONS[decision.outcome], note, decision.at_s, warning, related=related)
-            )
-        except ClusterError as error:
-            self._metrics.count(EVENTS_LOST)
-            event(log, logging.WARNING, "an Event was not taken", job=ref, reason=error)
+    def refused(self, alert: Alert, refusal: Refused, job: Job | None = None) -> None:
+        """Publish a refusal; a repetition only counts as a duplicate."""
+        label = refusal.reason.label
+        if self._repeated(job.uid if job else (alert.namespace, alert.pod), label):
+            return
+        self.metrics.count(REFUSED_ALERTS, label)
+        self.publish(REFUSED, label, f"Not restarted: {refusal}.", alert, job)
+
+    def ended(self, result: Result, alert: Alert | None, job: Job) -> None:
+        if result.outcome == WOULD_RESTART and self._repeated(job.uid, result.label):
+            return
+        self.metrics.count(ACTIONS, job.kind, result.label)
+        if result.outcome == RESTARTED:
+            self.metrics.set(LAST_SUCCESS, self.clock.now())
+        self.publish(result.outcome, result.label, result.text, alert, job)
+
+    def waiting(self, job: Job, label: str, text: str) -> None:
+        """Publish what a restart in progress waits for; a repetition is dropped."""
+        if not self._recent.seen((job.uid, label, text), self.clock.steady()):
+            self.publish(WAITING, label, text, job=job)
+
+    def _repeated(self, what: object, label: str) -> bool:
+        repeated = self._recent.seen((what, label), self.clock.steady())
+        if repeated:
+            self.metrics.count(DEDUPLICATED)
+        return repeated

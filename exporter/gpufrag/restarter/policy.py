@@ -1,4 +1,4 @@
-"""Whether a job is restarted: facts, settings and what is remembered in, Restart or Skip out. No clock, no call."""
+"""Whether a job is restarted. Pure: facts and settings in, Approved or Refused out."""
 
 from __future__ import annotations
 
@@ -7,177 +7,167 @@ from dataclasses import dataclass
 
 from . import reasons
 from .alerts import FIRING, Alert
-from .kubernetes.cluster import ANNOTATIONS, Owner, Pod
-from .reasons import Skip
-from .record import DAY_S, Memory
+from .backend import Job
+from .reasons import Refused
+from .record import DAY_S, OPT_IN, PAUSE
 from .settings import PolicySettings
 
 ACTION, RESTART = "gpufrag_action", "restart"
-OPT_IN = f"{ANNOTATIONS}/restart"
-PAUSE = f"{ANNOTATIONS}/pause"
-CLOCK_SLACK_S = 300.0
-"""By so much two hosts' clocks may differ."""
+MAX_CLOCK_SKEW_S = 300.0
 
 
 @dataclass(frozen=True)
 class Fleet:
-    """What is so over all jobs."""
+    """Facts about all jobs."""
 
-    in_flight: int = 0
+    in_progress: int = 0
     begun_in_hour: int = 0
-    open_because: str | None = None
-    """Why the circuit is open; None where it is closed."""
+    circuit_open: str | None = None
+    """Why the circuit breaker is open; None: it is closed."""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """One moment of one job. `own_age_s` and `own_day` are by a clock that cannot jump, and know only this process."""
+    """Facts about one job at one moment."""
 
     alert: Alert
-    owner: Owner
-    pod: Pod
+    job: Job
     now_s: float
+    """Unix time."""
     fleet: Fleet = Fleet()
     waited_s: float = 0.0
-    """Since the alert came."""
+    """Since the alert arrived."""
     own_age_s: float | None = None
-    """Since this process began a restart of this job; None: it has not."""
+    """Since this process last began a restart of the job, by a clock that does not jump; None: it has not."""
     own_day: int = 0
-    """Restarts of this job that this process began within a day."""
+    """Restarts of the job that this process began within a day, by the same clock."""
 
     @property
-    def memory(self) -> Memory:
-        return Memory.read(self.owner.annotations)
+    def restarts_today(self) -> int:
+        return max(len(self.job.record.within_day(self.now_s)), self.own_day)
 
 
 @dataclass(frozen=True)
-class Restart:
-    """Go on. `useless`: how many restarts in a row before this one did not help."""
+class Approved:
+    """The job may be restarted."""
 
-    useless: int
+    ineffective: int
+    """How many restarts in a row before this one did not help."""
 
 
-def screen(alert: Alert, settings: PolicySettings) -> Skip | None:
-    """What the alert alone can tell; None: look at its job."""
+def screen(alert: Alert, settings: PolicySettings) -> Refused | None:
+    """Judge the alert alone; None: look at its job."""
     if alert.labels.get(ACTION) != RESTART:
-        return Skip(reasons.NOT_ASKED)
+        return Refused(reasons.NO_RESTART_LABEL)
     if alert.status != FIRING:
-        return Skip(reasons.RESOLVED)
+        return Refused(reasons.RESOLVED)
     if not settings.enabled:
-        return Skip(reasons.DISABLED)
+        return Refused(reasons.DISABLED)
     if any(alert.labels.get(name) != value for name, value in settings.alert_labels.items()):
-        return Skip(reasons.FOREIGN)
-    if not alert.namespace or not alert.pod:
-        return Skip(reasons.NO_POD)
-    if alert.namespace not in settings.namespaces:
-        return Skip(reasons.NAMESPACE, alert.namespace)
+        return Refused(reasons.WRONG_ALERT_LABELS)
     return None
 
 
-def decide(facts: Facts, settings: PolicySettings) -> Restart | Skip:
-    """The first of CHECKS that objects, in their order: what ends by itself comes after what people must mend."""
+def decide(facts: Facts, settings: PolicySettings) -> Approved | Refused:
+    """Return the first objection of CHECKS. What a person must fix comes before what ends on its own."""
     refusal = screen(facts.alert, settings)
     for check in CHECKS:
         refusal = refusal or check(facts, settings)
-    return refusal or Restart(_useless(facts, settings))
+    return refusal or Approved(_ineffective(facts, settings))
 
 
-def _job_is_there(facts: Facts, settings: PolicySettings) -> Skip | None:
-    owner = facts.owner
-    if owner.namespace not in settings.namespaces:
-        return Skip(reasons.NAMESPACE, owner.namespace)
-    if owner.deleting:
-        return Skip(reasons.DELETING)
-    return Skip(reasons.FINISHED) if owner.finished else None
+def _check_state(facts: Facts, settings: PolicySettings) -> Refused | None:
+    if facts.job.deleting:
+        return Refused(reasons.JOB_DELETING)
+    return Refused(reasons.JOB_FINISHED) if facts.job.finished else None
 
 
-def _job_wants_it(facts: Facts, settings: PolicySettings) -> Skip | None:
-    annotations = facts.owner.annotations
+def _check_consent(facts: Facts, settings: PolicySettings) -> Refused | None:
+    annotations = facts.job.annotations
     if annotations.get(OPT_IN) != "true":
-        return Skip(reasons.NOT_OPTED_IN)
-    paused = annotations.get(PAUSE, "false") != "false"
-    return Skip(reasons.PAUSED) if paused else None
+        return Refused(reasons.NOT_OPTED_IN)
+    return Refused(reasons.PAUSED) if annotations.get(PAUSE, "false") != "false" else None
 
 
-def _nobody_is_at_it(facts: Facts, settings: PolicySettings) -> Skip | None:
-    return Skip(reasons.UNDER_WAY, facts.memory.phase) if facts.memory.phase else None
+def _check_idle(facts: Facts, settings: PolicySettings) -> Refused | None:
+    phase = facts.job.record.phase
+    return Refused(reasons.RESTART_IN_PROGRESS, phase) if phase else None
 
 
-def _it_helps(facts: Facts, settings: PolicySettings) -> Skip | None:
-    if facts.memory.stopped:
-        return Skip(reasons.STOPPED, facts.memory.stopped)
-    useless = _useless(facts, settings)
-    if useless < settings.useless_restarts:
+def _check_clock(facts: Facts, settings: PolicySettings) -> Refused | None:
+    latest = facts.job.record.latest_s
+    skewed = latest is not None and latest > facts.now_s + MAX_CLOCK_SKEW_S
+    return Refused(reasons.CLOCK_SKEW) if skewed else None
+
+
+def _check_circuit(facts: Facts, settings: PolicySettings) -> Refused | None:
+    why = facts.fleet.circuit_open
+    return None if why is None else Refused(reasons.CIRCUIT_OPEN, why)
+
+
+def _check_budget(facts: Facts, settings: PolicySettings) -> Refused | None:
+    used = facts.restarts_today
+    return Refused(reasons.DAILY_BUDGET, f"{used} of {settings.max_per_day}") if used >= settings.max_per_day else None
+
+
+def _check_cooldown(facts: Facts, settings: PolicySettings) -> Refused | None:
+    latest = facts.job.record.latest_s
+    ages = [] if latest is None else [facts.now_s - latest]
+    ages += [] if facts.own_age_s is None else [facts.own_age_s]
+    left = cooldown_s(facts.restarts_today, settings) - min(ages, default=DAY_S)
+    return Refused(reasons.COOLDOWN, f"{format_wait(left)} left") if ages and left > 0 else None
+
+
+def cooldown_s(restarts_today: int, settings: PolicySettings) -> float:
+    """Return the wait after the last restart, in seconds: doubled by each restart of a day but the first, up to a day."""
+    doubled = settings.cool_down * 2.0 ** min(max(restarts_today - 1, 0), 64)
+    return min(doubled, max(DAY_S, settings.cool_down))
+
+
+def _check_benefit(facts: Facts, settings: PolicySettings) -> Refused | None:
+    if facts.job.record.stopped:
+        return Refused(reasons.INEFFECTIVE, facts.job.record.stopped)
+    count = _ineffective(facts, settings)
+    if count < settings.useless_restarts:
         return None
-    return Skip(reasons.STOPPED, f"the alert was back within {_told(settings.benefit_window)} of {useless} restarts")
+    within = format_wait(settings.benefit_window)
+    return Refused(reasons.INEFFECTIVE, f"the alert fired again within {within} of {count} restarts")
 
 
-def _useless(facts: Facts, settings: PolicySettings) -> int:
-    """How many of the last restarts, in a row, did not help: after each the alert was back in no time, or stayed."""
-    latest = facts.memory.latest_s
+def _ineffective(facts: Facts, settings: PolicySettings) -> int:
+    """Count the last restarts in a row after which the alert fired again soon, or never stopped firing."""
+    latest = facts.job.record.latest_s
     since = facts.alert.starts_at_s if facts.alert.starts_at_s is not None else facts.now_s
     returned = latest is not None and since - latest <= settings.benefit_window
-    return facts.memory.useless + 1 if returned else 0
+    return facts.job.record.ineffective + 1 if returned else 0
 
 
-def _clock_is_right(facts: Facts, settings: PolicySettings) -> Skip | None:
-    latest = facts.memory.latest_s
-    wrong = latest is not None and latest > facts.now_s + CLOCK_SLACK_S
-    return Skip(reasons.CLOCK) if wrong else None
+def _check_age(facts: Facts, settings: PolicySettings) -> Refused | None:
+    expired = facts.waited_s > settings.max_wait
+    return Refused(reasons.ALERT_EXPIRED, format_wait(facts.waited_s)) if expired else None
 
 
-def _cooled_down(facts: Facts, settings: PolicySettings) -> Skip | None:
-    latest = facts.memory.latest_s
-    by_wall_clock = [] if latest is None else [facts.now_s - latest]
-    ages = by_wall_clock + ([] if facts.own_age_s is None else [facts.own_age_s])
-    left = cool_down_s(_spent(facts), settings) - min(ages, default=DAY_S)
-    return Skip(reasons.COOL_DOWN, f"{_told(left)} are left") if ages and left > 0 else None
-
-
-def cool_down_s(spent: int, settings: PolicySettings) -> float:
-    """After `spent` restarts within a day: doubled by each but the first, and at most a day."""
-    return min(settings.cool_down * 2.0 ** min(max(spent - 1, 0), 64), max(DAY_S, settings.cool_down))
-
-
-def _spent(facts: Facts) -> int:
-    return max(len(facts.memory.within_day(facts.now_s)), facts.own_day)
-
-
-def _within_budget(facts: Facts, settings: PolicySettings) -> Skip | None:
-    spent = _spent(facts)
-    return Skip(reasons.BUDGET, f"{spent} of {settings.max_per_day}") if spent >= settings.max_per_day else None
-
-
-def _circuit_is_closed(facts: Facts, settings: PolicySettings) -> Skip | None:
-    why = facts.fleet.open_because
-    return None if why is None else Skip(reasons.CIRCUIT, why)
-
-
-def _news(facts: Facts, settings: PolicySettings) -> Skip | None:
-    return Skip(reasons.WAITED, _told(facts.waited_s)) if facts.waited_s > settings.max_wait else None
-
-
-def _fleet_bears_it(facts: Facts, settings: PolicySettings) -> Skip | None:
-    if facts.fleet.in_flight >= settings.max_in_flight:
-        return Skip(reasons.IN_FLIGHT, str(facts.fleet.in_flight))
+def _check_fleet(facts: Facts, settings: PolicySettings) -> Refused | None:
+    if facts.fleet.in_progress >= settings.max_in_flight:
+        return Refused(reasons.CONCURRENCY_LIMIT, str(facts.fleet.in_progress))
     if facts.fleet.begun_in_hour >= settings.max_per_hour:
-        return Skip(reasons.HOURLY, str(facts.fleet.begun_in_hour))
+        return Refused(reasons.HOURLY_LIMIT, str(facts.fleet.begun_in_hour))
     return None
 
 
-CHECKS: tuple[Callable[[Facts, PolicySettings], Skip | None], ...] = (
-    _job_is_there,
-    _job_wants_it,
-    _nobody_is_at_it,
-    _clock_is_right,
-    _circuit_is_closed,
-    _within_budget,
-    _cooled_down,
-    _it_helps,
-    _news,
-    _fleet_bears_it,
+CHECKS: tuple[Callable[[Facts, PolicySettings], Refused | None], ...] = (
+    _check_state,
+    _check_consent,
+    _check_idle,
+    _check_clock,
+    _check_circuit,
+    _check_budget,
+    _check_cooldown,
+    _check_benefit,
+    _check_age,
+    _check_fleet,
 )
 
 
-def _told(seconds: float) -> str:
+def format_wait(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds >= 60 else f"{max(seconds, 0):.0f} s"

@@ -1,216 +1,158 @@
-"""Why a job is not restarted: one row a reason, from which metric label, event, log line and page are made."""
+"""Why a job is not restarted: one row per reason, used for the metric label, the Event, the log line and the page."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
-from .errors import ClusterError, Conflict, Denied, Invalid, NotFound, Refused
+from ..errors import GpufragError
 
 
 class Reason(NamedTuple):
-    """A row of REASONS."""
+    """One reason. `label` is a value of the label `reason` of gpufrag_restarter_refused_total."""
 
     label: str
-    """Of the metric gpufrag_restarter_refused_total."""
     text: str
-    """What is the case, for people."""
     remedy: str
-    """What they can do about it."""
 
 
-@dataclass(frozen=True)
-class Skip:
-    """Nothing is done. `detail` is what the reason's text leaves open; `said` stands in for the whole text."""
+class Refused(GpufragError):
+    """A restart that does not happen. `detail` completes the reason's text: names, figures, an error message."""
 
-    reason: Reason
-    detail: str = ""
-    said: str = ""
-
-    @property
-    def text(self) -> str:
-        if self.said:
-            return self.said
-        detail = f" ({self.detail})" if self.detail else ""
-        return f"{self.reason.text}{detail}; {self.reason.remedy}"
+    def __init__(self, reason: Reason, detail: str = "") -> None:
+        super().__init__(f"{reason.text}{f' ({detail})' if detail else ''}; {reason.remedy}")
+        self.reason, self.detail = reason, detail
 
 
-NOT_ASKED = Reason(
-    "not-asked",
+NO_RESTART_LABEL = Reason(
+    "no-restart-label",
     "the alert does not ask for a restart",
-    'route to the restarter only what has gpufrag_action="restart"',
+    'route only alerts with gpufrag_action="restart" to the restarter',
 )
-RESOLVED = Reason("resolved", "the alert has ended", "nothing to do")
-FOREIGN = Reason(
-    "foreign",
-    "the alert lacks a label of this restarter's own",
-    "see policy.alert_labels: it may be about another cluster",
+RESOLVED = Reason("resolved", "the alert is resolved", "nothing to do")
+WRONG_ALERT_LABELS = Reason(
+    "wrong-alert-labels",
+    "the alert lacks a label that policy.alert_labels requires",
+    "check which cluster the alert comes from",
 )
 NO_POD = Reason(
     "no-pod", "the alert names no namespace and pod", "keep the labels namespace and pod, or the annotation worst_pod"
 )
-NAMESPACE = Reason(
-    "namespace", "the namespace is not among those that may be touched", "add it to policy.namespaces if it should be"
+NAMESPACE_NOT_ALLOWED = Reason(
+    "namespace-not-allowed", "policy.namespaces does not list the namespace", "add it to allow restarts there"
 )
-DISABLED = Reason("disabled", "restarts are switched off", "set policy.enabled to have them again")
-FINISHED = Reason("finished", "the job has ended", "nothing to do")
-DELETING = Reason("deleting", "the job is being deleted", "nothing to do")
-NOT_OPTED_IN = Reason(
-    "not-opted-in",
-    "the job has not opted in",
-    'set its annotation gpufrag.dev/restart: "true" to let it be restarted',
-)
-PAUSED = Reason("pause", "the job has the annotation gpufrag.dev/pause", "remove it to let the job be restarted")
-UNDER_WAY = Reason("under-way", "a restart of this job is under way", "wait for its end")
-STOPPED = Reason(
-    "stopped",
+DISABLED = Reason("disabled", "restarts are disabled", "set policy.enabled: true")
+JOB_FINISHED = Reason("job-finished", "the job has finished", "nothing to do")
+JOB_DELETING = Reason("job-deleting", "the job is being deleted", "nothing to do")
+NOT_OPTED_IN = Reason("not-opted-in", "the job has not opted in", 'set gpufrag.dev/restart: "true" on the job')
+PAUSED = Reason("paused", "restarts of this job are paused", "remove gpufrag.dev/pause from the job")
+RESTART_IN_PROGRESS = Reason("restart-in-progress", "the job is already being restarted", "nothing to do")
+INEFFECTIVE = Reason(
+    "ineffective",
     "restarts do not help this job",
-    "mend its cause (try expandable_segments), then remove the annotation gpufrag.dev/restart-stopped",
+    "fix the cause (try expandable_segments:True), then remove gpufrag.dev/restart-stopped from the job",
 )
-CLOCK = Reason(
-    "clock",
-    "the job remembers a restart in the future: a clock is or was wrong",
-    "set the clock right, or remove the annotations gpufrag.dev/restart-at and -history",
+CLOCK_SKEW = Reason(
+    "clock-skew",
+    "the job records a restart in the future",
+    "set the clock, or remove gpufrag.dev/restart-at and gpufrag.dev/restart-history from the job",
 )
-COOL_DOWN = Reason("cool-down", "the last restart was not long ago", "nothing to do: it ends by itself")
-BUDGET = Reason(
-    "budget",
-    "the job's restarts of the last 24 h are spent",
-    "see why the memory breaks up so often; policy.max_per_day sets how many there may be",
+COOLDOWN = Reason("cooldown", "the last restart was too recent", "nothing to do: the cooldown ends on its own")
+DAILY_BUDGET = Reason(
+    "daily-budget", "the job has used its restarts of the last 24 hours", "fix the cause, or raise policy.max_per_day"
 )
-CIRCUIT = Reason("circuit-open", "the circuit is open", "mend the cause, then close it: POST /v1/circuit/close")
-HOURLY = Reason(
-    "hourly",
-    "all restarts of this hour are spent, which opens the circuit",
-    "see what so many jobs share, then close it: POST /v1/circuit/close",
+CIRCUIT_OPEN = Reason("circuit-open", "the circuit breaker is open", "fix the cause, then POST /v1/circuit/close")
+HOURLY_LIMIT = Reason(
+    "hourly-limit",
+    "too many restarts in the last hour; the circuit breaker opens",
+    "find what these jobs have in common, then POST /v1/circuit/close",
 )
-IN_FLIGHT = Reason("in-flight", "as many restarts as may be are under way", "nothing to do: it is looked at again")
-WAITED = Reason("waited", "the alert had to wait too long to be still true", "Alertmanager sends it again if it is")
-NO_MEMORY = Reason(
-    "no-memory",
-    "the state of the circuit cannot be read or written",
-    "let the restarter get and patch the ConfigMap that circuit.config_map names, or write state_file",
+CONCURRENCY_LIMIT = Reason(
+    "concurrency-limit", "the maximum number of restarts is in progress", "nothing to do: the restarter tries again"
 )
-NOT_FIRING = Reason("not-firing", "Prometheus says that the alert does not fire now", "nothing to do")
-STALE = Reason(
-    "stale", "the job's newest sample is too old to act on", "see whether Prometheus still scrapes the job's sidecar"
+ALERT_EXPIRED = Reason(
+    "alert-expired", "the alert waited too long in the queue", "nothing to do: Alertmanager sends it again"
 )
-UNCHECKED = Reason(
-    "unchecked", "Prometheus could not be asked whether the alert is still true", "see prometheus.url and its token"
+CIRCUIT_UNAVAILABLE = Reason(
+    "circuit-unavailable",
+    "the state of the circuit breaker cannot be read or written",
+    "grant get and patch on the ConfigMap named by circuit.config_map, or make state_file writable",
 )
-CHECKPOINT = Reason(
-    "checkpoint",
-    "no checkpoint could be had, and the job goes on without a restart",
-    "see the ranks' logs; checkpoint.on_timeout: restart would restart it all the same",
+NOT_FIRING = Reason("not-firing", "Prometheus reports that the alert does not fire", "nothing to do")
+STALE_SAMPLE = Reason(
+    "stale-sample", "Prometheus has no fresh sample of the job", "check that Prometheus scrapes the job's sidecar"
 )
-LATE = Reason(
-    "late",
-    "the job could not be told to stop while its checkpoint was fresh, and trains on",
-    "see why the cluster was away; the alert's next round saves anew, after the cool-down",
+PROMETHEUS_UNAVAILABLE = Reason(
+    "prometheus-unavailable", "Prometheus did not confirm the alert", "check prometheus.url and its credentials"
 )
-DENIED = Reason(
-    "denied",
-    "the cluster does not permit it",
-    "give the restarter's Role what `gpufrag doctor` names; it is looked at again for policy.max_wait",
+CHECKPOINT_FAILED = Reason(
+    "checkpoint-failed",
+    "the job did not save a checkpoint and keeps running",
+    "read the ranks' logs; set checkpoint.on_timeout: restart to restart without a checkpoint",
 )
-INVALID = Reason(
-    "invalid",
-    "the cluster, or the job's supervisor, will not take the request",
-    "mend what it says; where that is nothing of the job's, tell us",
+CHECKPOINT_EXPIRED = Reason(
+    "checkpoint-expired",
+    "the job could not be stopped while its checkpoint was fresh and keeps running",
+    "check why the requests failed; the next alert saves a new checkpoint",
 )
-AWAY = Reason(
-    "api-away",
-    "the cluster (an API server, Slurm, the job's supervisor) did not answer in time",
-    "Alertmanager sends the alert again",
+FORBIDDEN = Reason(
+    "forbidden",
+    "the restarter lacks a permission",
+    "grant it (gpufrag doctor lists what is missing); the restarter tries again for policy.max_wait",
 )
-CONFLICT = Reason("conflict", "somebody else kept changing the job at the same moment", "nothing to do")
-FAULT = Reason("fault", "a fault in gpufrag itself", "report what the log says")
+INVALID_REQUEST = Reason("invalid-request", "the request was rejected", "fix what the message names")
+BACKEND_UNAVAILABLE = Reason(
+    "backend-unavailable",
+    "the API server, Slurm or the supervisor did not answer",
+    "nothing to do: the restarter tries again",
+)
+CONFLICT = Reason("conflict", "another client kept changing the job", "nothing to do")
+INTERNAL_ERROR = Reason("internal-error", "gpufrag failed", "report the error in the log")
 
-PASSING = frozenset({IN_FLIGHT, NO_MEMORY, AWAY, CONFLICT, DENIED})
-"""Worth another look soon: Alertmanager would send the alert again only after hours."""
-TOLD_AT_ONCE = frozenset({DENIED})
-"""Of these, what a token that is being renewed brings too, but a person far more often, who should hear of it."""
-
-_OF_TARGETS = (
-    Reason("pod-gone", "the pod is gone", "nothing to do: the alert is about what was there before"),
-    Reason("pod-replaced", "another pod has taken the name of the one that the alert is about", "nothing to do"),
-    Reason("owner-gone", "the pod's owner is gone", "nothing to do: the pod will follow it"),
-    Reason("bare-pod", "the pod has no controller that would make it again", "run it as a Job"),
-    Reason("unknown-kind", "no restart is known of what the pod belongs to", "restart it by hand"),
-    Reason("chain-too-long", "the pod has more owners in a row than anything known", "restart it by hand"),
-    Reason("kueue", "Kueue queues the job, and owns its suspension", "restart its workers in place"),
-    Reason("suspended", "the job is suspended already", "whoever suspended it resumes it"),
-    Reason("paused", "the Deployment is paused, so nothing would roll out", "kubectl rollout resume it"),
-    Reason("on-delete", "the StatefulSet replaces only pods that somebody deletes", "use updateStrategy RollingUpdate"),
-    Reason("no-retry", "the Workflow would fail, for a step has no retry", "set retryStrategy.retryPolicy Always"),
-    Reason("max-retry", "the Volcano Job has one try left, and would fail", "raise its maxRetry"),
-    Reason("shared-cluster", "the RayJob runs in a cluster that it shares", "give it one of its own"),
-    Reason(
-        "no-supervisor", "no job of that name runs on this host", "start it with gpufrag run --restartable --name NAME"
-    ),
-    Reason("ambiguous", "several jobs on this host have that name", "give each a --name of its own"),
-    Reason("not-elastic", "no worker of torchrun runs now", "leave --in-place out where there is no torchrun"),
-    Reason("elastic-spent", "torchrun may not start its workers again", "raise its --max-restarts"),
-    Reason("no-job-number", "the alert names no job of Slurm", "let the sidecar write its target: --write-target"),
-    Reason("other-user", "the Slurm job is another user's", "add the user to slurm.users"),
-    Reason("no-requeue", "the Slurm job must not be put back into the queue", "submit it with --requeue"),
-    Reason("not-running", "the Slurm job does not run now", "nothing to do"),
-    Reason("keeps-cluster", "the RayJob cannot be suspended", "set shutdownAfterJobFinishes: true"),
+POD_GONE = Reason("pod-gone", "the pod no longer exists", "nothing to do: the alert is outdated")
+POD_REPLACED = Reason("pod-replaced", "another pod or job now has this name", "nothing to do: the alert is outdated")
+JOB_GONE = Reason("job-gone", "the job no longer exists", "nothing to do")
+BARE_POD = Reason("bare-pod", "no controller would recreate the pod", "run it as a Job")
+UNKNOWN_CONTROLLER = Reason(
+    "unknown-controller", "a controller that gpufrag does not support manages the job", "restart the job manually"
 )
-"""What `errors.Refused` names."""
-
-REASONS: tuple[Reason, ...] = (
-    NOT_ASKED,
-    RESOLVED,
-    FOREIGN,
-    NO_POD,
-    NAMESPACE,
-    DISABLED,
-    FINISHED,
-    DELETING,
-    NOT_OPTED_IN,
-    PAUSED,
-    UNDER_WAY,
-    STOPPED,
-    CLOCK,
-    COOL_DOWN,
-    BUDGET,
-    CIRCUIT,
-    HOURLY,
-    IN_FLIGHT,
-    WAITED,
-    NO_MEMORY,
-    NOT_FIRING,
-    STALE,
-    UNCHECKED,
-    CHECKPOINT,
-    LATE,
-    DENIED,
-    INVALID,
-    AWAY,
-    CONFLICT,
-    FAULT,
-    *_OF_TARGETS,
+TOO_MANY_OWNERS = Reason("too-many-owners", "the pod has too many levels of owners", "restart the job manually")
+KUEUE = Reason("kueue", "Kueue controls whether the job is suspended", "restart its workers in place")
+SUSPENDED = Reason("suspended", "the job is already suspended", "resume it")
+ROLLOUT_PAUSED = Reason("rollout-paused", "the Deployment is paused", "run kubectl rollout resume")
+ON_DELETE = Reason(
+    "on-delete",
+    "the StatefulSet replaces only pods that are deleted manually",
+    "set updateStrategy.type: RollingUpdate",
 )
-_BY_LABEL = {reason.label: reason for reason in REASONS}
+NO_RETRY = Reason(
+    "no-retry", "the workflow would fail: Argo would not retry the step", "set retryStrategy.retryPolicy: Always"
+)
+NO_RETRIES_LEFT = Reason("no-retries-left", "the job would fail: it has no retries left", "raise its retry limit")
+SHARED_CLUSTER = Reason(
+    "shared-cluster", "the RayJob runs in a cluster that it shares", "give it a cluster of its own"
+)
+CLUSTER_KEPT = Reason("cluster-kept", "the RayJob cannot be suspended", "set shutdownAfterJobFinishes: true")
+INTERACTIVE_MODE = Reason(
+    "interactive-mode", "nothing would submit the RayJob again", "use another submissionMode, or restart it manually"
+)
+NO_SUPERVISOR = Reason(
+    "no-supervisor", "no job of this name runs on this host", "start it with gpufrag run --restartable --name NAME"
+)
+AMBIGUOUS_NAME = Reason("ambiguous-name", "several jobs have this name", "give each job its own name")
+NO_TORCHRUN_WORKERS = Reason("no-torchrun-workers", "no torchrun worker is running", "start the job without --in-place")
+NO_ELASTIC_RESTARTS_LEFT = Reason(
+    "no-elastic-restarts-left", "torchrun has no restarts left and would end the job", "raise its --max-restarts"
+)
+NO_JOB_ID = Reason(
+    "no-job-id", "the alert's job_name does not end with a Slurm job ID", "run the sidecar with --write-target"
+)
+OTHER_USER = Reason("other-user", "the job belongs to another user", "add the user to slurm.users")
+NO_REQUEUE = Reason("no-requeue", "the job cannot be requeued", "submit it with --requeue")
+NOT_RUNNING = Reason("not-running", "the job is not running", "nothing to do")
 
+REASONS: tuple[Reason, ...] = tuple(value for value in globals().values() if isinstance(value, Reason))
 
-def refused(error: Refused) -> Skip:
-    """KeyError for a reason that has no row."""
-    return Skip(_BY_LABEL[error.reason], said=str(error))
-
-
-def failed(error: ClusterError) -> Skip:
-    """A cluster's answer as a reason, for a restart that has not begun."""
-    reason = next(reason for kind, reason in _BY_ERROR.items() if isinstance(error, kind))
-    return Skip(reason, str(error))
-
-
-_BY_ERROR: Mapping[type[ClusterError], Reason] = {
-    Conflict: CONFLICT,
-    NotFound: _BY_LABEL["owner-gone"],
-    Denied: DENIED,
-    Invalid: INVALID,
-    ClusterError: AWAY,
-}
+RETRIED = frozenset({CONCURRENCY_LIMIT, CIRCUIT_UNAVAILABLE, BACKEND_UNAVAILABLE, CONFLICT, FORBIDDEN})
+"""Tried again for policy.max_wait: Alertmanager repeats an alert only after hours."""
+REPORTED_AT_ONCE = frozenset({FORBIDDEN})
+"""Of RETRIED: reported before the first retry, because usually a person has to act."""

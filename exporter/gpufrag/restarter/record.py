@@ -1,15 +1,16 @@
-"""What an owner remembers of its restarts: annotations, which go with the patch that suspends or resumes it.
+"""What a job's annotations record about its restarts.
 
-    gpufrag.dev/restart-phase        how far a restart is; absent when none is under way
-    gpufrag.dev/restart-at           when the last one began, RFC 3339
-    gpufrag.dev/restart-by           the receiver and restart that wrote this
-    gpufrag.dev/restart-fingerprint  of the alert that brought it
-    gpufrag.dev/restart-count        all restarts ever
-    gpufrag.dev/restart-history      when those of the last day began
-    gpufrag.dev/restart-useless      how many in a row did not help
-    gpufrag.dev/restart-stopped      why this owner is not restarted again until a person removes the annotation
+    gpufrag.dev/restart-phase        how far the restart is; absent if none is in progress
+    gpufrag.dev/restart-order        what the backend needs to recognise the effect of its order
+    gpufrag.dev/restart-at           when the last restart began, RFC 3339
+    gpufrag.dev/restart-by           the restarter and attempt that wrote this
+    gpufrag.dev/restart-fingerprint  of the alert
+    gpufrag.dev/restart-count        number of restarts
+    gpufrag.dev/restart-history      when the restarts of the last day began
+    gpufrag.dev/restart-ineffective  how many of the last restarts in a row did not help
+    gpufrag.dev/restart-stopped      why this job is not restarted until a person removes the annotation
 
-People can write annotations too: what cannot be read counts as absent, except `restart-stopped`, where any text stops.
+People can write annotations too: unreadable values count as absent, except that any text in restart-stopped stops.
 """
 
 from __future__ import annotations
@@ -19,91 +20,99 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 
-from .kubernetes.cluster import ANNOTATIONS, PHASE
-
+ANNOTATIONS = "gpufrag.dev"
+OPT_IN = f"{ANNOTATIONS}/restart"
+PAUSE = f"{ANNOTATIONS}/pause"
+PHASE = f"{ANNOTATIONS}/restart-phase"
+ORDER = f"{ANNOTATIONS}/restart-order"
 AT = f"{ANNOTATIONS}/restart-at"
 BY = f"{ANNOTATIONS}/restart-by"
 FINGERPRINT = f"{ANNOTATIONS}/restart-fingerprint"
 COUNT = f"{ANNOTATIONS}/restart-count"
 HISTORY = f"{ANNOTATIONS}/restart-history"
-USELESS = f"{ANNOTATIONS}/restart-useless"
+INEFFECTIVE = f"{ANNOTATIONS}/restart-ineffective"
 STOPPED = f"{ANNOTATIONS}/restart-stopped"
 
 CLAIMED = "claimed"
-"""It is asked for a checkpoint, and runs on meanwhile."""
+"""The job runs and is asked for a checkpoint."""
 SUSPENDED = "suspended-by-gpufrag"
-"""It was told to stop, and must be told to go on."""
+"""The job was stopped, and gpufrag must start it."""
 WAITING = "waiting"
-"""It was told to go on, and is not seen to run yet."""
-PHASES = (CLAIMED, SUSPENDED, WAITING)
+"""The job was restarted or started, and does not run completely yet."""
 
 DAY_S = 86400.0
-_MOST = 64
-"""Times kept; a budget of more a day would be no budget."""
-_MOST_COUNT = 10**9
+MAX_TIMES = 64
+_MAX_COUNT = 10**9
 
 
 @dataclass(frozen=True)
-class Memory:
-    """All that is remembered of one owner; times are Unix seconds."""
+class RestartRecord:
+    """The annotations of one job. Times are Unix seconds."""
 
     phase: str | None = None
+    order: str | None = None
     at_s: float | None = None
     by: str | None = None
     fingerprint: str | None = None
     count: int = 0
     history_s: tuple[float, ...] = ()
-    useless: int = 0
+    ineffective: int = 0
     stopped: str | None = None
 
     @classmethod
-    def read(cls, annotations: Mapping[str, str]) -> Memory:
-        """Never raises."""
+    def read(cls, annotations: Mapping[str, str]) -> RestartRecord:
+        """Never raises. An unknown phase counts as WAITING."""
         phase = annotations.get(PHASE)
         return cls(
-            phase=phase if phase in PHASES else WAITING if phase else None,
+            phase=phase if phase in (CLAIMED, SUSPENDED, WAITING) else WAITING if phase else None,
+            order=annotations.get(ORDER) or None,
             at_s=_time(annotations.get(AT, "")),
             by=annotations.get(BY) or None,
             fingerprint=annotations.get(FINGERPRINT) or None,
             count=_count(annotations.get(COUNT, "")),
             history_s=read_times(annotations.get(HISTORY, "")),
-            useless=_count(annotations.get(USELESS, "")),
+            ineffective=_count(annotations.get(INEFFECTIVE, "")),
             stopped=annotations.get(STOPPED) or None,
         )
 
     def annotations(self) -> dict[str, str | None]:
-        """Every annotation of ours, for a merge patch: None removes one."""
+        """Return all annotations for a merge patch; None removes one."""
         return {
             PHASE: self.phase,
+            ORDER: self.order,
             AT: None if self.at_s is None else _rfc3339(self.at_s),
             BY: self.by,
             FINGERPRINT: self.fingerprint,
             COUNT: str(self.count) if self.count else None,
             HISTORY: write_times(self.history_s),
-            USELESS: str(self.useless) if self.useless else None,
+            INEFFECTIVE: str(self.ineffective) if self.ineffective else None,
             STOPPED: self.stopped,
         }
 
-    def begun(self, now_s: float, by: str, fingerprint: str, useless: int) -> Memory:
-        """With one more restart, which begins now; `useless`: how many before it, in a row, did not help."""
-        history = (*self.within_day(now_s), now_s)[-_MOST:]
+    def claimed(self, now_s: float, by: str, fingerprint: str, ineffective: int) -> RestartRecord:
+        """Return the record with one more restart, which begins now."""
         return replace(
             self,
+            phase=CLAIMED,
+            order=None,
             at_s=now_s,
             by=by,
             fingerprint=fingerprint,
-            count=min(self.count + 1, _MOST_COUNT),
-            history_s=history,
-            useless=useless,
+            count=min(self.count + 1, _MAX_COUNT),
+            history_s=(*self.within_day(now_s), now_s)[-MAX_TIMES:],
+            ineffective=ineffective,
         )
 
+    def closed(self) -> RestartRecord:
+        return replace(self, phase=None, order=None)
+
     def within_day(self, now_s: float) -> tuple[float, ...]:
-        """Restarts that began less than a day ago; one that a clock put into the future counts."""
+        """Return the restarts that began less than a day ago, including any in the future."""
         return tuple(at for at in self.history_s if now_s - at < DAY_S)
 
     @property
     def latest_s(self) -> float | None:
-        """When the last restart began, by whichever annotation says so."""
+        """When the last restart began."""
         return max((at for at in (self.at_s, *self.history_s) if at is not None), default=None)
 
 
@@ -119,13 +128,13 @@ def _time(text: str) -> float | None:
 
 
 def read_times(text: str) -> tuple[float, ...]:
-    """The times in a list with commas, the earliest first; what is none is passed over."""
-    found = (_time(part.strip()) for part in text.split(",")[-_MOST:])
+    """Return the times in a comma-separated list, earliest first. Skips unreadable entries."""
+    found = (_time(part.strip()) for part in text.split(",")[-MAX_TIMES:])
     return tuple(sorted(at for at in found if at is not None))
 
 
 def write_times(times_s: tuple[float, ...]) -> str | None:
-    return ",".join(map(_rfc3339, times_s[-_MOST:])) or None
+    return ",".join(map(_rfc3339, times_s[-MAX_TIMES:])) or None
 
 
 def _count(text: str) -> int:

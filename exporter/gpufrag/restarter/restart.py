@@ -1,241 +1,395 @@
-"""One restart, from a decision to its end: check, claim, checkpoint, first order; then `finish`.
+"""One restart: recheck the alert, claim the job, save a checkpoint, stop it, start it, wait until it runs.
 
-Up to the first order nothing has happened to the job, and whatever stands in the way ends the attempt. After it the
-attempt does not end before the job goes on.
+Each part is a generator that yields the seconds until it wants to continue, so one job's wait delays no other.
+Until the order to stop, nothing has happened to the job, and any obstacle ends the attempt. After it, the attempt
+ends when the job runs again or a time limit expires. It keeps no state that a crash could lose.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Generator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
+from typing import TypeVar
 
-from ..checkpoint.protocol import CheckpointFailed
 from ..logs import event
 from . import decisions, reasons
 from .alerts import Alert
-from .checkpoint import Checkpoint, Checkpointer
+from .backend import BackendError, Conflict, Denied, Invalid, Job, JobBackend, NotFound, Stage, State
+from .checkpoint import Checkpoint, Checkpointer, CheckpointFailed
 from .circuit import STORE_ERRORS
-from .clock import delays
-from .decisions import about
-from .errors import ClusterError, Conflict, Denied, Invalid, NotFound, Refused
-from .finish import Finisher, Result, phase_after
-from .kubernetes.cluster import Owner
-from .kubernetes.owners import Resolved, resolve
-from .kubernetes.steps import AwaitStopped, Step
+from .clock import Clock, delays
+from .decisions import DecisionLog, Result
 from .metrics import CHECKPOINT, Metrics
-from .policy import Restart
-from .reasons import Skip
-from .record import CLAIMED, WAITING, Memory
-from .settings import CheckpointSettings
+from .policy import Approved
+from .reasons import Refused
+from .record import CLAIMED, SUSPENDED, WAITING, RestartRecord
+from .settings import CheckpointSettings, RestartSettings
 
 CLAIM_TRIES = 6
+FIRST_POLL_S, MAX_POLL_S = 0.25, 5.0
+"""Between two looks at a job: doubled after each, from its last order on."""
+RETRY_S = 0.5
+"""After the first failure in a row; see `clock.delays`."""
+REPORTED_TRIES = 5
+"""Failures in a row that are reported."""
+RECHECK_AFTER_S = 5.0
+"""A wait after which the alert may have ended."""
+GIVE_UP_S = 300.0
+"""Failures for this long end a restart; the next search for unfinished restarts takes it over."""
+VISIBLE_S = 30.0
+"""The effect of an accepted order becomes visible within this time; until then it is not repeated."""
+SETTLE_S = 20.0
+"""A job without pods counts as stopped after this time even if its controller does not report it."""
+REPORT_WAIT_S = 30.0
+"""A wait for resources is reported after this time."""
+T = TypeVar("T")
 log = logging.getLogger(__name__)
-Told = Callable[[decisions.Decision, Resolved], None]
-Attempt = Generator[float, None, "Result | Skip"]
 
-
-class NotBegun(Exception):
-    """Why an attempt ends before anything has happened to the job."""
-
-    def __init__(self, skip: Skip) -> None:
-        super().__init__(skip.text)
-        self.skip = skip
+SUCCESS = Result(decisions.RESTARTED, "restarted", "The job was restarted and all of it runs.")
+DELETED = Result(decisions.ENDED, "deleted", "The job was deleted during its restart.")
+FINISHED = Result(decisions.ENDED, "finished", "The job finished during its restart.")
+NOT_STOPPED = Result(
+    decisions.FAILED,
+    "not-stopped",
+    "The job did not stop within restart.stop_timeout and was started anyway. Look for pods that are still terminating.",
+)
+NOT_RUNNING = Result(
+    decisions.FAILED,
+    "not-running",
+    "The job does not run completely within restart.run_timeout{waits}. It is not restarted again.",
+)
+WAITS = Result(
+    decisions.ENDED,
+    "waiting-for-resources",
+    "The job was restarted and waits for resources{waits}. The restarter stops watching it.",
+)
+BY_ANOTHER = Result(decisions.ENDED, "by-another", "Another restarter completed this restart and reports it.")
+NO_EFFECT = Result(
+    decisions.ENDED,
+    "no-effect",
+    "The order to restart has no visible effect and the job keeps running. The order is not repeated: the checkpoint is "
+    "too old by now.",
+)
+NOT_PERMITTED = "not-permitted"
+GIVEN_UP = "given-up"
 
 
 @dataclass(frozen=True)
 class Order:
-    """What is to be restarted, because of what."""
+    """Which job is to be restarted, and why."""
 
     alert: Alert
-    job: Resolved
+    job: Job
     by: str
-    """Names this attempt among all of all receivers."""
-    decide: Callable[[Resolved], Restart | Skip]
-    """Asked again with the job as it is then."""
-    check: Callable[[Alert], Skip | None]
-    """Whether the alert is still true."""
-    claimed: Callable[[Resolved], None]
-    """Told when the job is ours; raises STORE_ERRORS. May be told again."""
-    tell: Told
+    """Identifies this attempt among all attempts of all restarters."""
+    decide: Callable[[Job], Approved | Refused]
+    """Called again with the job as it is when it is claimed."""
+    recheck: Callable[[Alert], Refused | None]
+    """Whether the alert still fires."""
+    count: Callable[[Job], None]
+    """Counts the restart. Raises STORE_ERRORS; may be called again."""
+
+
+@dataclass
+class _Progress:
+    """What this process has seen of one restart; times are by the steady clock."""
+
+    since_s: float
+    """When the present part, stopping or starting, began."""
+    resend_until_s: float
+    """Until then the order may be sent again to a job that runs: its checkpoint is fresh."""
+    ordered_s: float
+    """When an order was last sent, or this process took over."""
+    poll_s: float = FIRST_POLL_S
+    result: Result = SUCCESS
+    """The result if the job runs from now on."""
+    idle_since_s: float | None = None
+    """Since when nothing of the job runs, without its controller reporting it."""
+    closing: bool = False
+    """We tried to remove the phase, and it may have been removed."""
 
 
 @dataclass(frozen=True)
 class Restarter:
-    """Carries out orders."""
+    """Carries out restarts."""
 
-    finisher: Finisher
+    backend: JobBackend
     checkpointer: Checkpointer
+    settings: RestartSettings
     checkpoint: CheckpointSettings
-    metrics: Metrics
     max_wait_s: float
-    """What stands in the way of a restart that has not begun is waited for so long: policy.max_wait."""
+    """How long to retry before the order to stop: policy.max_wait."""
+    clock: Clock
+    decisions: DecisionLog
+    metrics: Metrics
 
-    def restart(self, order: Order) -> Attempt:
-        """Yields the seconds after which it wants to go on; returns how it ended, or why it was not begun."""
+    def restart(self, order: Order) -> Generator[float, None, Result | Refused]:
+        """Return how the restart ended, or why it did not begin."""
         try:
-            self._check(order)
+            self._recheck(order)
             job = yield from self._claim(order)
-            until_s = yield from self._begin(order, job)
-        except NotBegun as end:
-            return end.skip
-        return (yield from self.finisher.finish(job.owner.ref, until_s))
+            resend_until_s = yield from self._begin(order, job)
+        except Refused as refusal:
+            return refusal
+        return (yield from self.finish(job, resend_until_s))
 
     def rehearse(self, order: Order) -> Result:
-        """The same as a dry run: the server judges every step and stores nothing. Raises NotBegun."""
-        self._check(order)
-        owner, cluster = order.job.owner, self.finisher.cluster
+        """Do a dry run: the backend judges the order and stores nothing. Raises Refused."""
+        self._recheck(order)
+        job = order.job
+        self.backend.check(job)
         try:
-            for step in self._plan(owner, order.job):
-                if not isinstance(step, AwaitStopped):
-                    step.run(cluster, owner, Memory.read(owner.annotations).annotations(), dry_run=True)
-        except ClusterError as error:
-            raise NotBegun(reasons.failed(error)) from error
-        return Result(decisions.WOULD, "dry-run", f"Would restart {owner.ref}: {why(order.alert)}")
+            self.backend.stop(job, job.record, dry_run=True)
+        except BackendError as error:
+            raise error.refusal() from error
+        return Result(decisions.WOULD_RESTART, "dry-run", f"Would restart {job.name}: {describe(order.alert)}")
 
-    def _check(self, order: Order) -> None:
-        if skip := order.check(order.alert):
-            raise NotBegun(skip)
+    def _recheck(self, order: Order) -> None:
+        if refusal := order.recheck(order.alert):
+            raise refusal
 
-    def _check_again(self, order: Order, since_s: float) -> None:
-        """After a wait, in which the alert may have ended."""
-        if self.finisher.clock.steady() - since_s >= self.finisher.settings.retry:
-            self._check(order)
+    def _recheck_after(self, order: Order, since_s: float) -> None:
+        """Recheck after a wait, during which the alert may have ended."""
+        if self.clock.steady() - since_s >= RECHECK_AFTER_S:
+            self._recheck(order)
 
-    def _claim(self, order: Order) -> Generator[float, None, Resolved]:
-        """Write on the owner that a restart of it is under way: of all who try, one succeeds."""
-        error: ClusterError = Conflict("nobody tried")
-        for delay in islice(delays(min(1.0, self.finisher.settings.retry)), CLAIM_TRIES):
+    def _claim(self, order: Order) -> Generator[float, None, Job]:
+        """Record on the job that its restart is in progress. Of all who try at once, one succeeds."""
+        error: BackendError = Conflict("the job was not claimed")
+        for delay in islice(delays(RETRY_S), CLAIM_TRIES):
             try:
                 return self._try_to_claim(order)
-            except Refused as refusal:
-                raise NotBegun(reasons.refused(refusal)) from None
-            except (NotFound, Denied, Invalid) as refusal:
-                raise NotBegun(reasons.failed(refusal)) from None
-            except ClusterError as failure:
+            except (NotFound, Denied, Invalid) as failure:
+                raise failure.refusal() from None
+            except BackendError as failure:
                 error = failure
             yield delay
-        raise NotBegun(reasons.failed(error))
+        raise error.refusal()
 
-    def _try_to_claim(self, order: Order) -> Resolved:
-        pod, cluster = order.job.pod, self.finisher.cluster
-        job = resolve(cluster, pod.namespace, pod.name, pod.uid, self.finisher.targets)
-        memory = Memory.read(job.owner.annotations)
-        if memory.by == order.by:  # done, but the answer was lost
+    def _try_to_claim(self, order: Order) -> Job:
+        job = self.backend.find(order.alert, order.job)
+        if job.record.by == order.by:  # claimed before, and the answer was lost
             return job
         decision = order.decide(job)
-        if isinstance(decision, Skip):
-            raise NotBegun(decision)
-        self._plan(job.owner, job)
-        now = self.finisher.clock.now()
-        begun = memory.begun(now, order.by, order.alert.fingerprint, decision.useless)
-        body = {"metadata": {"annotations": replace(begun, phase=CLAIMED).annotations()}}
-        return replace(job, owner=cluster.patch(job.owner.ref, body, job.owner.resource_version))
+        if isinstance(decision, Refused):
+            raise decision
+        self.backend.check(job)
+        now = self.clock.now()
+        record = job.record.claimed(now, order.by, order.alert.fingerprint, decision.ineffective)
+        return self.backend.remember(job, record.annotations())
 
-    def _begin(self, order: Order, job: Resolved) -> Generator[float, None, float]:
-        """Returns until when, by the steady clock, the order to stop may be given again."""
+    def _begin(self, order: Order, job: Job) -> Generator[float, None, float]:
+        """Return until when the order may be sent again, by the steady clock."""
         saved = Checkpoint("")
         try:
             yield from self._count(order, job)
             saved = yield from self._save(job)
             return (yield from self._stop(order, job, saved))
-        except NotBegun:
+        except Refused:
             saved.let_go()
             yield from self._release(order, job)
             raise
         except NotFound as error:
-            raise NotBegun(reasons.failed(error)) from None
-        except GeneratorExit:  # the receiver ends
+            raise error.refusal() from None
+        except GeneratorExit:  # the restarter exits
             saved.let_go()
-            with suppress(ClusterError):
-                self._give_back(order, job, CLAIMED)
+            with suppress(BackendError):
+                self._unclaim(order, job, CLAIMED)
             raise
 
-    def _count(self, order: Order, job: Resolved) -> Generator[float, None, None]:
-        began_s = self.finisher.clock.steady()
+    def _count(self, order: Order, job: Job) -> Generator[float, None, None]:
+        began_s = self.clock.steady()
         try:
-            yield from self.finisher.patiently(lambda: order.claimed(job), began_s + self.max_wait_s)
+            yield from self._retry_until(lambda: order.count(job), began_s + self.max_wait_s)
         except STORE_ERRORS as error:
-            raise NotBegun(Skip(reasons.NO_MEMORY, str(error))) from None
-        self._check_again(order, began_s)
+            raise Refused(reasons.CIRCUIT_UNAVAILABLE, str(error)) from None
+        self._recheck_after(order, began_s)
 
-    def _stop(self, order: Order, job: Resolved, saved: Checkpoint) -> Generator[float, None, float]:
-        now_s = self.finisher.clock.steady()
-        until_s = now_s + (self.checkpoint.hold if saved.saved else self.max_wait_s)
-        lost = self.finisher.targets[job.owner.group_kind].lost
-        text = f"Restarting {job.owner.ref}: {why(order.alert)} {saved.text} What it costs: {lost}."
-        order.tell(
-            about(self.finisher.clock.now(), decisions.STARTED, "started", text, order.alert, job.owner.ref), job
-        )
-        call = partial(self._first_step, order, job, now_s, until_s)
-        try:
-            yield from self.finisher.patiently(call, until_s + self.max_wait_s)
-        except NotFound:
-            raise
-        except ClusterError as error:
-            raise NotBegun(Skip(reasons.LATE, str(error))) from None
-        return until_s
-
-    def _save(self, job: Resolved) -> Generator[float, None, Checkpoint]:
-        began = self.finisher.clock.steady()
+    def _save(self, job: Job) -> Generator[float, None, Checkpoint]:
+        began_s = self.clock.steady()
         try:
             return (yield from self.checkpointer.save(job, self.checkpoint.timeout))
         except CheckpointFailed as error:
             if self.checkpoint.on_timeout == "abort":
-                raise NotBegun(Skip(reasons.CHECKPOINT, str(error))) from None
+                raise Refused(reasons.CHECKPOINT_FAILED, str(error)) from None
             return Checkpoint(f"No checkpoint ({error}): work since the last one is lost.")
         finally:
-            self.metrics.observe(CHECKPOINT, self.finisher.clock.steady() - began)
+            self.metrics.observe(CHECKPOINT, self.clock.steady() - began_s)
 
-    def _first_step(self, order: Order, job: Resolved, since_s: float, until_s: float) -> None:
-        """Run again until it is known to have been taken; raises NotBegun where that can never be, or is too late."""
-        owner = self.finisher.cluster.get_owner(job.owner.ref)
-        memory = Memory.read(owner.annotations)
-        if memory.by != order.by or memory.phase is None:
-            raise NotBegun(Skip(reasons.UNDER_WAY, "another receiver took it over"))
-        if memory.phase != CLAIMED:  # done, but the answer was lost
+    def _stop(self, order: Order, job: Job, saved: Checkpoint) -> Generator[float, None, float]:
+        now_s = self.clock.steady()
+        until_s = now_s + (self.checkpoint.hold if saved.saved else self.max_wait_s)
+        text = f"Restarting {job.name}: {describe(order.alert)} {saved.text} Cost: {job.cost}."
+        self.decisions.publish(decisions.STARTED, "started", text, order.alert, job)
+        call = partial(self._order, order, job, now_s, until_s)
+        try:
+            yield from self._retry_until(call, until_s + self.max_wait_s)
+        except NotFound:
+            raise
+        except BackendError as error:
+            raise Refused(reasons.CHECKPOINT_EXPIRED, str(error)) from None
+        return until_s
+
+    def _order(self, order: Order, job: Job, since_s: float, until_s: float) -> None:
+        """Stop the job, unless an earlier call did so. Raises Refused if it must not happen."""
+        job = self.backend.read(job)
+        record = job.record
+        if record.by != order.by or record.phase is None:
+            raise Refused(reasons.RESTART_IN_PROGRESS, "another restarter took it over")
+        if record.phase != CLAIMED:  # ordered, and the answer was lost
             return
-        if self.finisher.clock.steady() >= until_s:
-            raise NotBegun(Skip(reasons.LATE, f"{until_s - since_s:g} s"))
-        self._check_again(order, since_s)
-        if owner.finished or owner.deleting:
-            raise NotBegun(Skip(reasons.DELETING if owner.deleting else reasons.FINISHED))
-        steps = self._plan(owner, job)
-        assert not isinstance(steps[0], AwaitStopped)
+        if self.clock.steady() >= until_s:
+            raise Refused(reasons.CHECKPOINT_EXPIRED, f"{until_s - since_s:g} s")
+        self._recheck_after(order, since_s)
+        if job.finished or job.deleting:
+            raise Refused(reasons.JOB_DELETING if job.deleting else reasons.JOB_FINISHED)
+        self.backend.check(job)
         try:
-            marked = replace(memory, phase=phase_after(steps)).annotations()
-            steps[0].run(self.finisher.cluster, owner, marked)
+            self.backend.stop(job, record)
         except (Denied, Invalid) as error:
-            raise NotBegun(reasons.failed(error)) from None
+            raise error.refusal() from None
 
-    def _release(self, order: Order, job: Resolved) -> Generator[float, None, None]:
-        """As `_give_back`. Where the cluster stays away, the next search for what was left half way does it."""
-        until_s = self.finisher.clock.steady() + self.max_wait_s
+    def _release(self, order: Order, job: Job) -> Generator[float, None, None]:
+        """Remove our claim. If the backend stays away, the next search for unfinished restarts removes it."""
+        until_s = self.clock.steady() + self.max_wait_s
         try:
-            yield from self.finisher.patiently(lambda: self._give_back(order, job, CLAIMED, WAITING), until_s)
+            yield from self._retry_until(lambda: self._unclaim(order, job, CLAIMED, WAITING), until_s)
         except NotFound:
             return
-        except ClusterError as error:
-            event(log, logging.WARNING, "a claim could not be given back", job=job.owner.ref, reason=error)
+        except BackendError as error:
+            event(log, logging.WARNING, "cannot remove a claim", job=job.name, reason=error)
 
-    def _give_back(self, order: Order, job: Resolved, *phases: str) -> None:
-        """Take our claim away again; that there was an attempt stays in memory, so that the next one is not at once."""
-        owner = self.finisher.cluster.get_owner(job.owner.ref)
-        memory = Memory.read(owner.annotations)
-        if memory.by == order.by and memory.phase in phases:
-            self.finisher.close(owner)
+    def _unclaim(self, order: Order, job: Job, *phases: str) -> None:
+        """The attempt stays in the record, so the next one waits for the cooldown."""
+        job = self.backend.read(job)
+        if job.record.by == order.by and job.record.phase in phases:
+            self.close(job)
 
-    def _plan(self, owner: Owner, job: Resolved) -> tuple[Step, ...]:
+    def finish(self, job: Job, resend_until_s: float = -math.inf) -> Generator[float, None, Result]:
+        """Complete a restart that was ordered, by this process or another. Returns how it ended.
+
+        `resend_until_s`, by the steady clock: until then an order may be repeated for a job that runs. A restart that
+        another process began has no such time, because the age of its checkpoint is unknown.
+        """
+        now_s = self.clock.steady()
+        progress = _Progress(now_s, resend_until_s, now_s)
+        while True:
+            try:
+                until_s = self.clock.steady() + GIVE_UP_S
+                result = yield from self._retry_until(lambda: self._look(job, progress), until_s, job)
+            except NotFound:
+                return DELETED
+            except BackendError as error:
+                text = f"The restart was given up after {GIVE_UP_S / 60:.0f} min of errors ({error}). The job may be stopped: "
+                return Result(decisions.FAILED, GIVEN_UP, text + "the restarter completes the restart once it has access.")
+            if result is not None:
+                return result
+            yield progress.poll_s
+            progress.poll_s = min(2 * progress.poll_s, MAX_POLL_S)
+
+    def close(self, job: Job) -> None:
+        """Record that no restart is in progress."""
+        self.backend.remember(job, job.record.closed().annotations())
+
+    def _look(self, job: Job, progress: _Progress) -> Result | None:
+        """Read the job and do at most one step; None: the restart is not over."""
+        job = self.backend.read(job)
+        record = job.record
+        if record.phase is None:  # removed by a call whose answer was lost, or by another restarter
+            return progress.result if progress.closing else BY_ANOTHER
+        if job.finished or job.deleting:
+            return self._close(job, progress, DELETED if job.deleting else FINISHED)
+        state = self.backend.state(job)
+        now_s = self.clock.steady()
+        match state.stage:
+            case Stage.RUNNING:
+                return self._close(job, progress, progress.result)
+            case Stage.ORDERED:
+                return self._repeat_order(job, record, state, progress)
+            case Stage.STOPPING | Stage.STOPPED if record.phase == SUSPENDED:
+                if self._may_start(state, progress, now_s):
+                    self.backend.start(job, record)
+                    progress.since_s, progress.poll_s = now_s, FIRST_POLL_S
+                return None
+        # Once the job was started, a suspension is another client's.
+        return self._judge_wait(job, state, progress, now_s)
+
+    def _repeat_order(self, job: Job, record: RestartRecord, state: State, progress: _Progress) -> Result | None:
+        now_s = self.clock.steady()
+        if now_s - progress.ordered_s < VISIBLE_S:
+            return None
+        if state.runs and now_s >= progress.resend_until_s:
+            return self._close(job, progress, NO_EFFECT) if now_s - progress.since_s >= RECHECK_AFTER_S else None
         try:
-            return self.finisher.targets[owner.group_kind].plan(owner, job.pod)
-        except Refused as refusal:
-            raise NotBegun(reasons.refused(refusal)) from None
+            self.backend.stop(job, record)
+        except (Denied, Invalid) as error:
+            return self._close(self.backend.read(job), progress, Result(decisions.FAILED, NOT_PERMITTED, str(error)))
+        progress.since_s = progress.ordered_s = now_s
+        return None
+
+    def _may_start(self, state: State, progress: _Progress, now_s: float) -> bool:
+        """Started before its last pod has ended, a job could have two pods of one rank."""
+        if state.stage is Stage.STOPPED:
+            progress.idle_since_s = now_s if progress.idle_since_s is None else progress.idle_since_s
+            if state.confirmed or now_s - progress.idle_since_s >= SETTLE_S:
+                return True
+        else:
+            progress.idle_since_s = None
+        if now_s - progress.since_s < self.settings.stop_timeout:
+            return False
+        progress.result = NOT_STOPPED
+        return True
+
+    def _judge_wait(self, job: Job, state: State, progress: _Progress, now_s: float) -> Result | None:
+        waited_s = now_s - progress.since_s
+        if state.needs_resources and waited_s >= REPORT_WAIT_S:
+            self.decisions.waiting(job, WAITS.label, f"The restarted job waits for resources: {state.waits_for}.")
+        if waited_s < self.settings.run_timeout:
+            return None
+        waits = f" ({state.waits_for})" if state.waits_for else ""
+        result = WAITS if state.needs_resources else NOT_RUNNING
+        return self._close(job, progress, result._replace(text=result.text.format(waits=waits)))
+
+    def _close(self, job: Job, progress: _Progress, result: Result) -> Result:
+        progress.result, before = result, progress.closing
+        progress.closing = True
+        try:
+            self.close(job)
+        except Conflict:  # this call did nothing; an earlier one may have
+            progress.closing = before
+            raise
+        return result
+
+    def _retry_until(self, call: Callable[[], T], until_s: float, job: Job | None = None) -> Generator[float, None, T]:
+        """Return what `call` returns in the end. `call` reads the job anew: a failed call may have been carried out.
+
+        Raises NotFound at once, and any other error of `call` from `until_s` on, by the steady clock. Publishes the
+        errors of a restart in progress if `job` is given.
+        """
+        for tries, delay in enumerate(delays(RETRY_S), 1):
+            try:
+                return call()
+            except NotFound:
+                raise
+            except BackendError as error:
+                left = until_s - self.clock.steady()
+                if left <= 0:
+                    raise
+                if tries == REPORTED_TRIES:
+                    event(log, logging.WARNING, "a request keeps failing", tries=tries, reason=error)
+                    if job is not None:
+                        text = f"The restart cannot continue, and the job may be stopped: {error}."
+                        self.decisions.waiting(job, error.reason.label, text)
+                yield min(max(delay, error.retry_after_s or 0.0), left)
+        raise AssertionError("delays have no end")
 
 
-def why(alert: Alert) -> str:
-    """What the rule says, in a sentence or two."""
+def describe(alert: Alert) -> str:
+    """Return what the alert reports, in a sentence or two."""
     text = " ".join((alert.annotations.get("description") or alert.annotations.get("summary") or "").split())
     return f"{alert.name or 'an alert'} fires. {text[:400]}".rstrip()

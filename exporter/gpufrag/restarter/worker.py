@@ -1,227 +1,311 @@
-"""The one worker: looks at alerts, decides, and carries the restarts under way a bit further at each turn.
+"""The worker: takes alerts from a queue, decides, and advances the restarts in progress.
 
-A restart is a generator that yields how long it wants to wait, so that one job's wait holds up no other's, and a test
-drives all of it with a clock of its own.
+A restart is a generator that yields how long it waits, so one thread carries out all, and a test drives the clock.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Generator, Iterable
+from dataclasses import dataclass, field, replace
 from itertools import count
 
 from ..logs import event
 from . import decisions, reasons
 from .alerts import Alert
-from .announce import Announcer
-from .errors import ClusterError, Refused
-from .finish import BY_ANOTHER, Result
-from .flights import Flight, Flights, advance
-from .fuse import Fuse
-from .inbox import Inbox, Item
-from .judge import Judge
-from .kubernetes.cluster import Owner
-from .kubernetes.owners import Resolved, resolve
-from .kubernetes.steps import Patch
+from .backend import BackendError, Job
+from .circuit import STORE_ERRORS, CircuitBreaker
+from .clock import Clock, LocalHistory
+from .decisions import DecisionLog, Result
 from .metrics import DEDUPLICATED, IN_PROGRESS, QUEUE, RECEIVED, SWEEP, Metrics
-from .policy import Restart, screen
-from .reasons import Skip
-from .record import Memory
-from .rescue import Rescue
-from .restart import NotBegun, Order, Restarter
+from .policy import Approved, Facts, decide, screen
+from .reasons import Reason, Refused
+from .record import DAY_S
+from .recovery import Recovery
+from .restart import BY_ANOTHER, Order, Restarter
 from .settings import RestarterConfig
-from .sweep import Sweep
 
+MAX_QUEUED = 1000
+RETRY_S = 5.0
+"""Before a refused alert is tried again."""
 IDLE_S, FAULT_S = 60.0, 5.0
+STUCK_S = 600.0
+"""A turn that takes longer than this makes the worker unhealthy."""
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class QueuedAlert:
+    """Times are by the steady clock."""
+
+    alert: Alert
+    arrived_s: float
+    due_s: float
+    reported: Reason | None = None
+    """The refusal that was already published."""
+
+
+class AlertQueue:
+    """Bounded, in order of arrival. Any thread may put; one takes."""
+
+    def __init__(self, max_length: int = MAX_QUEUED) -> None:
+        self._max_length = max_length
+        self._items: list[QueuedAlert] = []
+        self._woken = False
+        self._changed = threading.Condition()
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def put(self, items: Iterable[QueuedAlert]) -> bool:
+        """Put all of them, or none if there is not enough room."""
+        new = list(items)
+        with self._changed:
+            if len(self._items) + len(new) > self._max_length:
+                return False
+            self._items += new
+        self.wake()
+        return True
+
+    def put_back(self, item: QueuedAlert) -> None:
+        """Put one that was taken, even beyond the bound."""
+        with self._changed:
+            self._items.append(item)
+
+    def take(self, now_s: float) -> QueuedAlert | None:
+        """Return the first that is due."""
+        with self._changed:
+            place = next((place for place, item in enumerate(self._items) if item.due_s <= now_s), None)
+            return None if place is None else self._items.pop(place)
+
+    def next_due_s(self) -> float | None:
+        with self._changed:
+            return min((item.due_s for item in self._items), default=None)
+
+    def wait(self, seconds: float) -> None:
+        """Wait until `put` or `wake` is called, or was since the last wait, for at most `seconds`."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._woken, seconds)
+            self._woken = False
+
+    def wake(self) -> None:
+        with self._changed:
+            self._woken = True
+            self._changed.notify()
+
+
+@dataclass
+class InProgress:
+    """A restart in progress. `item` is None if another process began it."""
+
+    job: Job
+    steps: Generator[float, None, Result | Refused]
+    item: QueuedAlert | None = None
+    due_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class DecisionContext:
+    """Decides with all facts that this process has: the job's, all jobs', and its own history."""
+
+    config: RestarterConfig
+    circuit: CircuitBreaker
+    clock: Clock
+    history: LocalHistory = field(default_factory=LocalHistory)
+
+    def decide(self, item: QueuedAlert, job: Job, in_progress: int) -> Approved | Refused:
+        try:
+            fleet = self.circuit.fleet(in_progress, self.history)
+        except STORE_ERRORS as error:
+            return Refused(reasons.CIRCUIT_UNAVAILABLE, str(error))
+        steady = self.clock.steady()
+        facts = Facts(
+            alert=item.alert,
+            job=job,
+            now_s=self.clock.now(),
+            fleet=fleet,
+            waited_s=steady - item.arrived_s,
+            own_age_s=self.history.age_s(job.uid, steady),
+            own_day=self.history.within(DAY_S, steady, job.uid),
+        )
+        return decide(facts, self.config.policy)
+
+    def count(self, job: Job) -> None:
+        """Count a restart that begins. Raises STORE_ERRORS."""
+        self.circuit.begun()
+        self.history.begin(job.uid, self.clock.steady())
+        if job.record.ineffective:
+            self.circuit.failed(f"{job.name} needs another restart")
 
 
 @dataclass
 class Worker:
-    """For one thread, but for `offer`, `stop` and `ready`."""
+    """For one thread, except `offer`, `stop` and the properties. `name` identifies this process among all restarters."""
 
     config: RestarterConfig
     restarter: Restarter
-    fuse: Fuse
-    announcer: Announcer
+    circuit: CircuitBreaker
+    decisions: DecisionLog
     metrics: Metrics
-    check: Callable[[Alert], Skip | None]
+    recheck: Callable[[Alert], Refused | None]
     name: str
-    """Of this receiver, among all that there ever were."""
 
     def __post_init__(self) -> None:
-        self._clock, self._cluster = self.restarter.finisher.clock, self.restarter.finisher.cluster
-        self._inbox = Inbox(self.config.queue)
-        self._flights, self._judge = Flights(), Judge(self.config.policy, self.fuse, self._clock)
+        self._clock, self._backend = self.restarter.clock, self.restarter.backend
+        self._queue = AlertQueue()
+        self._running: dict[str, InProgress] = {}
+        self._context = DecisionContext(self.config, self.circuit, self._clock)
         self._numbers, self._alive, self._stopped = count(1), threading.Event(), threading.Event()
-        finisher, settings = self.restarter.finisher, self.config
-        sweep = Sweep(
-            self._cluster, tuple(finisher.targets), settings.policy.namespaces, 2 * settings.checkpoint.timeout
+        self._turned_s = self._clock.steady()
+        self._recovery = Recovery(
+            self.restarter, self.decisions, 2 * self.config.checkpoint.timeout, self._clock.steady()
         )
-        self._rescue = Rescue(sweep, finisher, self.announcer, settings.restart, self._clock.steady())
 
     @property
     def ready(self) -> bool:
-        """Whether all namespaces have been searched for jobs that were left half way. For any thread."""
-        return self._rescue.complete
-
-    def offer(self, alerts: Iterable[Alert]) -> bool:
-        """Whether there was room for them. From any thread."""
-        now = self._clock.steady()
-        items = [Item(alert, now, now) for alert in alerts]
-        if not self._inbox.put(items):
-            return False
-        for item in items:
-            self.metrics.count(RECEIVED, item.alert.status)
-        self.metrics.set(QUEUE, len(self._inbox))
-        return True
+        """Whether all jobs have been searched once for unfinished restarts."""
+        return self._recovery.complete
 
     @property
     def alive(self) -> bool:
-        """Whether `run` is running. For any thread."""
-        return self._alive.is_set()
+        """Whether the worker runs and is not stuck in a call."""
+        return self._alive.is_set() and self._clock.steady() - self._turned_s < STUCK_S
+
+    def offer(self, alerts: Iterable[Alert]) -> bool:
+        """Queue alerts; False: the queue is full."""
+        now = self._clock.steady()
+        items = [QueuedAlert(alert, now, now) for alert in alerts]
+        if not self._queue.put(items):
+            return False
+        for item in items:
+            self.metrics.count(RECEIVED, item.alert.status)
+        self.metrics.set(QUEUE, len(self._queue))
+        return True
 
     def run(self) -> None:
-        """Until `stop`. A job that is suspended then is resumed by the next start, of this receiver or another."""
+        """Run until `stop`. The next restarter completes the restarts in progress."""
         self._alive.set()
         try:
-            self._run()
+            while not self._stopped.is_set():
+                self._queue.wait(self.turn())
         finally:
-            self._flights.abandon()
+            for one in list(self._running.values()):
+                one.steps.close()
+            self._running.clear()
             self._alive.clear()
 
-    def _run(self) -> None:
-        while not self._stopped.is_set():
-            self._inbox.wait(self.turn())
-
     def stop(self) -> None:
-        """From any thread."""
         self._stopped.set()
-        self._inbox.wake()
+        self._queue.wake()
 
     def turn(self) -> float:
-        """All that is due now; returns the seconds until something will be. No fault ends it."""
+        """Do all that is due; return the seconds until something will be. Never raises."""
         try:
             return min(self._turn(), IDLE_S)
-        except Exception:  # without this thread, a suspended job would stay so
-            log.exception("a fault of the worker")
+        except Exception:  # without this thread, a suspended job would stay suspended
+            log.exception("the worker failed")
             return FAULT_S
+        finally:
+            self._turned_s = self._clock.steady()
 
     def _turn(self) -> float:
         now = self._clock.steady()
-        if now >= self._rescue.due_s:
-            self._search(now)
-        for flight in self._flights.due(now):
-            self._advance(flight)
-        if item := self._inbox.take(now):  # one, for a suspended job must not wait for a thousand alerts
-            self._look_safely(item)
-        self.metrics.set(QUEUE, len(self._inbox))
-        self.metrics.set(IN_PROGRESS, len(self._flights))
-        dues = (self._rescue.due_s, self._flights.next_due_s(), self._inbox.next_due_s())
-        return max(0.0, min(due for due in dues if due is not None) - self._clock.steady())
-
-    def _look_safely(self, item: Item) -> None:
-        try:
+        if now >= self._recovery.due_s:
+            if self._recovery.search(now, frozenset(self._running), self._take_over):
+                self.metrics.set(SWEEP, self._clock.now())
+            self.circuit.refresh()
+        for one in [one for one in self._running.values() if one.due_s <= now]:
+            self._advance(one)
+        if item := self._queue.take(now):  # only one: a suspended job must not wait for a thousand alerts
             self._look(item)
-        except Exception as error:
-            log.exception("a fault in looking at an alert")
-            self.announcer.refused(item.alert, Skip(reasons.FAULT, f"{type(error).__name__}: {error}"))
+        self.metrics.set(QUEUE, len(self._queue))
+        self.metrics.set(IN_PROGRESS, len(self._running))
+        dues = [self._recovery.due_s, *(one.due_s for one in self._running.values())]
+        queued_s = self._queue.next_due_s()
+        return max(0.0, min(dues if queued_s is None else [*dues, queued_s]) - self._clock.steady())
 
-    def _look(self, item: Item) -> None:
-        alert = item.alert
-        if skip := screen(alert, self.config.policy):
-            self.announcer.refused(alert, skip)
-            return
+    def _look(self, item: QueuedAlert) -> None:
+        job = None
         try:
-            targets = self.restarter.finisher.targets
-            job = resolve(self._cluster, alert.namespace or "", alert.pod or "", targets=targets)
-        except Refused as refusal:
-            self.announcer.refused(alert, reasons.refused(refusal))
-        except ClusterError as error:
-            self._refuse(item, reasons.failed(error))
-        else:
-            self._judge_job(item, job)
-
-    def _judge_job(self, item: Item, job: Resolved) -> None:
-        if job.owner.uid in self._flights:
-            self.metrics.count(DEDUPLICATED)
-            return
-        decision = self._judge.decide(item, job, under_way=len(self._flights))
-        if isinstance(decision, Skip):
-            self._refuse(item, decision, job)
-        else:
+            if refusal := screen(item.alert, self.config.policy):
+                raise refusal
+            job = self._backend.find(item.alert)
+            if job.uid in self._running:
+                self.metrics.count(DEDUPLICATED)
+                return
+            decision = self._context.decide(item, job, len(self._running))
+            if isinstance(decision, Refused):
+                raise decision
             self._start(item, job)
+        except Refused as refusal:
+            self._refuse(item, refusal, job)
+        except BackendError as error:
+            self._refuse(item, error.refusal())
+        except Exception as error:
+            log.exception("cannot handle an alert")
+            self.decisions.refused(item.alert, Refused(reasons.INTERNAL_ERROR, f"{type(error).__name__}: {error}"))
 
-    def _refuse(self, item: Item, skip: Skip, job: Resolved | None = None) -> None:
-        """Or look again: Alertmanager would send the alert again only after hours."""
-        now = self._clock.steady()
-        passes = skip.reason in reasons.PASSING and now - item.came_s < self.config.policy.max_wait
-        tells = (not passes or skip.reason in reasons.TOLD_AT_ONCE) and skip.reason != item.told
-        if tells:
-            self.announcer.refused(item.alert, skip, job)
-        if passes:
-            told = skip.reason if tells else item.told
-            self._inbox.put_back(replace(item, due_s=now + self.config.restart.retry, told=told))
-        elif job is not None and not self.config.policy.dry_run:
-            self._remember(job.owner, self._judge.refused(skip, job))
-
-    def _start(self, item: Item, job: Resolved) -> None:
-        def decide_again(fresh: Resolved) -> Restart | Skip:
-            return self._judge.decide(item, fresh, under_way=len(self._flights) - 1)
+    def _start(self, item: QueuedAlert, job: Job) -> None:
+        def decide_again(fresh: Job) -> Approved | Refused:
+            return self._context.decide(item, fresh, len(self._running) - 1)
 
         by = f"{self.name}-{next(self._numbers)}"
-        order = Order(item.alert, job, by, decide_again, self.check, self._judge.claimed, self.announcer.began)
+        order = Order(item.alert, job, by, decide_again, self.recheck, self._context.count)
         if self.config.policy.dry_run:
-            self._rehearse(item, order)
+            self.decisions.ended(self.restarter.rehearse(order), item.alert, job)
             return
-        flight = Flight(item, job, job.owner.ref, self.restarter.restart(order))
-        self._flights.add(flight)
-        self._advance(flight)
+        self._add(InProgress(job, self.restarter.restart(order), item))
 
-    def _rehearse(self, item: Item, order: Order) -> None:
-        try:
-            result = self.restarter.rehearse(order)
-        except NotBegun as end:
-            self._refuse(item, end.skip, order.job)
-        else:
-            self.announcer.rehearsed(result, order.alert, order.job.owner.ref)
+    def _take_over(self, job: Job) -> None:
+        self._add(InProgress(job, self.restarter.finish(job)))
 
-    def _advance(self, flight: Flight) -> None:
+    def _add(self, one: InProgress) -> None:
+        self._running[one.job.uid] = one
+        self._advance(one)
+
+    def _advance(self, one: InProgress) -> None:
         try:
-            end = advance(flight, self._clock.steady())
+            one.due_s = self._clock.steady() + next(one.steps)
+            return
+        except StopIteration as end:
+            result: Result | Refused = end.value
         except Exception as error:
-            log.exception("a fault in a restart; it will be taken up again")
-            end = Result(decisions.FAILED, reasons.FAULT.label, f"{reasons.FAULT.text}: {error}; it is taken up again.")
-        if end is None:
-            return
-        self._flights.drop(flight)
-        if end is BY_ANOTHER:
-            event(log, logging.INFO, "another receiver has brought a restart to its end", job=flight.ref)
-            return
-        if isinstance(end, Skip):
-            assert flight.item is not None, "what others began is not refused"
-            self._refuse(flight.item, end, flight.job)
-            return
-        self.announcer.ended(end, flight.alert, flight.ref)
-        if end.outcome == decisions.FAILED:
-            self.fuse.failed(f"{flight.ref}: {end.label}")
+            log.exception("a restart failed unexpectedly")
+            label, text = reasons.INTERNAL_ERROR.label, f"gpufrag failed ({error}); the restart will be completed."
+            result = Result(decisions.FAILED, label, text)
+        del self._running[one.job.uid]
+        if result is BY_ANOTHER:
+            event(log, logging.INFO, "another restarter completed a restart", job=one.job.name)
+        elif isinstance(result, Refused):
+            assert one.item is not None, "a restart that another process began is not refused"
+            self._refuse(one.item, result, one.job)
+        else:
+            self.decisions.ended(result, one.item.alert if one.item else None, one.job)
+            if result.outcome == decisions.FAILED:
+                self.circuit.failed(f"{one.job.name}: {result.label}")
 
-    def _remember(self, owner: Owner, memory: Memory | None) -> None:
-        if memory is None:
+    def _refuse(self, item: QueuedAlert, refusal: Refused, job: Job | None = None) -> None:
+        """Publish the refusal, or try again."""
+        now = self._clock.steady()
+        reason = refusal.reason
+        retries = reason in reasons.RETRIED and now - item.arrived_s < self.config.policy.max_wait
+        if reason != item.reported and (not retries or reason in reasons.REPORTED_AT_ONCE):
+            self.decisions.refused(item.alert, refusal, job)
+            item = replace(item, reported=reason)
+        if retries:
+            self._queue.put_back(replace(item, due_s=now + RETRY_S))
+        elif job is not None and not self.config.policy.dry_run:
+            self._apply(refusal, job)
+
+    def _apply(self, refusal: Refused, job: Job) -> None:
+        """Draw the consequences of a refusal: for all jobs, and for this one."""
+        if refusal.reason == reasons.HOURLY_LIMIT:
+            self.circuit.open(refusal.reason.text)
+        if refusal.reason != reasons.INEFFECTIVE or job.record.stopped is not None:
             return
+        self.circuit.failed(f"{job.name} is not restarted any more")
         try:
-            Patch("stopped").run(self._cluster, owner, memory.annotations())
-        except ClusterError as error:  # the next alert leads to the same again
-            event(log, logging.WARNING, "a job could not be marked as stopped", job=owner.ref, reason=error)
-
-    def _search(self, now: float) -> None:
-        if self._rescue.search(now, self._flights.uids, self._take_up):
-            self.metrics.set(SWEEP, self._clock.now())
-        self.fuse.refresh()
-
-    def _take_up(self, owner: Owner) -> None:
-        flight = Flight(None, None, owner.ref, self.restarter.finisher.finish(owner.ref))
-        self._flights.add(flight)
-        self._advance(flight)
+            self._backend.remember(job, replace(job.record, stopped=refusal.detail).annotations())
+        except BackendError as error:  # the next alert leads here again
+            event(log, logging.WARNING, "cannot mark a job as stopped", job=job.name, reason=error)

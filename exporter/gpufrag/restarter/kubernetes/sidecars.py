@@ -1,4 +1,4 @@
-"""The ranks of a job in Kubernetes, asked through the sidecars of its pods."""
+"""Requests to the ranks of a job through the sidecars of its pods."""
 
 from __future__ import annotations
 
@@ -8,57 +8,61 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 
-from ...checkpoint.coordinator import AskRanks
-from ...checkpoint.protocol import Answers, RankCommand
+from ...checkpoint.records import Ask, Heard, decode
 from ...errors import Unavailable
 from ...wire.codec import Misfit, loads
+from ..backend import Job
+from ..checkpoint import Asker
 from ..settings import CheckpointSettings
-from .cluster import Cluster, GroupKind, Pod
-from .owners import Resolved
-from .targets import Target
+from .objects import Pod
 
 PATH = "/v1/checkpoint"
 MAX_ANSWER = 8 << 20
-AT_ONCE = 32
+MAX_PARALLEL = 32
 
 
 class NoEndpoint(Exception):
-    """Nothing at this pod's address can be asked for a checkpoint: it may have no sidecar, and no rank."""
+    """The pod does not accept checkpoint requests. It may have no sidecar, and no rank."""
 
 
 class Sidecars:
-    """How sidecars are reached. Raises Unavailable for a CA file that cannot be used."""
+    """Connections to sidecars. Raises Unavailable if checkpoint.ca_file cannot be read."""
 
     def __init__(self, settings: CheckpointSettings) -> None:
         self._settings = settings
-        self._context = _context(settings)
+        self._context: ssl.SSLContext | None = None
+        if settings.ca_file is not None:
+            try:
+                self._context = ssl.create_default_context(cafile=settings.ca_file)
+            except OSError as error:  # SSLError is one
+                raise Unavailable(f"checkpoint.ca_file: cannot read certificates: {error}") from None
 
-    def ask(self, pod: Pod, ask: RankCommand) -> Answers | NoEndpoint:
-        """What the ranks of one pod answer; its silence is told in the answer."""
+    def ask(self, pod: Pod, ask: Ask) -> Heard | NoEndpoint:
+        """Return the answers of the ranks of one pod, or why there are none."""
         try:
-            return self._asked(pod, ask)
+            return self._post(pod, ask)
         except NoEndpoint as error:
             return error
         except (OSError, HTTPException, ValueError, RecursionError, Misfit) as error:
-            return Answers(silent=(f"pod {pod.name}: {type(error).__name__}: {error}",))
+            return Heard(silent=(f"pod {pod.name}: {type(error).__name__}: {error}",))
 
-    def _asked(self, pod: Pod, ask: RankCommand) -> Answers:
+    def _post(self, pod: Pod, ask: Ask) -> Heard:
         if not pod.ip:
-            raise NoEndpoint(f"pod {pod.name} has no address yet")
+            raise NoEndpoint(f"pod {pod.name} has no IP address")
         connection = self._connection(pod.ip)
         try:
-            connection.request("POST", f"{PATH}/{ask.name}", json.dumps(dict(ask.fields)), self._headers())
+            connection.request("POST", f"{PATH}/{ask.command}", json.dumps(dict(ask.fields)), self._headers())
             answer = connection.getresponse()
             body = answer.read(MAX_ANSWER)
         except ConnectionRefusedError:
-            raise NoEndpoint(f"pod {pod.name}: nobody listens on port {self._settings.port}") from None
+            raise NoEndpoint(f"pod {pod.name}: connection to port {self._settings.port} refused") from None
         finally:
             connection.close()
         if answer.status in (404, 405):
-            raise NoEndpoint(f"pod {pod.name}: its sidecar takes no commands: give it control.token_file")
+            raise NoEndpoint(f"pod {pod.name}: its sidecar accepts no requests: set control.token_file there")
         if answer.status != 200:
             raise ValueError(_REFUSALS.get(answer.status, f"answered {answer.status}"))
-        return Answers.from_json(loads(body))
+        return decode(loads(body))
 
     def _connection(self, address: str) -> HTTPConnection:
         port, timeout = self._settings.port, self._settings.call_timeout
@@ -74,8 +78,14 @@ class Sidecars:
         return {"authorization": f"Bearer {token[0]}", "content-type": "application/json"}
 
 
+_REFUSALS = {
+    401: "its sidecar rejects the token (checkpoint.token_file here, control.token_file there)",
+    503: "its sidecar is busy, or cannot read its folder",
+}
+
+
 class _NamedHTTPS(HTTPSConnection):
-    """Certificates hold names, and pods are reached by address."""
+    """Verifies a host name although it connects to an address: certificates rarely hold pod addresses."""
 
     def __init__(self, address: str, port: int, context: ssl.SSLContext, timeout: float, name: str | None) -> None:
         super().__init__(address, port, context=context, timeout=timeout)
@@ -86,49 +96,31 @@ class _NamedHTTPS(HTTPSConnection):
         self.sock = self._tls.wrap_socket(self.sock, server_hostname=self._name)
 
 
-def reaching(
-    cluster: Cluster, targets: Mapping[GroupKind, Target], settings: CheckpointSettings
-) -> Callable[[Resolved], AskRanks]:
-    """For each job, what asks all its pods."""
+def ranks_of(pods_of: Callable[[Job], tuple[Pod, ...]], settings: CheckpointSettings) -> Callable[[Job], Asker]:
+    """Return what sends a request to all ranks of a job, through all its pods."""
     sidecars = Sidecars(settings)
 
-    def ranks(job: Resolved) -> AskRanks:
+    def ranks(job: Job) -> Asker:
         pods: list[Pod] = []
 
-        def ask(wanted: RankCommand) -> Answers:
-            if wanted.name == "prepare":  # the others are for those who were prepared
-                found = targets[job.owner.group_kind].pods(cluster, job.owner)
-                pods[:] = [pod for pod in found if pod.alive and not pod.deleting]
-            return _all(sidecars, pods, wanted)
+        def ask(request: Ask) -> Heard:
+            if request.command == "prepare":  # the other requests go to those that were prepared
+                pods[:] = [pod for pod in pods_of(job) if pod.alive and not pod.deleting]
+            return _ask_all(sidecars, pods, request)
 
         return ask
 
     return ranks
 
 
-def _all(sidecars: Sidecars, pods: Sequence[Pod], wanted: RankCommand) -> Answers:
+def _ask_all(sidecars: Sidecars, pods: Sequence[Pod], request: Ask) -> Heard:
     if not pods:
-        return Answers(silent=("the job has no pod that runs",))
-    with ThreadPoolExecutor(min(AT_ONCE, len(pods))) as threads:
-        answers = list(threads.map(lambda pod: sidecars.ask(pod, wanted), pods))
-    heard = [answer for answer in answers if isinstance(answer, Answers)]
+        return Heard(silent=("the job has no running pod",))
+    with ThreadPoolExecutor(min(MAX_PARALLEL, len(pods))) as threads:
+        answers = list(threads.map(lambda pod: sidecars.ask(pod, request), pods))
+    heard = [answer for answer in answers if isinstance(answer, Heard)]
     without = [str(answer) for answer in answers if isinstance(answer, NoEndpoint)]
     ranks = tuple(rank for one in heard for rank in one.ranks)
     silent = tuple(text for one in heard for text in one.silent)
-    whole = {one.world_size for one in ranks} == {len(ranks)}  # then a pod without a sidecar is a mere launcher
-    return Answers(ranks, silent if whole else (*silent, *without))
-
-
-_REFUSALS = {
-    401: "its sidecar does not know our token (checkpoint.token_file, control.token_file there)",
-    503: "its sidecar is busy, or its folder cannot be read",
-}
-
-
-def _context(settings: CheckpointSettings) -> ssl.SSLContext | None:
-    if settings.ca_file is None:
-        return None
-    try:
-        return ssl.create_default_context(cafile=settings.ca_file)
-    except OSError as error:  # SSLError is one
-        raise Unavailable(f"checkpoint.ca_file: {error}; it is to hold certificates of authorities") from None
+    complete = {one.world_size for one in ranks} == {len(ranks)}  # then a pod without a sidecar is only a launcher
+    return Heard(ranks, silent if complete else (*silent, *without))

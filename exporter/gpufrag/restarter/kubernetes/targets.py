@@ -1,154 +1,453 @@
 """How each kind of job is restarted: `TARGETS`, by group and kind.
 
-target = TARGETS[owner.group_kind]
-for step in target.plan(owner, pod):
-    if isinstance(step, AwaitStopped):
-        ...  # until target.stopped(cluster, owner)
-    else:
-        owner = step.run(cluster, owner, memory.annotations(), dry_run)
-...  # until target.running(cluster, owner)
+A target stores a mark in the record's `order`, by which `state` later recognises the order's effect. The restart has
+succeeded only when no pod is left from before it: a controller may undo a change, or report an old status.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Protocol
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol
 
-from ..errors import Refused
-from . import kinds
-from .cluster import Cluster, GroupKind, Owner, Pod
-from .evict import LeaderWorkerSet, Workflow
-from .rollout import Rollout, deployment_refusal, stateful_set_refusal
-from .steps import Step
-from .suspend import Suspend, field_at
-from .volcano import VolcanoJob
+from .. import reasons
+from ..backend import Conflict, NotFound, Stage, State
+from ..reasons import Refused
+from ..record import ANNOTATIONS, SUSPENDED, WAITING, RestartRecord
+from .objects import (
+    DEPLOYMENT,
+    JOB,
+    JOB_SET,
+    LEADER_WORKER_SET,
+    PYTORCH_JOB,
+    RAY_JOB,
+    STATEFUL_SET,
+    TRAIN_JOB,
+    VOLCANO_JOB,
+    WORKFLOW,
+    Body,
+    GroupKind,
+    Owner,
+    Pod,
+    field_at,
+    holds,
+    merged,
+    nested,
+    selector_of,
+)
+
+if TYPE_CHECKING:
+    from .client import KubernetesClient
+
+RESTARTED_BY = f"{ANNOTATIONS}/restarted-by"
+"""In a pod template: the attempt that changed it."""
+KUEUE_QUEUE = "kueue.x-k8s.io/queue-name"
+NODE_NAME = "workflows.argoproj.io/node-name"
+OWN_MANAGERS = frozenset(
+    {
+        "kubernetes.io/job-controller",
+        "jobset.sigs.k8s.io/jobset-controller",
+        "trainer.kubeflow.org/trainjob-controller",
+        "kubeflow.org/training-operator",
+        "ray.io/kuberay-operator",
+    }
+)
+"""Values of `managedBy` that name the kind's own controller."""
+VOLCANO_MAX_RETRY = 3
 
 
 class Target(Protocol):
-    """One kind of job."""
+    """One kind of job. `pod` is the pod that the alert names; None after a takeover."""
 
     @property
     def kind(self) -> GroupKind: ...
 
     @property
-    def lost(self) -> str:
-        """What a restart costs beyond the work since the last checkpoint: one sentence for events and pages."""
+    def cost(self) -> str:
+        """What a restart costs in addition to the work since the last checkpoint."""
 
-    def plan(self, owner: Owner, pod: Pod) -> tuple[Step, ...]:
-        """All steps of a restart that begins now, because of `pod`. Raises Refused where this one must not be."""
+    def check(self, owner: Owner, pod: Pod | None) -> None:
+        """Raise Refused if this job cannot be restarted now."""
 
-    def rest(self, owner: Owner) -> tuple[Step, ...]:
-        """What is left of a restart that somebody began and did not end, by the owner's state; empty: nothing.
+    def pods(self, client: KubernetesClient, owner: Owner) -> tuple[Pod, ...]: ...
 
-        An eviction may be in it that was done: done again, it changes nothing.
-        """
+    def stop(self, client: KubernetesClient, owner: Owner, pod: Pod | None, record: RestartRecord, dry_run: bool) -> None:
+        """See `JobBackend.stop`."""
 
-    def pods(self, cluster: Cluster, owner: Owner) -> tuple[Pod, ...]:
-        """Its pods, found by the labels that its controller gives them."""
+    def start(self, client: KubernetesClient, owner: Owner, record: RestartRecord) -> None:
+        """See `JobBackend.start`."""
 
-    def stopped(self, cluster: Cluster, owner: Owner) -> bool:
-        """Whether nothing of it runs any more, by `owner` as just read."""
-
-    def running(self, cluster: Cluster, owner: Owner) -> bool:
-        """Whether all of it runs again, by `owner` as just read."""
+    def state(self, client: KubernetesClient, owner: Owner, record: RestartRecord) -> State: ...
 
 
-def _job_pods(owner: Owner) -> int:
-    """Those that are still to succeed, no more than run at once."""
-    parallel = owner.spec.get("parallelism", 1)
-    completions, succeeded = owner.spec.get("completions"), owner.status.get("succeeded", 0)
-    return int(parallel if completions is None else min(parallel, completions - succeeded))
+def check_managers(owner: Owner) -> None:
+    """Raise Refused if another controller owns the fields that a restart changes."""
+    manager = owner.spec.get("managedBy") or field_at(owner.spec, ("runPolicy", "managedBy")) or ""
+    if KUEUE_QUEUE in owner.labels or str(manager).startswith("kueue.x-k8s.io/"):
+        raise Refused(reasons.KUEUE)
+    if manager and manager not in OWN_MANAGERS:
+        raise Refused(reasons.UNKNOWN_CONTROLLER, f"managedBy {manager}")
 
 
-def _job_set_pods(owner: Owner) -> int:
-    """Of those Jobs that have not succeeded yet."""
-    status: Any = owner.status.get("replicatedJobsStatus") or ()
-    done = {one["name"]: int(one.get("succeeded", 0)) for one in status}
-    jobs: Any = owner.spec.get("replicatedJobs") or ()
-    return sum((int(job.get("replicas", 1)) - done.get(job["name"], 0)) * _parallelism(job) for job in jobs)
+def store(client: KubernetesClient, owner: Owner, record: RestartRecord, body: Body, dry_run: bool = False) -> None:
+    """Change the object and its record in one compare-and-swap."""
+    both = merged(body, {"metadata": {"annotations": record.annotations()}})
+    client.patch(owner.ref, both, owner.resource_version, dry_run)
 
 
-def _parallelism(job: Any) -> int:
-    return int(field_at(job, ("template", "spec", "parallelism")) or 1)
+@dataclass(frozen=True)
+class OldPods:
+    """The pods from before a restart: their number, and when the newest was created."""
+
+    newest: str
+    count: int
+
+    @classmethod
+    def of(cls, pods: Iterable[Pod]) -> OldPods:
+        alive = [pod for pod in pods if pod.alive]
+        return cls(max((pod.created for pod in alive), default=""), sum(not pod.deleting for pod in alive))
+
+    @classmethod
+    def parse(cls, order: str | None) -> OldPods:
+        newest, _, count = (order or "").partition(" ")
+        return cls(newest, int(count) if count.isascii() and count.isdigit() and len(count) < 8 else 1)
+
+    def __str__(self) -> str:
+        return f"{self.newest} {self.count}"
+
+    def progress(self, pods: Iterable[Pod], at_least: int) -> State:
+        """Return RUNNING if no old pod is alive and `at_least` new ones are ready or have succeeded."""
+        pods = list(pods)
+        alive = [pod for pod in pods if pod.alive]
+        if old := [pod.name for pod in alive if self.newest and pod.created <= self.newest]:
+            return State(Stage.STARTING, f"pods from before the restart are still there: {some(old)}")
+        return pods_progress(alive, at_least - sum(not pod.alive and pod.created > self.newest for pod in pods))
 
 
-def _pytorch_pods(owner: Owner) -> int:
-    replicas: Any = owner.spec.get("pytorchReplicaSpecs") or {}
-    return sum(int(one.get("replicas", 1)) for one in replicas.values())
+def pods_progress(alive: list[Pod], at_least: int) -> State:
+    if unplaced := [pod for pod in alive if pod.unschedulable]:
+        first = unplaced[0]
+        return State(Stage.STARTING, f"pod {first.name}: {first.unschedulable}", needs_resources=True)
+    if stopping := [pod.name for pod in alive if pod.deleting]:
+        return State(Stage.STARTING, f"pods are terminating: {some(stopping)}")
+    if len(alive) < at_least:
+        return State(Stage.STARTING, f"{len(alive)} of {at_least} pods exist")
+    if unready := [pod.name for pod in alive if not pod.ready]:
+        return State(Stage.STARTING, f"pods are not ready: {some(unready)}")
+    return State(Stage.RUNNING) if alive else State(Stage.STARTING, "no pod exists")
 
 
-def _train_job_pods(owner: Owner) -> int:
-    return int(field_at(owner.spec, ("trainer", "numNodes")) or 1)
+def some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def _ray_pods(owner: Owner) -> int:
-    """The head and the workers; of those that an autoscaler may take away, none."""
-    cluster: Any = owner.spec.get("rayClusterSpec") or {}
-    key = "minReplicas" if cluster.get("enableInTreeAutoscaling") else "replicas"
-    groups = cluster.get("workerGroupSpecs") or ()
-    return 1 + sum(int(group.get(key) or 0) * int(group.get("numOfHosts", 1)) for group in groups)
+@dataclass(frozen=True)
+class Suspend:
+    """Suspend, wait until no pod is left, resume. No controller counts this as a failure."""
+
+    kind: GroupKind
+    cost: str
+    selector: Callable[[Owner], str]
+    """The labels of its pods."""
+    path: tuple[str, ...] = ("spec", "suspend")
+    suspended: Callable[[Owner], bool] = lambda owner: holds(owner.raw, "Suspended")
+    """Whether its controller reports that it is suspended."""
+    refusal: Callable[[Owner], Refused | None] = lambda owner: None
+    elastic: Callable[[Owner], bool] = lambda owner: False
+    """Whether an autoscaler may run fewer pods than before."""
+
+    def check(self, owner: Owner, pod: Pod | None) -> None:
+        check_managers(owner)
+        if refusal := self.refusal(owner):
+            raise refusal
+        if field_at(owner.raw, self.path):
+            raise Refused(reasons.SUSPENDED)
+
+    def pods(self, client: KubernetesClient, owner: Owner) -> tuple[Pod, ...]:
+        return client.list_pods(owner.namespace, self.selector(owner))
+
+    def stop(self, client: KubernetesClient, owner: Owner, pod: Pod | None, record: RestartRecord, dry_run: bool) -> None:
+        order = str(OldPods.of(self.pods(client, owner)))
+        store(client, owner, replace(record, phase=SUSPENDED, order=order), nested(self.path, True), dry_run)
+
+    def start(self, client: KubernetesClient, owner: Owner, record: RestartRecord) -> None:
+        store(client, owner, replace(record, phase=WAITING), nested(self.path, False))
+
+    def state(self, client: KubernetesClient, owner: Owner, record: RestartRecord) -> State:
+        pods = self.pods(client, owner)
+        if field_at(owner.raw, self.path):
+            alive = [pod.name for pod in pods if pod.alive]
+            if alive:
+                return State(Stage.STOPPING, f"pods are terminating: {some(alive)}")
+            return State(Stage.STOPPED, "the job is suspended", confirmed=self.suspended(owner))
+        if self.suspended(owner):
+            return State(Stage.STARTING, "its controller still reports it as suspended")
+        old = OldPods.parse(record.order)
+        return old.progress(pods, 1 if self.elastic(owner) else old.count)
 
 
-def _ray_selector(owner: Owner) -> str:
-    """By the name of the cluster that it has now: each resumption makes a new one."""
-    return f"ray.io/cluster={owner.status.get('rayClusterName') or owner.name}"
+@dataclass(frozen=True)
+class Rollout:
+    """A new pod template makes the controller replace every pod, by the object's own strategy."""
+
+    kind: GroupKind
+    cost: str
+    refusal: Callable[[Owner], Refused | None] = lambda owner: None
+    template: tuple[str, ...] = ("spec", "template")
+    selector: Callable[[Owner], str] = lambda owner: selector_of(owner.spec.get("selector") or {})
+
+    def check(self, owner: Owner, pod: Pod | None) -> None:
+        check_managers(owner)
+        if refusal := self.refusal(owner):
+            raise refusal
+
+    def pods(self, client: KubernetesClient, owner: Owner) -> tuple[Pod, ...]:
+        return client.list_pods(owner.namespace, self.selector(owner))
+
+    def stop(self, client: KubernetesClient, owner: Owner, pod: Pod | None, record: RestartRecord, dry_run: bool) -> None:
+        order = str(OldPods.of(self.pods(client, owner)))
+        body = nested((*self.template, "metadata", "annotations", RESTARTED_BY), record.by or "gpufrag")
+        store(client, owner, replace(record, phase=WAITING, order=order), body, dry_run)
+
+    def start(self, client: KubernetesClient, owner: Owner, record: RestartRecord) -> None:
+        store(client, owner, replace(record, phase=WAITING), {})
+
+    def state(self, client: KubernetesClient, owner: Owner, record: RestartRecord) -> State:
+        mark = field_at(owner.raw, (*self.template, "metadata", "annotations", RESTARTED_BY))
+        if mark != (record.by or "gpufrag"):
+            return State(Stage.STARTING, "another client changed the pod template back")
+        if not rolled_out(owner):
+            return State(Stage.STARTING, "the rollout is not complete")
+        return OldPods.parse(record.order).progress(self.pods(client, owner), 1)
+
+
+def rolled_out(owner: Owner) -> bool:
+    """Return whether the controller has seen the newest template, and every replica is of it and ready."""
+    wanted, status = owner.spec.get("replicas", 1), owner.status
+    generation = owner.raw["metadata"].get("generation", 0)
+    seen = status.get("observedGeneration", generation) >= generation  # old LeaderWorkerSets do not report it
+    return seen and all(status.get(key, 0) == wanted for key in ("replicas", "updatedReplicas", "readyReplicas"))
+
+
+@dataclass(frozen=True)
+class Evict:
+    """Evict the pod that the alert names; its controller replaces it. The order is the pod's name and uid."""
+
+    kind: GroupKind
+    cost: str
+    selector: Callable[[Owner], str]
+    refusal: Callable[[Owner, Pod | None], Refused | None] = lambda owner, pod: None
+    whole: Callable[[Owner], bool] = lambda owner: True
+    """Whether the controller reports that all of it runs."""
+    instead: Rollout | None = None
+    """Used where the controller does not recreate what belongs to the pod; see `rolls`."""
+    rolls: Callable[[Owner], bool] = lambda owner: False
+
+    def check(self, owner: Owner, pod: Pod | None) -> None:
+        check_managers(owner)
+        if refusal := self.refusal(owner, pod):
+            raise refusal
+
+    def pods(self, client: KubernetesClient, owner: Owner) -> tuple[Pod, ...]:
+        return client.list_pods(owner.namespace, self.selector(owner))
+
+    def stop(self, client: KubernetesClient, owner: Owner, pod: Pod | None, record: RestartRecord, dry_run: bool) -> None:
+        if self.instead and self.rolls(owner):
+            return self.instead.stop(client, owner, pod, record, dry_run)
+        victim = pod or _evicted(owner, record)
+        assert victim is not None, "a restart begins with a pod"
+        ordered = replace(record, phase=WAITING, order=f"{victim.name}/{victim.uid}")
+        store(client, owner, ordered, {}, dry_run)
+        try:
+            client.evict(victim, dry_run)
+        except NotFound:  # gone already
+            pass
+        except Conflict:  # another pod has its name, or another client interfered
+            if client.get_pod(victim.namespace, victim.name).uid == victim.uid:
+                raise
+        return None
+
+    def start(self, client: KubernetesClient, owner: Owner, record: RestartRecord) -> None:
+        store(client, owner, replace(record, phase=WAITING), {})
+
+    def state(self, client: KubernetesClient, owner: Owner, record: RestartRecord) -> State:
+        if self.instead and self.rolls(owner):
+            return self.instead.state(client, owner, record)
+        if victim := _evicted(owner, record):
+            with suppress(NotFound):
+                pod = client.get_pod(victim.namespace, victim.name)
+                if pod.uid == victim.uid and pod.deleting:
+                    return State(Stage.STARTING, f"pods from before the restart are still there: {pod.name}")
+                if pod.uid == victim.uid and pod.alive:
+                    return State(Stage.ORDERED, runs=True)
+        state = pods_progress([pod for pod in self.pods(client, owner) if pod.alive], 1)
+        if state.stage is Stage.RUNNING and not self.whole(owner):
+            return State(Stage.STARTING, "its controller does not report all of it as ready")
+        return state
+
+
+def _evicted(owner: Owner, record: RestartRecord) -> Pod | None:
+    name, slash, uid = (record.order or "").partition("/")
+    return Pod(owner.namespace, name, uid) if slash else None
+
+
+@dataclass(frozen=True)
+class VolcanoJob:
+    """A Command object, which Volcano deletes as it carries it out. The order is the job's version before it."""
+
+    cost: str
+    kind: GroupKind = VOLCANO_JOB
+
+    def check(self, owner: Owner, pod: Pod | None) -> None:
+        check_managers(owner)
+        used, limit = owner.status.get("retryCount") or 0, owner.spec.get("maxRetry") or VOLCANO_MAX_RETRY
+        if used + 1 >= limit:
+            raise Refused(reasons.NO_RETRIES_LEFT, f"{used} of maxRetry {limit} used")
+
+    def pods(self, client: KubernetesClient, owner: Owner) -> tuple[Pod, ...]:
+        return client.list_pods(owner.namespace, f"volcano.sh/job-name={owner.name}")
+
+    def stop(self, client: KubernetesClient, owner: Owner, pod: Pod | None, record: RestartRecord, dry_run: bool) -> None:
+        version = _version(owner)
+        store(client, owner, replace(record, phase=WAITING, order=version), {}, dry_run)
+        with suppress(Conflict):  # sent before, and not carried out yet
+            client.create_command(owner.ref, "RestartJob", f"gpufrag-{owner.uid}-{version}", dry_run)
+
+    def start(self, client: KubernetesClient, owner: Owner, record: RestartRecord) -> None:
+        store(client, owner, replace(record, phase=WAITING), {})
+
+    def state(self, client: KubernetesClient, owner: Owner, record: RestartRecord) -> State:
+        alive = [pod for pod in self.pods(client, owner) if pod.alive]
+        if record.order == _version(owner):
+            return State(Stage.ORDERED, runs=bool(alive))
+        phase = field_at(owner.status, ("state", "phase"))
+        if phase != "Running":
+            waits = phase == "Pending" and not any(pod.deleting for pod in alive)
+            return State(Stage.STARTING, f"Volcano reports the phase {phase}", needs_resources=waits)
+        return pods_progress(alive, 1)
+
+
+def _version(owner: Owner) -> str:
+    """Volcano increments it with each restart."""
+    return str(owner.status.get("version") or 0)
 
 
 def _ray_refusal(owner: Owner) -> Refused | None:
-    """KubeRay marks a RayJob as failed that is suspended without these."""
+    if owner.spec.get("submissionMode") == "InteractiveMode":
+        return Refused(reasons.INTERACTIVE_MODE)
     if owner.spec.get("clusterSelector"):
-        return Refused("shared-cluster", f"{owner.ref} runs in a cluster that it shares: a restart would end others")
+        return Refused(reasons.SHARED_CLUSTER)
     if not owner.spec.get("shutdownAfterJobFinishes"):
-        return Refused("keeps-cluster", f"{owner.ref} cannot be suspended: set shutdownAfterJobFinishes: true")
+        return Refused(reasons.CLUSTER_KEPT)
     return None
 
 
+def _workflow_refusal(owner: Owner, pod: Pod | None) -> Refused | None:
+    """Argo must retry the evicted step: by every template with a pod, because the step's own is not always known."""
+    lacking, limits = [], []
+    for name, strategy in _strategies(owner):
+        limit = str(strategy.get("limit", ""))
+        if strategy.get("retryPolicy") not in ("Always", "OnError") or strategy.get("expression") or limit == "0":
+            lacking.append(name)
+        elif limit:
+            limits.append(limit)
+    if lacking:
+        return Refused(reasons.NO_RETRY, f"templates: {some(sorted(set(lacking)))}")
+    if not limits or pod is None:
+        return None
+    attempt = re.search(r"\((\d{1,9})\)$", pod.annotations.get(NODE_NAME, ""))
+    known = [int(limit) for limit in limits if limit.isascii() and limit.isdigit() and len(limit) < 10]
+    if attempt is None or len(known) < len(limits):
+        return Refused(reasons.NO_RETRIES_LEFT, f"the retries left are unknown, limit {some(limits)}")
+    if int(attempt[1]) >= min(known):
+        return Refused(reasons.NO_RETRIES_LEFT, f"{attempt[1]} of limit {min(known)} used")
+    return None
+
+
+def _strategies(owner: Owner) -> Iterator[tuple[str, Any]]:
+    """Yield name and retryStrategy of each template with a pod. A template defined elsewhere counts as one without."""
+    spec: Any = field_at(owner.status, ("storedWorkflowTemplateSpec",)) or owner.spec
+    common: Any = field_at(spec, ("templateDefaults", "retryStrategy")) or {}
+    for template in spec.get("templates") or ({"name": "defined elsewhere", "container": {}},):
+        if any(key in template for key in ("container", "containerSet", "script", "resource")):
+            yield str(template.get("name", "without a name")), template.get("retryStrategy") or common
+
+
+def _ray_selector(owner: Owner) -> str:
+    """Each resumption creates a cluster of a new name."""
+    return f"ray.io/cluster={owner.status.get('rayClusterName') or owner.name}"
+
+
+def _label(name: str) -> Callable[[Owner], str]:
+    return lambda owner: f"{name}={owner.name}"
+
+
+_LWS_LABEL = _label("leaderworkerset.sigs.k8s.io/name")
+_LWS_COST = "all pods of the pod's group are recreated, and the group serves nothing meanwhile"
 _ALL: tuple[Target, ...] = (
     Suspend(
-        kinds.JOB,
-        lost="its start time and deadline begin anew; indexes that were done stay done",
+        JOB,
+        cost="its start time and deadline are reset; completed indexes stay completed",
         selector=lambda owner: f"batch.kubernetes.io/controller-uid={owner.uid}",
-        pods_wanted=_job_pods,
     ),
     Suspend(
-        kinds.JOB_SET,
-        lost="all its Jobs are suspended and resumed together; its restarts are not counted up",
-        selector=lambda owner: f"jobset.sigs.k8s.io/jobset-name={owner.name}",
-        pods_wanted=_job_set_pods,
+        JOB_SET,
+        cost="all its Jobs stop and start together; its restart counter does not change",
+        selector=_label("jobset.sigs.k8s.io/jobset-name"),
     ),
     Suspend(
-        kinds.TRAIN_JOB,
-        lost="all its nodes are stopped and started together; no restart is counted",
-        selector=lambda owner: f"jobset.sigs.k8s.io/jobset-name={owner.name}",
-        pods_wanted=_train_job_pods,
+        TRAIN_JOB,
+        cost="all its nodes stop and start together; no restart is counted",
+        selector=_label("jobset.sigs.k8s.io/jobset-name"),
     ),
     Suspend(
-        kinds.PYTORCH_JOB,
-        lost="all its replicas are stopped and started together; no restart is counted",
-        selector=lambda owner: f"training.kubeflow.org/job-name={owner.name}",
-        pods_wanted=_pytorch_pods,
+        PYTORCH_JOB,
+        cost="all its replicas stop and start together; no restart is counted",
+        selector=_label("training.kubeflow.org/job-name"),
         path=("spec", "runPolicy", "suspend"),
+        elastic=lambda owner: bool(owner.spec.get("elasticPolicy")),
     ),
     Suspend(
-        kinds.RAY_JOB,
-        lost="its whole Ray cluster goes, with every actor and all in the object store",
+        RAY_JOB,
+        cost="its Ray cluster is deleted, with all actors and the object store",
         selector=_ray_selector,
-        pods_wanted=_ray_pods,
         suspended=lambda owner: owner.status.get("jobDeploymentStatus") == "Suspended",
         refusal=_ray_refusal,
+        elastic=lambda owner: bool(field_at(owner.spec, ("rayClusterSpec", "enableInTreeAutoscaling"))),
     ),
-    VolcanoJob(lost="all its tasks are stopped and started together; one of its maxRetry is used up"),
-    LeaderWorkerSet(lost="the pod's whole group is made anew, and serves nothing meanwhile"),
-    Workflow(lost="the step begins anew; one of its retries is used up"),
-    Rollout(
-        kinds.DEPLOYMENT,
-        lost="every pod is replaced, by its strategy: with maxSurge it needs GPUs beyond its own meanwhile",
-        refusal=deployment_refusal,
+    VolcanoJob(cost="all its tasks stop and start together; one of its maxRetry is used"),
+    Evict(
+        LEADER_WORKER_SET,
+        cost=_LWS_COST,
+        selector=_LWS_LABEL,
+        whole=rolled_out,
+        instead=Rollout(
+            LEADER_WORKER_SET,
+            cost=_LWS_COST,
+            template=("spec", "leaderWorkerTemplate", "workerTemplate"),
+            selector=_LWS_LABEL,
+        ),
+        rolls=lambda owner: field_at(owner.spec, ("leaderWorkerTemplate", "restartPolicy")) in ("None", "Default"),
+    ),
+    Evict(
+        WORKFLOW,
+        cost="the step starts from the beginning; one of its retries is used",
+        selector=_label("workflows.argoproj.io/workflow"),
+        refusal=_workflow_refusal,
     ),
     Rollout(
-        kinds.STATEFUL_SET,
-        lost="every pod is replaced in place, one after another, the last first",
-        refusal=stateful_set_refusal,
+        DEPLOYMENT,
+        cost="every pod is replaced by the Deployment's strategy; with maxSurge, it needs additional GPUs meanwhile",
+        refusal=lambda owner: Refused(reasons.ROLLOUT_PAUSED) if owner.spec.get("paused") else None,
+    ),
+    Rollout(
+        STATEFUL_SET,
+        cost="every pod is replaced in place, one after another, the last first",
+        refusal=lambda owner: (
+            Refused(reasons.ON_DELETE) if field_at(owner.spec, ("updateStrategy", "type")) == "OnDelete" else None
+        ),
     ),
 )
 

@@ -1,188 +1,113 @@
-"""Jobs on this host that were started with `gpufrag run --restartable`. Their supervisors remember, and restart."""
+"""Jobs on this host that were started with `gpufrag run --restartable`, as a JobBackend."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ...checkpoint.coordinator import AskRanks, ask_folder
-from ...checkpoint.protocol import Answers, RankCommand
-from ...errors import BadInput
+from ...checkpoint.rank_sockets import broadcast
+from ...checkpoint.records import Ask, Heard
+from ...errors import BadInput, Unavailable
 from ...wire.codec import loads
-from ...wire.control_client import AccessDenied, ControlError, NotListening, Rejected, ask
+from ...wire.control_client import AccessDenied, Answer, ControlError, NotListening, Rejected, ask, ask_all
 from ...wire.folder import open_plain
 from ...wire.supervised_job import CONFLICT, RECORD, SOCKET, JobFile, SupervisedJob, decode
-from ..alerts import Alert, Place
-from ..commanded import PROCESS, Commanded, expected_restarts, owner, pod, reference
-from ..errors import Away, Conflict, Invalid, NotFound, Refused
-from ..kubernetes.cluster import PHASE, Body, GroupKind, Owner, Pod, Ref
-from ..kubernetes.owners import Resolved
-from ..off_cluster import OffCluster, annotations_in
-from ..policy import OPT_IN, PAUSE
-from ..state_file import StateFile
+from .. import reasons
+from ..alerts import Alert
+from ..backend import Away, BackendError, Changes, Conflict, Invalid, Job, NotFound, Stage, State
+from ..checkpoint import Asker
+from ..reasons import Refused
+from ..record import OPT_IN, PAUSE, PHASE, WAITING, RestartRecord
 
-NAMESPACE = "host"
-LOOPBACK = "127.0.0.1"
-MAX_ANSWER = 64 << 10
+KIND = "process"
+COST = "its processes stop and start together, on the same GPUs"
+MAX_RECORD = 64 << 10
 TIMEOUT_S = 5.0
 
 
-def locate(alert: Alert) -> Alert:
-    """By its label job_name."""
-    return replace(alert, place=Place(NAMESPACE, alert.labels.get("job_name") or None))
+class LocalBackend:
+    """Asks the supervisors whose sockets are in `folder`: those of this user, or of all users for root."""
 
-
-def _refusal(job: Owner) -> Refused | None:
-    """In place, torchrun must be able to start its workers once more."""
-    status = job.status
-    if not status["in_place"]:
-        return None
-    elastic = status["elastic"]
-    if elastic is None:
-        return Refused(
-            "not-elastic", f"{job.ref}: no worker of torchrun runs now; start it without --in-place, or wait"
-        )
-    if elastic.restarts >= elastic.max_restarts:
-        spent = f"torchrun has used {elastic.restarts} of --max-restarts {elastic.max_restarts}"
-        return Refused("elastic-spent", f"{job.ref}: {spent}, and would end the job; raise it at the next start")
-    return None
-
-
-TARGETS: Mapping[GroupKind, Commanded] = {
-    PROCESS: Commanded(PROCESS, "its processes are stopped and started together, on the same GPUs", _refusal)
-}
-
-
-class ProcessCluster(OffCluster):
-    """A Cluster of the supervisors whose sockets lie in `folder`: those of this user, or of all for root."""
-
-    def __init__(self, folder: Path, state: StateFile, timeout_s: float = TIMEOUT_S) -> None:
-        super().__init__(state)
+    def __init__(self, folder: Path, timeout_s: float = TIMEOUT_S) -> None:
         self._folder, self._timeout_s = folder, timeout_s
 
-    def get_pod(self, namespace: str, name: str) -> Pod:
-        """Raises Refused where not exactly one job has that name."""
-        found = list(self._named(name))
-        if not found:
-            raise Refused(
-                "no-supervisor", f"no job {name!r:.80} runs here by gpufrag run --restartable; see its --name"
-            )
-        if len(found) > 1:
-            raise Refused("ambiguous", f"{len(found)} jobs here are called {name!r:.80}; give each a --name of its own")
-        return _pod(found[0])
+    def find(self, alert: Alert, earlier: Job | None = None) -> Job:
+        """Find the job by the alert's label job_name. A supervisor that recorded another name is not asked."""
+        name = alert.labels.get("job_name", "")
+        named = [file for file in self._sockets() if (found := self._recorded(file)) is None or found.name == name]
+        jobs, error = self._ask_all(named)
+        jobs = [job for job in jobs if job.name == name]
+        if error is not None and not jobs:
+            raise error
+        if not jobs:
+            raise Refused(reasons.NO_SUPERVISOR, repr(name[:80]))
+        if len(jobs) > 1:
+            raise Refused(reasons.AMBIGUOUS_NAME, f"{len(jobs)} jobs {name[:80]!r}")
+        if earlier is not None and jobs[0].uid != earlier.uid:
+            raise Refused(reasons.POD_REPLACED, earlier.name)
+        return _job(jobs[0])
 
-    def get_owner(self, ref: Ref) -> Owner:
-        return _owner(self._ask(ref, "job")) if ref.group_kind == PROCESS else self.stored(ref)
+    def series_labels(self, alert: Alert) -> Mapping[str, str]:
+        return {"job_name": alert.labels.get("job_name", "")}
 
-    def patch(self, ref: Ref, body: Body, resource_version: str | None, dry_run: bool = False) -> Owner:
-        if ref.group_kind != PROCESS:
-            return self.store(ref, body, resource_version, dry_run)
-        version = int(self.get_owner(ref).resource_version if resource_version is None else resource_version)
-        changes = annotations_in(body)
-        return _owner(self._ask(ref, "remember", version=version, annotations=changes, dry_run=dry_run))
+    def read(self, job: Job) -> Job:
+        return _job(self._ask(job, "job"))
 
-    def create_command(self, ref: Ref, action: str, name: str, dry_run: bool = False) -> None:
-        self._ask(ref, action, restarts=expected_restarts(name), dry_run=dry_run)
+    def remember(self, job: Job, changes: Changes) -> Job:
+        return _job(self._remember(job, changes))
 
-    def ranks(self, job: Resolved) -> AskRanks:
-        """What asks the agents of the job's own processes, of all that share the folder."""
+    def check(self, job: Job) -> None:
+        """In place, torchrun must have restarts left."""
+        supervised: SupervisedJob = job.handle
+        if not supervised.in_place:
+            return
+        elastic = supervised.elastic
+        if elastic is None:
+            raise Refused(reasons.NO_TORCHRUN_WORKERS)
+        if elastic.restarts >= elastic.max_restarts:
+            used = f"{elastic.restarts} of --max-restarts {elastic.max_restarts} used"
+            raise Refused(reasons.NO_ELASTIC_RESTARTS_LEFT, used)
 
-        def ask(wanted: RankCommand) -> Answers:
-            processes = frozenset(self._ask(job.owner.ref, "job").processes)
-            return ask_folder(self._folder, wanted.name, wanted.fields, processes)
+    def stop(self, job: Job, record: RestartRecord, dry_run: bool = False) -> None:
+        """The supervisor stops and starts the job. The order is the number of restarts before it."""
+        restarts = job.handle.restarts
+        changes = replace(record, phase=WAITING, order=str(restarts)).annotations()
+        self._remember(job, changes, dry_run)
+        try:
+            self._ask(job, "restart", restarts=restarts, dry_run=dry_run)
+        except Conflict:  # restarted already
+            return
 
-        return ask
+    def start(self, job: Job, record: RestartRecord) -> None:
+        """The supervisor starts the job itself, so only the record changes."""
+        self._remember(job, replace(record, phase=WAITING).annotations())
 
-    def list_pods(self, namespace: str, selector: str) -> tuple[Pod, ...]:
-        """The selector is the job's name."""
-        return tuple(_pod(job) for job in self._named(selector))
+    def state(self, job: Job) -> State:
+        supervised: SupervisedJob = job.handle
+        if job.record.order == str(supervised.restarts):
+            return State(Stage.ORDERED, runs=supervised.running)
+        return State(Stage.RUNNING) if supervised.running else State(Stage.STARTING, "the supervisor has not started it")
 
-    def list_marked(self, kind: GroupKind, namespace: str) -> tuple[Owner, ...]:
-        """Raises Away for a supervisor that is silent, where its record tells of a restart, or tells nothing."""
-        marked = []
-        for file in self._sockets():
-            try:
-                job = self._job(file)
-            except Away:
-                job = self._recorded(file)
-                if job is None or PHASE in job.annotations:
-                    raise
-            if job is not None and PHASE in job.annotations:
-                marked.append(_owner(job))
-        return tuple(marked)
-
-    def _named(self, name: str) -> Iterator[SupervisedJob]:
-        """Whoever has put another name on record is not asked: one that is stopped must hold up no other job."""
+    def unfinished(self) -> tuple[list[Job], BackendError | None]:
+        """A silent supervisor is an error only if its record shows a restart, or cannot be read."""
+        jobs, _ = self._ask_all(self._sockets())
+        answered = {job.uid for job in jobs}
+        error: BackendError | None = None
         for file in self._sockets():
             recorded = self._recorded(file)
-            if recorded is None or recorded.name == name:
-                job = self._job(file)
-                if job is not None and job.name == name:
-                    yield job
+            silent = _uid(file) not in answered and self._listens(file)
+            if silent and (recorded is None or PHASE in recorded.annotations):
+                error = Away(f"{file.name}: the supervisor does not answer")
+        return [_job(job) for job in jobs if PHASE in job.annotations], error
 
-    def _job(self, file: JobFile) -> SupervisedJob | None:
-        """None where nobody listens; those of other users are nobody's here."""
-        with suppress(NotFound):
-            return self._exchange(self._folder / file.name, {"command": "job"})
-        return None
+    def ranks(self, job: Job) -> Asker:
+        """Return what sends a request to the agents of the job's own processes."""
 
-    def _recorded(self, file: JobFile) -> SupervisedJob | None:
-        """What lies beside the socket; None where that cannot be read."""
-        try:
-            with open_plain(self._folder / file._replace(suffix=RECORD).name) as opened:
-                return decode(loads(opened.read(MAX_ANSWER)))
-        except (OSError, BadInput, ValueError, RecursionError):
-            return None
+        def send(request: Ask) -> Heard:
+            processes = frozenset(self._ask(job, "job").processes)
+            return broadcast(self._folder, request.command, request.fields, processes)
 
-    def _sockets(self) -> list[JobFile]:
-        try:
-            names = sorted(os.listdir(self._folder))
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise Away(f"{self._folder}: {error.strerror}; name the jobs' GPUFRAG_DIR by process.folder") from None
-        return [file for name in names if (file := JobFile.parse(name)) and file.suffix == SOCKET]
-
-    def _ask(self, ref: Ref, command: str, **fields: Any) -> SupervisedJob:
-        for file in self._sockets():
-            if f"{file.process.pid}-{file.process.start}" == ref.uid:
-                return self._exchange(self._folder / file.name, {"command": command, **fields})
-        raise NotFound(f"{ref} is gone: its supervisor has ended, or is not to be asked by this user")
-
-    def _exchange(self, path: Path, request: Mapping[str, Any]) -> SupervisedJob:
-        """The answer's job. Raises NotFound where nobody listens, or not to this user; or another ClusterError."""
-        try:
-            answer = ask(path, request, self._timeout_s)
-            if answer.get("refused") == CONFLICT:
-                raise Conflict("the job has changed meanwhile; read it again")
-            return decode(answer.get("job"))
-        except (NotListening, AccessDenied):
-            raise NotFound(f"{path.name}: nobody listens there, or not to this user") from None
-        except Rejected as error:
-            raise Invalid(f"the job's supervisor refuses: {error}") from None
-        except (ControlError, BadInput) as error:
-            raise Away(f"{path.name}: no answer that could be read ({error}); it is worth another try") from None
-
-
-def _ref(job: SupervisedJob) -> Ref:
-    return reference(PROCESS, NAMESPACE, job.name, job.uid)
-
-
-def _pod(job: SupervisedJob) -> Pod:
-    return pod(_ref(job), job.name, LOOPBACK, job.running)
-
-
-def _owner(job: SupervisedJob) -> Owner:
-    """To be started with --restartable is to opt in."""
-    annotations = {**job.annotations, OPT_IN: "true", **({PAUSE: "true"} if job.paused else {})}
-    status = {
-        "restarts": job.restarts,
-        "running": job.running,
-        "in_place": job.in_place,
-        "elastic": job.elastic,
-    }
-    return owner(_ref(job), job.version, annotations, status, deleting=job.ending)
+        return send
