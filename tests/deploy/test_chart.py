@@ -160,9 +160,9 @@ def test_restarter_reads_default_config(tmp_path):
 
 
 def test_restarter_reads_config_values(tmp_path):
-    config = restarter_config(tmp_path, *EVERYTHING, "config.policy.cool_down=10m", "config.log.level=debug")
+    config = restarter_config(tmp_path, *EVERYTHING, "config.policy.cooldown=10m", "config.log.level=debug")
     assert (config.policy.dry_run, config.policy.namespaces) == (False, ("ml", "research"))
-    assert (config.policy.cool_down, config.prometheus.url) == (600, "http://prometheus:9090")
+    assert (config.policy.cooldown, config.prometheus.url) == (600, "http://prometheus:9090")
     assert config.log == sidecar_config.LogSettings("debug")
 
 

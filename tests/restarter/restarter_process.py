@@ -28,14 +28,13 @@ CONFIG: dict[str, Any] = {
     "metrics_web": {"listen_address": "127.0.0.1:0"},
     "auth": {"bearer_file": "token"},
     "policy": {"namespaces": ["ml"], "dry_run": False},
-    "restart": {"poll": "50ms", "retry": "50ms"},
     "circuit": {"namespace": "ml"},
 }
 
 
 @contextmanager
 def api_with_a_job() -> Iterator[FakeApi]:
-    """Whose job has opted in."""
+    """With a job that has opted in."""
     with fake_api() as one:
         job = manifests.job()
         job["metadata"]["annotations"] = {"gpufrag.dev/restart": "true"}
@@ -52,7 +51,7 @@ def write_config(folder: Path, **changes: Any) -> Path:
 
 
 class Process:
-    """One `gpufrag restarter`; its two logs are files."""
+    """One `gpufrag restarter`, which logs to files."""
 
     def __init__(self, folder: Path, *arguments: str) -> None:
         self._log, self._audit = folder / "log", folder / "audit"
@@ -70,7 +69,7 @@ class Process:
         return [json.loads(line)["outcome"] for line in self._audit.read_text().splitlines()]
 
     def url(self, path: str) -> str:
-        """The port of the webhook, or of the metrics where the path is theirs."""
+        """Return the URL of a path on its port."""
         what = "metrics" if path.startswith(("/metrics", "/-/")) else "alerts"
         (line,) = [line for line in self.log.splitlines() if "msg=listening" in line and f"for={what}" in line]
         return f"http://{line.partition('address=')[2].split()[0]}{path}"
@@ -107,7 +106,7 @@ def send(process: Process, pod: str) -> int:
 
 
 def pod_of(api: FakeApi) -> str:
-    """Any that runs, when the fake's controllers have made it."""
+    """Return the name of a running pod."""
     config = api.config()
     answer = httpx.get(f"{api.url}/api/v1/namespaces/ml/pods", headers=_as(config), trust_env=False)
     return str(answer.json()["items"][0]["metadata"]["name"])
@@ -118,6 +117,6 @@ def _as(config: Any) -> dict[str, str]:
 
 
 def suspensions(api: FakeApi) -> list[bool]:
-    """What jobs were told, in order: True to stop, False to go on."""
+    """Return the values of spec.suspend that were sent."""
     patches = [json.loads(one.body) for one in api.sent("PATCH", "/jobs/") if one.query.get("dryRun") != "All"]
     return [patch["spec"]["suspend"] for patch in patches if "spec" in patch]

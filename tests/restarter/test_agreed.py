@@ -1,4 +1,4 @@
-"""The checkpoint before a restart: what the receiver makes of what the ranks agree on."""
+"""The checkpoint before a restart."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import pytest
 from checkpoint.simulated_ranks import Job, job
 from gpufrag.checkpoint.protocol import IDLE, SAVED, Answers, CheckpointFailed, RankCommand
 from gpufrag.errors import Unavailable
-from gpufrag.restarter.agreed import NO_CALLBACK, AgreedCheckpointer
-from gpufrag.restarter.checkpoint import Checkpoint
+from gpufrag.restarter.checkpoint import AgreedCheckpointer, Checkpoint
 from restarter.worker_rig import Rig
 
 PATIENCE = 20.0
@@ -19,7 +18,7 @@ ANY: Any = None
 
 
 def _checkpointer(ranks: Job) -> AgreedCheckpointer:
-    """The clock of the simulation moves with every question."""
+    """The clock of the simulation moves with every command."""
 
     def ask(wanted: RankCommand) -> Answers:
         ranks.now += 0.5
@@ -51,35 +50,36 @@ def _await_release(ranks: Job) -> None:
     assert all(rank.promise.state == IDLE for rank in ranks.ranks)
 
 
-def test_step_and_path_are_named_and_the_ranks_stand_still_for_the_restart() -> None:
+def test_ranks_save_and_wait_for_the_restart() -> None:
     ranks = job(4)
     assert _result(ranks) == Checkpoint("All 4 ranks saved at step 13 to checkpoint-13.", saved=True, step=13)
     assert [rank.promise.state for rank in ranks.ranks] == [SAVED] * 4
     ranks.now += 31
     ranks.step()
     ranks.step()
-    assert [rank.step for rank in ranks.ranks] == [14] * 4  # nobody came to stop them
+    assert [rank.step for rank in ranks.ranks] == [14] * 4  # after their hold
 
 
-def test_without_a_callback_it_is_said_that_work_is_lost() -> None:
-    assert _result(job(2, callback=False)) is NO_CALLBACK
+def test_missing_callback_is_reported() -> None:
+    result = _result(job(2, callback=False))
+    assert (result.saved, "No rank has a checkpoint callback" in result.text) == (False, True)
 
 
-def test_what_went_wrong_is_told() -> None:
+def test_failing_callback_is_reported() -> None:
     ranks = job(2)
     ranks.ranks[1].breaks = True
     with pytest.raises(CheckpointFailed, match="rank 1 did not save: the callback raised"):
         _result(ranks)
 
 
-def test_it_ends_at_the_time_out() -> None:
+def test_checkpoint_ends_at_the_timeout() -> None:
     ranks = job(2, step_seconds=1000.0)
-    ranks.step = lambda: None  # type: ignore[method-assign]  # they never come to the step
+    ranks.step = lambda: None  # type: ignore[method-assign]
     with pytest.raises(CheckpointFailed, match="not all ranks have saved within 3 s"):
         _result(ranks, timeout_s=3.0)
 
 
-def test_ranks_that_cannot_be_reached_are_a_failure() -> None:
+def test_unreachable_ranks_are_a_failure() -> None:
     def nobody(wanted: RankCommand) -> Answers:
         raise Unavailable("the API server is away")
 
@@ -88,7 +88,7 @@ def test_ranks_that_cannot_be_reached_are_a_failure() -> None:
         list(waiting)
 
 
-def test_given_up_it_lets_the_ranks_go() -> None:
+def test_closing_the_checkpoint_lets_the_ranks_go() -> None:
     ranks = job(2)
     waiting = _checkpointer(ranks).save(ANY, 60.0)
     while "at" not in ranks.asked:
@@ -97,36 +97,36 @@ def test_given_up_it_lets_the_ranks_go() -> None:
     _await_release(ranks)
 
 
-def test_a_restart_tells_step_and_path_in_its_event() -> None:
+def test_event_shows_step_and_path() -> None:
     rig = Rig(checkpointer=_checkpointer(job(2)))
     rig.send()
     deadline = time.monotonic() + PATIENCE
-    while "RestartStarted" not in rig.events:
+    while "started started" not in rig.outcomes:
         rig.turn(0.01)
-        assert time.monotonic() < deadline, rig.told
-    (note,) = [event.note for event in rig.cluster.events if "saved at step" in event.note]
+        assert time.monotonic() < deadline, rig.outcomes
+    (note,) = [event.text for event in rig.backend.events if "saved at step" in event.text]
     assert "All 2 ranks saved at step 13 to checkpoint-13." in note
 
 
-def test_a_checkpoint_that_fails_leaves_the_job_alone() -> None:
+def test_failed_checkpoint_leaves_the_job_alone() -> None:
     ranks = job(2)
     ranks.ranks[0].callback = False
     rig = Rig(checkpointer=_checkpointer(ranks))
     rig.send()
     deadline = time.monotonic() + PATIENCE
-    while "refused checkpoint" not in rig.told:
+    while "refused checkpoint-failed" not in rig.outcomes:
         rig.turn(0.01)
-        assert time.monotonic() < deadline, rig.told
-    assert rig.cluster.suspensions == 0
+        assert time.monotonic() < deadline, rig.outcomes
+    assert rig.backend.suspensions == 0
 
 
-def test_one_that_was_agreed_on_for_nothing_lets_the_ranks_go() -> None:
+def test_unused_checkpoint_lets_the_ranks_go() -> None:
     ranks = job(2)
     _result(ranks).let_go()
     _await_release(ranks)
 
 
-def test_given_up_when_the_interpreter_ends_it_says_nothing() -> None:
+def test_closing_at_interpreter_exit_raises_nothing() -> None:
     checkpointer = _checkpointer(job(2))
     waiting = checkpointer.save(ANY, 60.0)
     next(waiting)

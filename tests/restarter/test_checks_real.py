@@ -1,4 +1,4 @@
-"""The queries of the check before a restart, as a real Prometheus takes them."""
+"""The queries of the recheck on a real Prometheus."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ pytestmark = pytest.mark.real
 
 
 @pytest.mark.parametrize("timeout_s", [10.0, 0.5])
-def test_a_real_prometheus_answers(tmp_path: Path, timeout_s: float) -> None:
+def test_real_prometheus_answers(tmp_path: Path, timeout_s: float) -> None:
     with prometheus(tmp_path, {}) as real:
         settings = PrometheusSettings(url=real.url, timeout=timeout_s)
         ask = Prometheus(settings)
         assert ask("vector(42.5)") == 42.5
         assert ask("absent_metric") is None
-        skip = check(alert(), settings, ask)
-    assert skip is not None
-    assert skip.reason == reasons.NOT_FIRING
+        refusal = check(alert(), settings, ask, lambda alert: {})
+    assert refusal is not None
+    assert refusal.reason == reasons.NOT_FIRING

@@ -1,4 +1,4 @@
-"""The circuit over all jobs, and the breaker of one: what opens them, and that only a person closes them."""
+"""The circuit breaker: what opens it, and that only a person closes it."""
 
 from __future__ import annotations
 
@@ -10,33 +10,56 @@ from hypothesis import strategies as st
 
 from gpufrag.errors import Unavailable
 from gpufrag.restarter import metrics
-from gpufrag.restarter.circuit import BEGUN, FAILURES, OPEN, Circuit, ConfigMapStore
-from gpufrag.restarter.errors import Away, Conflict
+from gpufrag.restarter.backend import Away, Conflict
+from gpufrag.restarter.circuit import BEGUN, FAILURES, HOUR_S, OPEN, Circuit, CircuitBreaker
+from gpufrag.restarter.clock import Clock, LocalHistory
+from gpufrag.restarter.policy import Fleet
 from gpufrag.restarter.settings import PolicySettings
-from restarter.memory_cluster import Job, MemoryCluster, fail_at
-from restarter.worker_rig import LIVE, Rig, alert
+from restarter.memory_backend import FakeJob, MemoryBackend, fail_at
+from restarter.worker_rig import LIVE, FakeTime, Rig, alert
 
 SETTINGS = PolicySettings(circuit_failures=3, circuit_window=3600)
-LOOSE = replace(LIVE, max_per_hour=100, max_per_day=48, cool_down=1.0, max_in_flight=100)
+LOOSE = replace(LIVE, max_per_hour=100, max_per_day=48, cooldown=1.0, max_in_flight=100)
 
 
-def jobs(number: int) -> MemoryCluster:
-    return MemoryCluster({f"job{place}": Job(f"job{place}") for place in range(number)})
+def failures(*times_s: float) -> Circuit:
+    circuit = Circuit()
+    for number, at in enumerate(times_s):
+        circuit = circuit.failed(at, f"job {number}", SETTINGS)
+    return circuit
 
 
-def test_failures_close_together_open_it() -> None:
-    apart = Circuit().failed(0, "a", SETTINGS).failed(1000, "b", SETTINGS).failed(4000, "c", SETTINGS)
-    assert apart.opened is None
-    assert apart.failed(4100, "d", SETTINGS).opened == "3 restarts failed or did not help, the last: d"
+@pytest.mark.parametrize(
+    ("times_s", "opened"),
+    [
+        ((0, 1000), None),
+        ((0, 1000, 3599), "3 restarts failed or did not help, the last: job 2"),
+        ((0, 1000, 3600), None),
+        ((0, 1000, 4000, 4100), "3 restarts failed or did not help, the last: job 3"),
+    ],
+)
+def test_failures_within_the_window_open_it(times_s: tuple[float, ...], opened: str | None) -> None:
+    assert failures(*times_s).opened == opened
 
 
-def test_the_first_reason_stays() -> None:
+def test_failures_outside_the_window_are_forgotten() -> None:
+    assert failures(0, 3599, 3600).failures_s == (3599, 3600)
+
+
+def test_first_reason_is_kept_and_cut() -> None:
     assert Circuit().open("one").open("two").opened == "one"
+    assert Circuit().open("x" * 600).opened == "x" * 500
 
 
-def test_closing_forgets_the_failures_and_not_the_restarts() -> None:
-    circuit = Circuit("x", (1.0, 2.0), (3.0,))
-    assert circuit.closed() == Circuit(None, (), (3.0,))
+@pytest.mark.parametrize(("age_s", "count"), [(0.0, 1), (HOUR_S - 1, 1), (HOUR_S, 0)])
+def test_restarts_count_for_an_hour(age_s: float, count: int) -> None:
+    circuit = Circuit(begun_s=(5000.0 - age_s,))
+    assert circuit.begun_in_hour(5000.0) == count
+    assert len(circuit.begun(5000.0).begun_s) == count + 1
+
+
+def test_closing_forgets_failures_but_not_restarts() -> None:
+    assert Circuit("x", (1.0, 2.0), (3.0,)).closed() == Circuit(None, (), (3.0,))
 
 
 @given(st.dictionaries(st.sampled_from([OPEN, FAILURES, BEGUN]), st.text()))
@@ -47,115 +70,140 @@ def test_any_annotations_can_be_read(annotations: dict[str, str]) -> None:
     assert (circuit.opened is None) == (not annotations.get(OPEN))
 
 
-def test_nobody_s_change_is_lost() -> None:
-    cluster = MemoryCluster()
-    one, two = (ConfigMapStore(cluster, "gpufrag", "gpufrag-restarter") for _ in range(2))
-
-    def change(circuit: Circuit) -> Circuit:
-        if cluster.store == {}:
-            two.update(lambda other: other.begun(1.0))
-        return circuit.begun(2.0)
-
-    assert one.update(change).begun_s == (1.0, 2.0)
+def breaker(store: MemoryBackend, time: FakeTime | None = None) -> CircuitBreaker:
+    at = time or FakeTime()
+    return CircuitBreaker(store, SETTINGS, Clock(lambda: at.wall_s, lambda: at.steady_s), metrics.Metrics())
 
 
-def test_a_store_that_keeps_changing_is_given_up() -> None:
-    cluster = MemoryCluster()
-    cluster.fault = fail_at(0, False, Conflict("409"), times=100)
-    cluster.calls.clear()
-    store = ConfigMapStore(cluster, "gpufrag", "gpufrag-restarter")
-    cluster.fault = lambda number, name, done: _conflict(name)
+def test_fleet_counts_stored_and_own_restarts() -> None:
+    time, history = FakeTime(), LocalHistory()
+    one = breaker(MemoryBackend(), time)
+    one.begun()
+    assert one.fleet(3, history) == Fleet(3, 1, None)
+    for _ in range(2):
+        history.begin("u", time.steady_s)
+    assert one.fleet(0, history).begun_in_hour == 2
+    time.move(HOUR_S)
+    assert one.fleet(0, history).begun_in_hour == 0
+
+
+def test_concurrent_changes_are_both_stored() -> None:
+    store = MemoryBackend()
+    one, two = breaker(store), breaker(store)
+
+    def interfere(number: int, name: str, done: bool) -> None:
+        if name == "save" and number == 1 and not done:
+            two.begun()
+
+    store.fault = interfere
+    one.begun()
+    assert Circuit.read(store.circuit or {}).begun_in_hour(FakeTime().wall_s) == 2
+
+
+def test_store_that_keeps_changing_is_an_error() -> None:
+    store = MemoryBackend()
+
+    def conflict(number: int, name: str, done: bool) -> None:
+        if name == "save":
+            raise Conflict("409")
+
+    store.fault = conflict
     with pytest.raises(Unavailable, match="keeps changing"):
-        store.update(Circuit.closed)
-
-
-def _conflict(name: str) -> None:
-    if name == "patch":
-        raise Conflict("409")
+        breaker(store).close()
+    assert store.calls.count("save") == 10
 
 
 def failing_fleet() -> Rig:
-    cluster = jobs(4)
-    for job in cluster.jobs.values():
-        job.ready = False
-    rig = Rig(LOOSE, cluster)
+    backend = MemoryBackend({f"job{place}": FakeJob(f"job{place}", ready=False) for place in range(4)})
+    rig = Rig(LOOSE, backend)
     for place in range(3):
         rig.send(alert(f"job{place}-1")).go()
     return rig
 
 
-def test_restarts_that_fail_open_it_for_all_jobs() -> None:
+def test_failed_restarts_open_it_for_all_jobs() -> None:
     rig = failing_fleet()
     assert rig.metrics.value(metrics.CIRCUIT_OPEN) == 1
     rig.send(alert("job3-1")).go()
-    assert rig.told[-1] == "refused circuit-open"
-    assert rig.cluster.suspensions == 3
+    assert rig.outcomes[-1] == "refused circuit-open"
+    assert rig.backend.suspensions == 3
 
 
-def test_a_new_receiver_finds_it_open_until_a_person_closes_it() -> None:
+def test_open_circuit_outlives_the_process_until_closed() -> None:
     rig = failing_fleet().again()
     rig.send(alert("job3-1")).go()
-    assert rig.told == ["refused circuit-open"]
-    rig.webhook.fuse.close()
-    rig.hands.move(400)
+    assert rig.outcomes == ["refused circuit-open"]
+    rig.webhook.circuit.close()
+    assert rig.metrics.value(metrics.CIRCUIT_OPEN) == 0
+    rig.time.move(400)
     rig.send(alert("job3-1")).go()
-    assert rig.cluster.suspensions == 4
+    assert rig.backend.suspensions == 4
 
 
-def test_a_failure_that_cannot_be_written_down_is_not_forgotten() -> None:
+def test_change_that_cannot_be_stored_is_stored_later() -> None:
     rig = Rig()
-    rig.cluster.fault = fail_at(0, False, Away("503"), times=1)
-    rig.webhook.fuse.trip("for a test")
+    rig.backend.fault = fail_at(0, False, Away("503"))
+    rig.webhook.circuit.open("for a test")
     assert rig.metrics.value(metrics.CIRCUIT_OPEN) is None
     rig.send().go()
-    assert rig.told == ["refused circuit-open"]
+    assert rig.outcomes == ["refused circuit-open"]
 
 
-def test_a_storm_opens_it() -> None:
-    rig = Rig(replace(LOOSE, max_per_hour=2), jobs(4))
+def test_closing_discards_changes_not_stored_yet() -> None:
+    rig = Rig()
+    rig.backend.fault = fail_at(0, False, Away("503"))
+    rig.webhook.circuit.open("for a test")
+    rig.webhook.circuit.close()
+    assert rig.send().go().outcomes[-1] == "restarted restarted"
+
+
+def test_too_many_restarts_per_hour_open_it() -> None:
+    rig = Rig(
+        replace(LOOSE, max_per_hour=2), MemoryBackend({f"job{place}": FakeJob(f"job{place}") for place in range(4)})
+    )
     rig.send(*(alert(f"job{place}-1") for place in range(4))).go()
-    assert rig.cluster.suspensions == 2
-    assert sorted(rig.told)[:2] == ["refused circuit-open", "refused hourly"]
+    assert rig.backend.suspensions == 2
+    assert sorted(rig.outcomes)[:2] == ["refused circuit-open", "refused hourly-limit"]
 
 
-def test_without_its_config_map_nothing_is_restarted() -> None:
-    rig = Rig(cluster=MemoryCluster(store=None)).send().go()
-    assert rig.told == ["refused no-memory"]
-    assert "ConfigMap" in rig.cluster.events[0].note
+def test_unreadable_circuit_restarts_nothing() -> None:
+    rig = Rig(backend=MemoryBackend(circuit=None)).send().go()
+    assert rig.outcomes == ["refused circuit-unavailable"]
+    assert "ConfigMap" in rig.backend.events[0].text
 
 
-def test_a_job_that_restarts_do_not_help_is_left_alone() -> None:
+def test_job_that_restarts_do_not_help_is_left_alone() -> None:
     rig = Rig()
     for _ in range(3):
-        rig.send(alert(rig.cluster.job.pod_name, starts_at_s=rig.hands.wall_s)).go()
-        rig.hands.move(3500)
-    rig.hands.move(3500)
-    rig.send(alert(rig.cluster.job.pod_name, starts_at_s=rig.cluster.memory.latest_s)).go()
-    assert rig.told[-1] == "refused stopped"
-    assert rig.cluster.memory.stopped is not None
-    rig.hands.move(200_000)
+        rig.send(alert(rig.backend.job.pod_name, starts_at_s=rig.time.wall_s)).go()
+        rig.time.move(3500)
+    rig.time.move(3500)
+    rig.send(alert(rig.backend.job.pod_name, starts_at_s=rig.backend.record.latest_s)).go()
+    assert rig.outcomes[-1] == "refused ineffective"
+    assert rig.backend.record.stopped is not None
+    rig.time.move(200_000)
     rig.send().go()
-    assert rig.told[-1] == "refused stopped"
-    del rig.cluster.job.annotations["gpufrag.dev/restart-stopped"]
-    rig.hands.move(400)
-    rig.send(alert(rig.cluster.job.pod_name, starts_at_s=rig.hands.wall_s)).go()
-    assert rig.told[-1] == "restarted restarted"
+    assert rig.outcomes[-1] == "refused ineffective"
+    del rig.backend.job.annotations["gpufrag.dev/restart-stopped"]
+    rig.time.move(400)
+    rig.send(alert(rig.backend.job.pod_name, starts_at_s=rig.time.wall_s)).go()
+    assert rig.outcomes[-1] == "restarted restarted"
 
 
 @pytest.mark.parametrize("jump_s", [-3e7, -7200.0, -60.0, 60.0, 7200.0, 3e7])
-def test_a_clock_that_is_set_restarts_nothing_early(jump_s: float) -> None:
+def test_setting_the_clock_permits_no_early_restart(jump_s: float) -> None:
     rig = Rig().send().go()
-    rig.hands.wall_s += jump_s
+    rig.time.wall_s += jump_s
     rig.send().go()
-    rig.hands.move(900)
+    rig.time.move(900)
     rig.send().go()
-    assert rig.cluster.suspensions == 1
+    assert rig.backend.suspensions == 1
 
 
-def test_a_clock_that_is_set_during_a_restart_does_not_hold_it_up() -> None:
+def test_setting_the_clock_during_a_restart_does_not_delay_it() -> None:
     rig = Rig().send()
     for jump_s in (3e7, -6e7, 3e7):
         rig.turn()
-        rig.hands.wall_s += jump_s
+        rig.time.wall_s += jump_s
     rig.go()
-    assert rig.told[-1] == "restarted restarted"
+    assert rig.outcomes[-1] == "restarted restarted"

@@ -1,4 +1,4 @@
-"""Decisions as people and programs read them: the list, the line, the page."""
+"""Decisions as people and programs read them: the list, the JSON line, the Event, the page."""
 
 from __future__ import annotations
 
@@ -9,21 +9,26 @@ from html.parser import HTMLParser
 import pytest
 
 from gpufrag.restarter import decisions, page
-from gpufrag.restarter.decisions import KEPT, Decision, Recorder
-from gpufrag.restarter.errors import Away
+from gpufrag.restarter.backend import Away, Job
+from gpufrag.restarter.clock import Clock
+from gpufrag.restarter.decisions import MAX_DECISIONS, Decision, DecisionLog
 from gpufrag.restarter.metrics import CIRCUIT_OPEN, DRY_RUN, EVENTS_LOST, Metrics
-from restarter.memory_cluster import MemoryCluster, fail_at
+from restarter.worker_rig import START_S, alert
 
 EVIL = "<script>alert('\"&</script>\n\u202e"
-OUTCOMES = [value for name, value in vars(decisions).items() if name.isupper() and isinstance(value, str)]
+JOB = Job("fake", "job train", "u", {}, "")
 
 
-def decision(outcome: str = decisions.REFUSED, text: str = "Not restarted.") -> Decision:
-    return Decision(1_800_000_000.0, outcome, "budget", text, "Alert", "cafe", "ml", "train-0", "Job.batch ml/train")
+def log(stream: io.StringIO | None = None, fail: bool = False) -> tuple[DecisionLog, list[Decision]]:
+    shown: list[Decision] = []
 
+    def notify(job: Job, decision: Decision) -> None:
+        if fail:
+            raise Away("503")
+        shown.append(decision)
 
-def recorder(stream: io.StringIO | None = None) -> Recorder:
-    return Recorder(MemoryCluster(), Metrics(), stream or io.StringIO())
+    clock = Clock(lambda: START_S, lambda: 0.0)
+    return DecisionLog(Metrics(), clock, notify, stream or io.StringIO()), shown
 
 
 class Text(HTMLParser):
@@ -40,58 +45,49 @@ class Text(HTMLParser):
         self.text += data
 
 
-def test_the_latest_thousand_are_kept_the_newest_first() -> None:
-    one = recorder()
-    for number in range(KEPT + 5):
-        one.tell(decision(text=str(number)))
+def test_newest_decisions_are_kept() -> None:
+    one, _ = log()
+    for number in range(MAX_DECISIONS + 5):
+        one.publish(decisions.REFUSED, "daily-budget", str(number))
     assert [kept.text for kept in one.latest()[:2]] == ["1004", "1003"]
-    assert len(one.latest()) == KEPT
+    assert len(one.latest()) == MAX_DECISIONS
 
 
-def test_a_line_is_json_whatever_is_in_it() -> None:
+def test_any_text_makes_one_json_line() -> None:
     stream = io.StringIO()
-    recorder(stream).tell(decision(text=EVIL))
+    log(stream)[0].publish(decisions.REFUSED, "daily-budget", EVIL, alert(), JOB)
     (line,) = stream.getvalue().splitlines()
-    assert json.loads(line)["text"] == EVIL
-    assert json.loads(line)["time"] == "2027-01-15T08:00:00+00:00"
+    found = json.loads(line)
+    assert (found["text"], found["time"]) == (EVIL, "2027-01-15T08:00:00+00:00")
+    assert (found["alert"], found["namespace"], found["job"]) == ("GpuMemoryFragmented", "ml", "job train")
 
 
-def test_a_closed_stdout_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_closed_stdout_is_logged_only(caplog: pytest.LogCaptureFixture) -> None:
     stream = io.StringIO()
     stream.close()
-    one = recorder(stream)
-    one.tell(decision())
-    assert len(one.latest()) == 1
-    assert "could not be written" in caplog.text
+    one, shown = log(stream)
+    one.publish(decisions.STARTED, "started", "text", job=JOB)
+    assert (len(one.latest()), len(shown)) == (1, 1)
+    assert "cannot write a decision" in caplog.text
 
 
-def test_an_event_that_is_not_taken_is_counted() -> None:
-    cluster, metrics = MemoryCluster(), Metrics()
-    cluster.fault = fail_at(0, False, Away("503"))
-    Recorder(cluster, metrics, io.StringIO()).tell(decision(), cluster.ref)
-    assert metrics.value(EVENTS_LOST) == 1
+def test_lost_event_is_counted() -> None:
+    one, _ = log(fail=True)
+    one.publish(decisions.STARTED, "started", "text", job=JOB)
+    assert one.metrics.value(EVENTS_LOST) == 1
 
 
-@pytest.mark.parametrize("outcome", [one for one in OUTCOMES if one != decisions.CLOSED])
-def test_every_outcome_can_be_an_event(outcome: str) -> None:
-    cluster = MemoryCluster()
-    Recorder(cluster, Metrics(), io.StringIO()).tell(decision(outcome), cluster.ref)
-    assert cluster.events[0].reason.isalpha()
-
-
-def test_the_page_escapes_what_comes_from_outside() -> None:
-    metrics = Metrics()
-    rendered = page.render([Decision(0.0, *[EVIL] * 7)], 0.0, metrics).decode()
-    found = Text(rendered)
+def test_page_escapes_all_values() -> None:
+    found = Text(page.render([Decision(0.0, *[EVIL] * 7)], 0.0, Metrics()).decode())
     assert "script" not in found.tags
-    assert found.text.count(EVIL.splitlines()[0]) == 6  # one is namespace and pod
+    assert found.text.count(EVIL.splitlines()[0]) == 6  # namespace and pod are not shown with a job
 
 
-def test_the_page_says_how_things_stand() -> None:
+def test_page_shows_the_state() -> None:
     metrics = Metrics()
-    assert "circuit unknown" in Text(page.render([], 0.0, metrics).decode()).text
+    assert "circuit breaker unknown" in Text(page.render([], 0.0, metrics).decode()).text
     metrics.set(CIRCUIT_OPEN, 1)
     metrics.set(DRY_RUN, 1)
     text = Text(page.render([], 0.0, metrics).decode()).text
-    assert "dry run: nothing is restarted, circuit open, 0 under way, 0 waiting" in text
-    assert "Nothing was decided yet." in text
+    assert "dry run, circuit breaker open, 0 restarts in progress, 0 alerts waiting" in text
+    assert "No decisions yet." in text

@@ -1,4 +1,4 @@
-"""The permissions are enough for each kind, and none is more than it takes."""
+"""The permissions are sufficient for each kind, and none is superfluous."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ from typing import Any
 
 import pytest
 
-from gpufrag.restarter.errors import Denied
-from gpufrag.restarter.kubernetes import kinds
-from gpufrag.restarter.kubernetes.cluster import PHASE, Event
-from gpufrag.restarter.kubernetes.owners import resolve
-from gpufrag.restarter.kubernetes.permissions import PERMISSIONS, lacking, needed, role_rules
+from gpufrag.restarter.backend import Denied
+from gpufrag.restarter.decisions import Decision
+from gpufrag.restarter.kubernetes import objects as kinds
+from gpufrag.restarter.kubernetes.permissions import PERMISSIONS, needed, role_rules
 from gpufrag.restarter.kubernetes.targets import TARGETS
 from restarter.fake_api import manifests
 from restarter.fake_api.rbac import ADMIN, User
 from restarter.fake_api.server import TOKEN
-from restarter.restarting import Scene, scene
+from restarter.scene import Scene, pod_alert, scene
 
 Rules = list[dict[str, Any]]
 FORBIDDEN = {"pods/exec", "secrets", "configmaps", "*"}
@@ -26,16 +25,16 @@ def allow(it: Scene, rules: Any) -> None:
     it.api.users[TOKEN] = User("restarter", tuple(rules), manifests.NAMESPACE)
 
 
-def everything(it: Scene) -> None:
-    """All that the restarter does to a job of this kind."""
-    resolve(it.cluster, manifests.NAMESPACE, it.resolved.pod.name)
-    assert it.target.pods(it.cluster, it.resolved.owner)  # each is asked for a checkpoint
+def do_everything(it: Scene) -> None:
+    """Do all that the restarter does to a job of this kind."""
+    it.backend.find(pod_alert(it.pod.name))
+    assert it.backend.pods(it.job)
     it.restart()
-    it.cluster.create_event(Event(it.resolved.owner.ref, "Restarted", "", at_s=0.0))
-    assert [one.annotations[PHASE] for one in it.cluster.list_marked(it.target.kind, manifests.NAMESPACE)]
+    it.backend.notify(it.job, Decision(0.0, "restarted", "restarted", ""))
+    assert it.client.list_marked(it.target.kind, manifests.NAMESPACE)
 
 
-def one_verb_less(rules: Rules) -> Iterator[Rules]:
+def without_each_verb(rules: Rules) -> Iterator[Rules]:
     for one in rules:
         for left in one["verbs"]:
             less = {**one, "verbs": [verb for verb in one["verbs"] if verb != left]}
@@ -43,47 +42,31 @@ def one_verb_less(rules: Rules) -> Iterator[Rules]:
 
 
 @pytest.mark.parametrize("make", manifests.ALL, ids=lambda make: make.__name__)
-def test_what_is_listed_for_a_kind_is_enough_and_nothing_less_is(make: Any) -> None:
+def test_permissions_of_a_kind_are_sufficient_and_minimal(make: Any) -> None:
     with scene(make()) as it:
         rules = role_rules([it.target.kind])
         allow(it, rules)
-        everything(it)
-        for fewer in one_verb_less(rules):
+        do_everything(it)
+        for fewer in without_each_verb(rules):
             allow(it, ADMIN)
             it.again(make())
             allow(it, fewer)
             with pytest.raises(Denied, match="403"):
-                everything(it)
+                do_everything(it)
 
 
-def test_nobody_is_allowed_what_a_restart_never_needs() -> None:
+def test_no_dangerous_permission_is_needed() -> None:
     rules = role_rules(TARGETS)
     assert not FORBIDDEN & {resource for rule in rules for resource in rule["resources"]}
-    assert not {"delete", "deletecollection", "update", "watch", "*"} & {
-        verb for rule in rules for verb in rule["verbs"]
-    }
+    verbs = {verb for rule in rules for verb in rule["verbs"]}
+    assert not {"delete", "deletecollection", "update", "watch", "*"} & verbs
 
 
-def test_a_rule_names_each_resource_once() -> None:
+def test_each_resource_has_one_rule() -> None:
     named = [(rule["apiGroups"][0], rule["resources"][0]) for rule in role_rules(TARGETS)]
     assert len(named) == len(set(named))
 
 
-def test_only_the_kinds_that_are_wanted_are_asked_for() -> None:
+def test_only_the_wanted_kinds_are_included() -> None:
     assert {one.kind for one in needed([kinds.JOB])} == {kinds.POD, kinds.EVENT, kinds.JOB}
     assert set(needed(TARGETS)) == set(PERMISSIONS)
-
-
-def test_every_target_can_be_patched_and_listed() -> None:
-    for kind in TARGETS:
-        assert ("get", "list", "patch") in [one.verbs for one in needed([kind]) if one.kind == kind]
-
-
-def test_what_is_lacking_is_told_verb_by_verb() -> None:
-    with scene(manifests.workflow()) as it:
-        assert lacking(it.cluster, [it.target.kind], "ml") == ()
-        allow(it, [rule for rule in role_rules([it.target.kind]) if rule["resources"] != ["pods/eviction"]])
-        assert [(verb, one.resource) for verb, one in lacking(it.cluster, [it.target.kind], "ml")] == [
-            ("create", "pods/eviction")
-        ]
-        assert len(lacking(it.cluster, [it.target.kind], "elsewhere")) == 7

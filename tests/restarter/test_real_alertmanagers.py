@@ -1,4 +1,4 @@
-"""Real Alertmanagers with the config that is shipped, and two restarters: one restart."""
+"""Two real Alertmanagers with the shipped config, and two restarters: one restart."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.real
 
 
 def routing(folder: Path, *restarters: Process) -> dict[str, Any]:
-    """As shipped, but quick, and with each restarter as a receiver of its own address."""
+    """Return the shipped config with short intervals, for these restarters."""
     config: dict[str, Any] = yaml.safe_load(SHIPPED.read_text())
     for route in (config["route"], *config["route"]["routes"]):
         route |= {"group_wait": "1s", "group_interval": "2s", "repeat_interval": "3s"}
@@ -37,7 +37,7 @@ def routing(folder: Path, *restarters: Process) -> dict[str, Any]:
 
 
 def fire(address: str, pod: str) -> None:
-    """An alert about each rank, all of one job."""
+    """Send an alert for each rank of one job."""
     now = datetime.now(timezone.utc).isoformat()
     alerts = [
         {"labels": {**ALERT["labels"], "pod": pod, "rank": str(rank)}, "annotations": {}, "startsAt": now}
@@ -72,7 +72,7 @@ def begun(folder: Path, kubeconfig: Path, stack: ExitStack) -> Process:
 
 @pytest.fixture
 def alertmanagers(restarters: list[Process], tmp_path: Path) -> Iterator[list[str]]:
-    """Two without gossip: each sends all, as two that have lost each other do."""
+    """Two without gossip, as after a network partition: each sends all alerts."""
     config = routing(tmp_path / "one", *restarters)
     with ExitStack() as stack:
         folders = [tmp_path / "am-one", tmp_path / "am-two"]

@@ -1,4 +1,4 @@
-"""`gpufrag restarter` as a process, on an API server that is a fake: from a call of the webhook to a restarted job."""
+"""`gpufrag restarter` as a process: from a webhook call to a restarted job, and the check of its config."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def api() -> Iterator[FakeApi]:
 
 @pytest.fixture
 def start(api: FakeApi, tmp_path: Path) -> Iterator[Callable[..., Process]]:
-    """Starts the restarter on the fake cluster; keyword arguments are changes of its config."""
+    """Start the restarter on the fake API server; keyword arguments change its config."""
     started: list[Process] = []
 
     def run(**changes: Any) -> Process:
@@ -36,7 +36,7 @@ def start(api: FakeApi, tmp_path: Path) -> Iterator[Callable[..., Process]]:
         process.kill()
 
 
-def test_from_an_alert_to_a_restarted_job(api: FakeApi, start: Any) -> None:
+def test_webhook_call_restarts_a_job(api: FakeApi, start: Any) -> None:
     process = start()
     process.eventually(lambda: get(process, "/-/ready").status_code == 200)
     assert send(process, pod_of(api)) == 202
@@ -47,71 +47,77 @@ def test_from_an_alert_to_a_restarted_job(api: FakeApi, start: Any) -> None:
     assert process.end() == 0
 
 
-def test_a_dry_run_stores_nothing(api: FakeApi, start: Any) -> None:
+def test_dry_run_stores_nothing(api: FakeApi, start: Any) -> None:
     process = start(policy={"namespaces": ["ml"]})
     assert send(process, pod_of(api)) == 202
     process.eventually(lambda: process.outcomes == ["would-restart"])
     assert {one.query.get("dryRun") for one in api.sent("PATCH")} == {"All"}
 
 
-def test_a_killed_receiver_s_job_is_resumed_by_the_next(api: FakeApi, start: Any) -> None:
-    first = start(restart={"poll": "1h", "retry": "50ms"})  # it suspends, and looks again in an hour
+def test_job_of_a_killed_restarter_is_resumed(api: FakeApi, start: Any) -> None:
+    first = start()
+    api.world.grace_ticks = 10**9
     assert send(first, pod_of(api)) == 202
     first.eventually(lambda: suspensions(api) == [True])
     first.kill()
+    api.world.grace_ticks = 2
     second = start()
-    second.eventually(lambda: second.outcomes == ["resumed", "restarted"])
+    second.eventually(lambda: second.outcomes == ["taken-over", "restarted"])
     assert suspensions(api) == [True, False]
 
 
-def test_an_open_door_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = write_config(tmp_path, web={"listen_address": ":0"}, auth={})
-    assert main(["restarter", "--check", "--config", str(config)]) == 2
-    assert "anybody who can connect could restart jobs; set auth.bearer_file" in capsys.readouterr().err
+@pytest.mark.parametrize("address", [":0", "127.0.0.1:0"])
+def test_missing_authentication_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str], address: str) -> None:
+    config = write_config(tmp_path, web={"listen_address": address}, auth={})
+    for options in (["--check"], ["--kubeconfig", str(tmp_path / "none")]):
+        assert main(["restarter", *options, "--config", str(config)]) == 2
+    assert "auth.bearer_file is not set: anyone who can connect could restart jobs" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("changes", "code", "told"),
+    ("changes", "code", "text"),
     [
-        ({}, 0, "restarter.yaml: good"),
+        ({}, 0, "restarter.yaml: valid"),
         ({"polcy": {}}, 2, 'did you mean "policy"'),
-        ({"policy": {"cool_down": "soon"}}, 2, "policy.cool_down"),
+        ({"policy": {"cooldown": "soon"}}, 2, "policy.cooldown"),
         ({"auth": {"bearer_file": "none"}}, 1, "none: No such file"),
         ({"checkpoint": {"on_timeout": "cry"}}, 2, "abort or restart"),
         ({"prometheus": {"bearer_file": "no-file"}}, 1, "prometheus.bearer_file"),
         ({"target": "nomad"}, 2, "target must be kubernetes, process or slurm"),
-        ({"target": "slurm"}, 2, "target slurm needs state_file"),
-        ({"target": "process", "state_file": "none/state.json"}, 1, "not a folder that can be written to"),
-        ({"target": "slurm", "state_file": "state.json", "slurm": {"start_after": "30s"}}, 0, "restarter.yaml: good"),
-        ({"target": "process", "state_file": "state.json"}, 0, "restarter.yaml: good"),
+        ({"target": "slurm"}, 2, "state_file is required with target: slurm"),
+        ({"target": "process", "state_file": "none/state.json"}, 1, "cannot write to the folder"),
+        ({"target": "slurm", "state_file": "state.json", "slurm": {"start_after": "30s"}}, 0, "restarter.yaml: valid"),
+        ({"target": "process", "state_file": "state.json"}, 0, "restarter.yaml: valid"),
         ({"prometheus": {"url": "prometheus:9090"}}, 2, "prometheus.url is not a server address"),
         ({"prometheus": {"url": "https://p", "ca_file": "none"}}, 1, "prometheus.ca_file"),
         ({"prometheus": {"url": "https://p", "bearer_file": "none"}}, 1, "prometheus.bearer_file"),
-        ({"target": "process", "state_file": "."}, 1, "a folder; name a file in it"),
+        ({"target": "process", "state_file": "."}, 1, "is a folder; name a file in it"),
         ({"web": {"listen_address": ":9"}, "metrics_web": {"listen_address": ":9"}}, 2, "choose two ports"),
     ],
 )
-def test_a_config_is_checked(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, Any], code: int, told: str
+def test_config_is_checked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, Any], code: int, text: str
 ) -> None:
     assert main(["restarter", "--check", "--config", str(write_config(tmp_path, **changes))]) == code
     shown = capsys.readouterr()
-    assert told in (shown.err if code else shown.out)
+    assert text in (shown.err if code else shown.out)
     assert (shown.out + shown.err).count("\n") == 1
 
 
-def test_a_check_says_that_nothing_would_be_restarted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (path := tmp_path / "empty.yaml").touch()
-    assert main(["restarter", "--check", "--config", str(path)]) == 0
-    assert "restarts nothing: policy.dry_run is true" in capsys.readouterr().out
-    for policy, why in (({"enabled": False}, "policy.enabled"), ({"dry_run": False}, "policy.namespaces is empty")):
+def test_check_shows_why_nothing_is_restarted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    causes = {
+        "policy.enabled": {"enabled": False},
+        "policy.dry_run is true": {},
+        "policy.namespaces": {"dry_run": False},
+    }
+    for why, policy in causes.items():
         assert main(["restarter", "--check", "--config", str(write_config(tmp_path, policy=policy))]) == 0
         assert why in capsys.readouterr().out
     assert main(["restarter", "--check", "--config", str(write_config(tmp_path))]) == 0
-    assert capsys.readouterr().out.endswith(": good\n")
+    assert capsys.readouterr().out.endswith(": valid\n")
 
 
-def test_no_cluster_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_kubeconfig_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kubeconfig = str(tmp_path / "none")
     assert main(["restarter", "--config", str(write_config(tmp_path)), "--kubeconfig", kubeconfig]) == 2
     assert kubeconfig in capsys.readouterr().err

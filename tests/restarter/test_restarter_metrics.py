@@ -1,4 +1,4 @@
-"""The restarter's own metrics: named and told well, there from the start, and rendered whatever is in a label."""
+"""The restarter's own metrics: their names, their initial values, and their text format."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from prometheus_client.parser import text_string_to_metric_families
 from gpufrag.metrics import TABLE
 from gpufrag.metrics.exposition import write
 from gpufrag.restarter import metrics
+from gpufrag.restarter.backend import Away, BackendError, Conflict, Denied, Invalid, NotFound, TooMany
 from gpufrag.restarter.metrics import BOUNDS_S, COUNTER, ROWS, Metrics, Row
-from gpufrag.restarter.reasons import REASONS
+from gpufrag.restarter.reasons import DAILY_BUDGET, REASONS, Reason, Refused
 
 CIRCUIT = "gpufrag_restarter_circuit_open[]"
 
 
 def busy() -> Metrics:
-    """With a value in every row."""
+    """Return metrics with a value in every row."""
     made = Metrics()
     for row in ROWS:
         if row.kind == COUNTER:
@@ -38,31 +39,31 @@ def samples(values: Metrics) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_a_row_is_well_named_and_told(row: Row) -> None:
+def test_metric_has_a_valid_name_and_help(row: Row) -> None:
     assert re.fullmatch(r"gpufrag_restarter_[a-z_]+", row.name)
     assert row.name.endswith("_total") == (row.kind == COUNTER)
     assert row.help.endswith(".")
 
 
-def test_no_name_is_given_twice() -> None:
+def test_metric_names_are_unique() -> None:
     names = [row.name for row in (*ROWS, *TABLE)]
     assert len(set(names)) == len(names)
 
 
-def test_every_reason_is_there_from_the_start() -> None:
+def test_every_reason_is_exported_from_the_start() -> None:
     found = samples(Metrics())
     for reason in REASONS:
         assert found[f"gpufrag_restarter_refused_total[('reason', '{reason.label}')]"] == 0
 
 
-def test_what_is_not_known_is_absent() -> None:
+def test_unknown_value_is_absent() -> None:
     assert not [name for name in samples(Metrics()) if "last_success" in name or name == CIRCUIT]
     values = busy()
     values.set(metrics.CIRCUIT_OPEN, None)
     assert CIRCUIT not in samples(values)
 
 
-def test_a_histogram_counts_up_to_its_bounds() -> None:
+def test_histogram_counts_up_to_its_bounds() -> None:
     values = Metrics()
     for seconds in (0.5, 5.0, 1000.0):
         values.observe(metrics.CHECKPOINT, seconds)
@@ -75,14 +76,43 @@ def test_a_histogram_counts_up_to_its_bounds() -> None:
 
 
 @pytest.mark.parametrize("accept", ["", "application/openmetrics-text"])
-def test_any_value_of_a_label_is_rendered(accept: str) -> None:
+def test_any_label_value_is_escaped(accept: str) -> None:
     assert rb"odd \"reason\"\n" in write(busy(), accept)[1]
 
 
 @pytest.mark.real
-def test_promtool_has_nothing_to_say() -> None:
+def test_promtool_accepts_the_metrics() -> None:
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("no promtool command: apt-get install prometheus")
     done = subprocess.run([promtool, "check", "metrics"], input=write(busy())[1], capture_output=True, timeout=30)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+
+
+@pytest.mark.parametrize("reason", REASONS, ids=lambda reason: reason.label)
+def test_reason_has_a_label_a_text_and_a_remedy(reason: Reason) -> None:
+    assert re.fullmatch(r"[a-z]+(-[a-z]+)*", reason.label)
+    assert reason.text
+    assert reason.remedy
+    assert not (reason.text + reason.remedy).endswith(".")
+    assert [one.label for one in REASONS].count(reason.label) == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "label"),
+    [
+        (Conflict("x"), "conflict"),
+        (NotFound("x"), "job-gone"),
+        (Denied("x"), "forbidden"),
+        (Invalid("x"), "invalid-request"),
+        (TooMany("x"), "backend-unavailable"),
+        (Away("x"), "backend-unavailable"),
+    ],
+)
+def test_backend_error_gives_a_reason(error: BackendError, label: str) -> None:
+    assert error.refusal().reason.label == label
+
+
+def test_refusal_shows_cause_and_remedy() -> None:
+    text = str(Refused(DAILY_BUDGET, "4 of 4"))
+    assert text.startswith("the job has used its restarts of the last 24 hours (4 of 4); fix the cause")

@@ -1,4 +1,4 @@
-"""The receiver leads ranks through real sidecars, one for each of two pods."""
+"""The restarter asks ranks for a checkpoint through real sidecars, one in each of two pods."""
 
 from __future__ import annotations
 
@@ -14,44 +14,30 @@ from gpufrag.checkpoint.protocol import CheckpointFailed
 from gpufrag.config.sidecar import ControlSettings, NvmlSettings, ServeConfig
 from gpufrag.errors import Unavailable
 from gpufrag.restarter import server
-from gpufrag.restarter.agreed import AgreedCheckpointer
-from gpufrag.restarter.checkpoint import Checkpoint
-from gpufrag.restarter.kubernetes.cluster import GroupKind, Owner, Pod
-from gpufrag.restarter.kubernetes.owners import Resolved
-from gpufrag.restarter.kubernetes.sidecars import Sidecars, reaching
-from gpufrag.restarter.settings import CheckpointSettings, RestarterConfig
+from gpufrag.restarter.backend import Job
+from gpufrag.restarter.checkpoint import AgreedCheckpointer, Checkpoint
+from gpufrag.restarter.kubernetes.objects import Pod
+from gpufrag.restarter.kubernetes.sidecars import Sidecars, ranks_of
+from gpufrag.restarter.settings import AuthSettings, CheckpointSettings, RestarterConfig
 from gpufrag.sidecar.server import Sidecar
 from live_ranks import PATIENCE, LiveRank, saves_at
 from running_server import running
 
 TOKEN = "0123456789abcdef0123"
-OWNER = Owner("batch/v1", "Job", "ml", "train", "uid", "1")
-KIND = GroupKind("batch", "Job")
-
-
-@dataclass
-class Target:
-    """Of which only the pods are asked."""
-
-    found: list[Pod]
-
-    def pods(self, cluster: Any, owner: Owner) -> tuple[Pod, ...]:
-        return tuple(self.found)
+JOB = Job("Job.batch", "Job.batch ml/train", "uid", {}, "")
 
 
 @dataclass
 class Pods:
-    """Two pods with two ranks each, on addresses of their own and one port."""
+    """Two pods with two ranks each, on two addresses and one port."""
 
     ranks: list[LiveRank]
     pods: list[Pod]
     settings: CheckpointSettings
 
     def save(self) -> Checkpoint:
-        targets: Any = {KIND: Target(self.pods)}
-        cluster: Any = None
-        checkpointer = AgreedCheckpointer(reaching(cluster, targets, self.settings), hold_s=PATIENCE)
-        waiting = checkpointer.save(Resolved(OWNER, self.pods[0], ()), PATIENCE)
+        ranks = ranks_of(lambda job: tuple(self.pods), self.settings)
+        waiting = AgreedCheckpointer(ranks, hold_s=PATIENCE).save(JOB, PATIENCE)
         while True:
             try:
                 next(waiting)
@@ -93,59 +79,59 @@ def two(tmp_path: Path, token: Path) -> Iterator[Pods]:
         yield made
 
 
-def test_the_ranks_of_all_pods_save_at_one_step(two: Pods) -> None:
+def test_ranks_of_all_pods_save_at_one_step(two: Pods) -> None:
     saved = two.save()
     assert saved.saved
     assert [rank.saved for rank in two.ranks] == [[saved.step]] * 4
     assert saved.text == f"All 4 ranks saved at step {saved.step} to /checkpoints/{saved.step}."
 
 
-def test_a_launcher_without_a_sidecar_is_passed_over(two: Pods) -> None:
+def test_launcher_without_a_sidecar_is_ignored(two: Pods) -> None:
     two.pods.append(Pod("ml", "launcher", "uid-9", phase="Running", ip="127.0.0.9"))
     two.pods.append(Pod("ml", "ended", "uid-8", phase="Succeeded", ip="127.0.0.9"))
     assert two.save().saved
 
 
-def test_a_pod_that_is_missing_is_seen_by_its_ranks(two: Pods) -> None:
+def test_missing_pod_is_noticed(two: Pods) -> None:
     del two.pods[1]
     with pytest.raises(CheckpointFailed, match=r"rank 2, 3 of 4 does not answer"):
         two.save()
     assert all(rank.saved == [] for rank in two.ranks)
 
 
-def test_a_pod_that_nobody_listens_in_is_named(two: Pods) -> None:
+def test_pod_without_a_listener_is_named(two: Pods) -> None:
     two.pods[1] = replace(two.pods[1], ip="127.0.0.9")
-    with pytest.raises(CheckpointFailed, match="pod train-1: nobody listens on port"):
+    with pytest.raises(CheckpointFailed, match=r"pod train-1: connection to port \d+ refused"):
         two.save()
 
 
-def test_a_token_that_is_not_theirs_is_told(two: Pods, tmp_path: Path) -> None:
+def test_wrong_token_is_reported(two: Pods, tmp_path: Path) -> None:
     (tmp_path / "other").write_text("another-token-another")
     two.settings = replace(two.settings, token_file=tmp_path / "other")
-    with pytest.raises(CheckpointFailed, match="its sidecar does not know our token"):
+    with pytest.raises(CheckpointFailed, match="its sidecar rejects the token"):
         two.save()
 
 
-def test_sidecars_whose_endpoint_is_off_are_told(tmp_path: Path, token: Path) -> None:
-    with _two_pods(tmp_path, None) as pods, pytest.raises(CheckpointFailed, match=r"give it control.token_file"):
+def test_sidecar_without_control_is_reported(tmp_path: Path, token: Path) -> None:
+    with _two_pods(tmp_path, None) as pods, pytest.raises(CheckpointFailed, match=r"set control.token_file"):
         pods.save()
 
 
-def test_pods_without_an_address_and_jobs_without_a_pod_are_told(two: Pods) -> None:
+def test_pods_without_an_address_are_reported(two: Pods) -> None:
     two.pods[:] = [replace(pod, ip=None) for pod in two.pods]
-    with pytest.raises(CheckpointFailed, match="pod train-0 has no address yet"):
+    with pytest.raises(CheckpointFailed, match="pod train-0 has no IP address"):
         two.save()
     two.pods[:] = [replace(pod, phase="Failed") for pod in two.pods]
-    with pytest.raises(CheckpointFailed, match="the job has no pod that runs"):
+    with pytest.raises(CheckpointFailed, match="the job has no running pod"):
         two.save()
 
 
-def test_an_authority_that_is_none_is_told_at_the_start(tmp_path: Path) -> None:
-    with pytest.raises(Unavailable, match=r"checkpoint.ca_file: .*certificates of authorities"):
+def test_unreadable_ca_file_is_an_error_at_start(tmp_path: Path) -> None:
+    with pytest.raises(Unavailable, match=r"checkpoint.ca_file: cannot read certificates"):
         Sidecars(CheckpointSettings(ca_file=tmp_path / "missing"))
 
 
-def test_over_tls_their_certificate_is_checked_by_its_name(tmp_path: Path, token: Path, certificate: Any) -> None:
+def test_certificate_is_checked_by_its_name(tmp_path: Path, token: Path, certificate: Any) -> None:
     web = tmp_path / "web.yml"
     web.write_text(f"tls_server_config: {{cert_file: {certificate.cert}, key_file: {certificate.key}}}")
     with _two_pods(tmp_path, token, web) as pods:
@@ -157,7 +143,9 @@ def test_over_tls_their_certificate_is_checked_by_its_name(tmp_path: Path, token
         assert pods.save().saved
 
 
-def test_a_check_of_the_config_reads_the_token(tmp_path: Path, token: Path) -> None:
-    server.check(RestarterConfig(checkpoint=CheckpointSettings(token_file=token)))
+def test_check_of_the_config_reads_the_token(tmp_path: Path, token: Path) -> None:
+    server.check(RestarterConfig(auth=AuthSettings(token), checkpoint=CheckpointSettings(token_file=token)))
     with pytest.raises(Unavailable, match="is to hold the bearer tokens"):
-        server.check(RestarterConfig(checkpoint=CheckpointSettings(token_file=tmp_path / "missing")))
+        server.check(
+            RestarterConfig(auth=AuthSettings(token), checkpoint=CheckpointSettings(token_file=tmp_path / "missing"))
+        )

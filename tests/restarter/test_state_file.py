@@ -1,7 +1,8 @@
-"""The file that remembers off Kubernetes: nothing is lost, and nobody overwrites what he has not seen."""
+"""The state file: no change is lost, and none overwrites another that it has not seen."""
 
 from __future__ import annotations
 
+import fcntl
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -9,8 +10,8 @@ import pytest
 
 from gpufrag.errors import Unavailable
 from gpufrag.restarter import state_file
-from gpufrag.restarter.errors import Away, Conflict
-from gpufrag.restarter.kubernetes.cluster import PHASE
+from gpufrag.restarter.backend import Away, Conflict
+from gpufrag.restarter.record import PHASE
 from gpufrag.restarter.state_file import Entry, StateFile
 
 
@@ -19,26 +20,38 @@ def state(tmp_path: Path) -> StateFile:
     return StateFile(tmp_path / "state.json")
 
 
-def test_what_is_written_is_read_by_another(state: StateFile, tmp_path: Path) -> None:
+def test_change_is_seen_by_another(state: StateFile, tmp_path: Path) -> None:
     assert state.get("a") == Entry()
     assert state.patch("a", {"x": "1", "y": None}, 0) == Entry(1, {"x": "1"})
     assert StateFile(tmp_path / "state.json").get("a") == Entry(1, {"x": "1"})
     assert state.patch("a", {"x": None}, None) == Entry(2, {})
 
 
-def test_a_stale_version_changes_nothing(state: StateFile) -> None:
+def test_stale_version_is_a_conflict(state: StateFile) -> None:
     state.patch("a", {"x": "1"}, 0)
     with pytest.raises(Conflict):
         state.patch("a", {"x": "2"}, 0)
     assert state.get("a").annotations == {"x": "1"}
 
 
-def test_a_dry_run_changes_nothing(state: StateFile) -> None:
-    assert state.patch("a", {"x": "1"}, 0, dry_run=True) == Entry(1, {"x": "1"})
-    assert state.get("a") == Entry()
+def test_lock_of_another_program_is_an_error(state: StateFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state_file, "LOCK_TIMEOUT_S", 0.1)
+    with (tmp_path / "state.json.lock").open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(Away, match="another process holds the lock"):
+            state.patch("a", {}, None)
+    assert state.patch("a", {}, None).version == 1
 
 
-def test_of_many_at_once_one_wins(state: StateFile) -> None:
+def test_circuit_is_stored_with_its_version(state: StateFile) -> None:
+    annotations, version = state.load()
+    state.save({"x": "1"}, version)
+    with pytest.raises(Conflict):
+        state.save({"x": "2"}, version)
+    assert (annotations, state.load()[0]) == ({}, {"x": "1"})
+
+
+def test_one_of_many_concurrent_changes_wins(state: StateFile) -> None:
     def attempt(number: int) -> bool:
         try:
             state.patch("a", {"by": str(number)}, 0)
@@ -52,19 +65,17 @@ def test_of_many_at_once_one_wins(state: StateFile) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[1]", "{", '{"a": 7}', '{"a": {"version": "1", "annotations": {}}}'])
-def test_a_file_that_is_none_restarts_nothing(tmp_path: Path, text: str) -> None:
+def test_broken_file_is_an_error(tmp_path: Path, text: str) -> None:
     path = tmp_path / "state.json"
     path.write_text(text)
-    with pytest.raises(Away, match="not what was written there"):
+    with pytest.raises(Away, match="not a state file"):
         StateFile(path).get("a")
     with pytest.raises(Away):
         StateFile(path).patch("a", {}, None)
 
 
-def test_the_longest_idle_are_forgotten_and_those_under_way_are_not(
-    state: StateFile, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(state_file, "MOST", 2)
+def test_oldest_idle_entries_are_dropped(state: StateFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state_file, "MAX_ENTRIES", 2)
     state.patch("old", {PHASE: "waiting"}, 0)
     for key in ("a", "b", "c"):
         state.patch(key, {"x": "1"}, 0)
@@ -72,6 +83,6 @@ def test_the_longest_idle_are_forgotten_and_those_under_way_are_not(
     assert set(state.marked()) == {"old"}
 
 
-def test_a_folder_that_is_not_there_is_told_at_once(tmp_path: Path) -> None:
+def test_missing_folder_is_an_error_at_start(tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match="state_file"):
         StateFile(tmp_path / "none" / "state.json")

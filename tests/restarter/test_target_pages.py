@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 
 import pytest
+from gpufrag.restarter.kubernetes.cluster import GroupKind
 
 from gpufrag.restarter.kubernetes import owners
-from gpufrag.restarter.kubernetes.cluster import GroupKind
 from gpufrag.restarter.kubernetes.permissions import needed
 from gpufrag.restarter.kubernetes.targets import TARGETS
 from helpers import TESTS

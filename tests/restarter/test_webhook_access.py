@@ -1,4 +1,4 @@
-"""Who is let in at the port that Alertmanager calls: tokens, users, certificates; and nobody else."""
+"""Authentication of the webhook: tokens, users, certificates."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def rig() -> Rig:
 
 @pytest.fixture
 def serve(rig: Rig) -> Iterator[Callable[..., Running]]:
-    """Serves the rig's webhook; keyword arguments are `token` and WebSettings."""
+    """Serve the rig's webhook; keyword arguments are `token` and WebSettings."""
     with contextlib.ExitStack() as stack:
 
         def start(token: Path | None = None, **settings: Any) -> Running:
@@ -55,7 +55,7 @@ def token(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("path", ["/", "/v1/alerts", "/v1/decisions", "/v1/circuit/close", "/none"])
-def test_strangers_are_not_let_in_anywhere(serve: Any, token: Path, path: str) -> None:
+def test_every_path_requires_authentication(serve: Any, token: Path, path: str) -> None:
     server = serve(token)
     for arguments in (
         {},
@@ -67,11 +67,11 @@ def test_strangers_are_not_let_in_anywhere(serve: Any, token: Path, path: str) -
         assert server.get(path, **arguments).status_code == 401
 
 
-def test_a_token_lets_in(serve: Any, token: Path) -> None:
+def test_token_is_accepted(serve: Any, token: Path) -> None:
     assert post(serve(token), body(), **bearer(TOKEN)).status_code == 202
 
 
-def test_a_token_is_replaced_without_a_restart(serve: Any, token: Path) -> None:
+def test_token_is_replaced_without_a_restart(serve: Any, token: Path) -> None:
     server = serve(token)
     new = "another-token-of-some-length"
     token.write_text(f"{TOKEN}\n{new}\n")
@@ -82,7 +82,7 @@ def test_a_token_is_replaced_without_a_restart(serve: Any, token: Path) -> None:
     assert post(server, body(), **bearer(new)).status_code == 401
 
 
-def test_users_of_the_web_config_are_let_in_beside_the_token(serve: Any, token: Path, tmp_path: Path) -> None:
+def test_web_config_users_and_token_are_accepted(serve: Any, token: Path, tmp_path: Path) -> None:
     hashed = bcrypt.hashpw(b"secret", bcrypt.gensalt(4)).decode()
     web = tmp_path / "web.yml"
     web.write_text(f"basic_auth_users: {{am: '{hashed}'}}")
@@ -92,7 +92,7 @@ def test_users_of_the_web_config_are_let_in_beside_the_token(serve: Any, token: 
     assert post(server, body(), **bearer(TOKEN)).status_code == 202
 
 
-def test_tls_and_a_client_s_certificate(serve: Any, tmp_path: Path, certificate: Any, make_certificate: Any) -> None:
+def test_client_certificate_is_required(serve: Any, tmp_path: Path, certificate: Any, make_certificate: Any) -> None:
     client = make_certificate("alertmanager")
     keys = f"cert_file: {certificate.cert}, key_file: {certificate.key}, client_ca_file: {client.cert}"
     web = tmp_path / "web.yml"
@@ -107,7 +107,7 @@ def test_tls_and_a_client_s_certificate(serve: Any, tmp_path: Path, certificate:
 
 
 @pytest.mark.parametrize("text", ["", "\n\n", "short", f"{TOKEN}\nshort\n"])
-def test_a_file_without_a_good_token_is_said_so(tmp_path: Path, text: str) -> None:
+def test_file_without_a_valid_token_is_an_error(tmp_path: Path, text: str) -> None:
     path = tmp_path / "token"
     path.write_text(text)
     with pytest.raises(BadInput, match="a token of at least 16 characters"):
@@ -115,6 +115,6 @@ def test_a_file_without_a_good_token_is_said_so(tmp_path: Path, text: str) -> No
     assert not TokenFile(path).admits(b"Bearer short")
 
 
-def test_a_token_file_that_is_missing_is_said_so(tmp_path: Path) -> None:
+def test_missing_token_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match="token: No such file"):
         TokenFile(tmp_path / "token").check()

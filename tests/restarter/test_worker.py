@@ -1,134 +1,128 @@
-"""What the worker does with alerts, on a cluster in memory."""
+"""What the worker does with alerts, on a backend in memory."""
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 
 import pytest
 
 from gpufrag.checkpoint.protocol import CheckpointFailed
 from gpufrag.restarter import metrics
-from gpufrag.restarter.checkpoint import Checkpoint, Waiting
-from gpufrag.restarter.errors import Denied
-from gpufrag.restarter.kubernetes.owners import Resolved
+from gpufrag.restarter.alerts import Alert
+from gpufrag.restarter.backend import Away, Denied, Job
+from gpufrag.restarter.checkpoint import Checkpoint, Saving
+from gpufrag.restarter.clock import Deduplicator, LocalHistory
+from gpufrag.restarter.record import CLAIMED, DAY_S, PHASE
 from gpufrag.restarter.settings import CheckpointSettings, RestarterConfig
-from restarter.memory_cluster import Job, MemoryCluster
+from gpufrag.restarter.worker import STUCK_S, AlertQueue, QueuedAlert
+from restarter.memory_backend import FakeJob, MemoryBackend
 from restarter.worker_rig import LIVE, START_S, Rig, alert
 
 
-def test_a_job_is_restarted_once() -> None:
+def test_alert_restarts_its_job_once() -> None:
     rig = Rig().send().go()
-    assert rig.told == ["started started", "restarted restarted"]
-    assert rig.events == ["RestartStarted", "Restarted"]
-    assert (rig.cluster.suspensions, rig.cluster.job.generation, rig.cluster.suspended) == (1, 2, False)
-    assert (rig.cluster.memory.count, rig.cluster.memory.phase) == (1, None)
-    assert rig.metrics.value(metrics.ACTIONS, "Job.batch", "restarted") == 1
+    assert rig.outcomes == ["started started", "restarted restarted"]
+    assert [event.outcome for event in rig.backend.events] == ["started", "restarted"]
+    assert (rig.backend.suspensions, rig.backend.job.generation, rig.backend.suspended) == (1, 2, False)
+    assert (rig.backend.record.count, rig.backend.record.phase, rig.backend.record.order) == (1, None, None)
+    assert rig.metrics.value(metrics.ACTIONS, "fake", "restarted") == 1
     assert rig.metrics.value(metrics.LAST_SUCCESS) == pytest.approx(START_S, abs=60)
 
 
-def test_the_event_tells_what_is_lost() -> None:
-    rig = Rig().send().go()
-    note = rig.cluster.events[0].note
-    assert "a ratio of 9" in note
-    assert "work since the last one that the job saved is lost" in note
+def test_event_shows_the_alert_and_the_cost() -> None:
+    text = Rig().send().go().backend.events[0].text
+    assert "GpuMemoryFragmented fires. Job train: a ratio of 9." in text
+    assert "No checkpoint was requested" in text
+    assert "Cost: nothing else." in text
 
 
 def test_alerts_of_all_ranks_are_one_restart() -> None:
     rig = Rig().send(*[alert()] * 8).send(*[alert()] * 8).go()
-    assert rig.cluster.suspensions == 1
+    assert rig.backend.suspensions == 1
     assert rig.metrics.value(metrics.DEDUPLICATED) == 15
 
 
-def test_the_next_alert_meets_the_cool_down() -> None:
+def test_next_alert_waits_for_the_cooldown() -> None:
     rig = Rig().send().go().send().go()
-    assert rig.told[-1] == "refused cool-down"
-    assert rig.cluster.suspensions == 1
-    assert rig.metrics.value(metrics.REFUSED, "cool-down") == 1
+    assert rig.outcomes[-1] == "refused cooldown"
+    assert rig.backend.suspensions == 1
+    assert rig.metrics.value(metrics.REFUSED_ALERTS, "cooldown") == 1
 
 
-def test_a_dry_run_changes_nothing() -> None:
+def test_dry_run_changes_nothing() -> None:
     rig = Rig(replace(LIVE, dry_run=True))
-    before = replace(rig.cluster.job)
+    before = replace(rig.backend.job)
     rig.send().go().send().go()
-    assert rig.told == ["would-restart dry-run"]
-    assert rig.cluster.job == before
-    assert rig.cluster.store == {}
-    assert rig.events == ["WouldRestart"]
+    assert rig.outcomes == ["would-restart dry-run"]
+    assert (rig.backend.job, rig.backend.circuit) == (before, {})
+    assert [event.outcome for event in rig.backend.events] == ["would-restart"]
 
 
-def denied_for(rig: Rig, seconds: float) -> None:
-    ends = rig.hands.steady_s + seconds
+def deny(rig: Rig, seconds: float) -> None:
+    ends_s = rig.time.steady_s + seconds
 
-    def deny(number: int, name: str, done: bool) -> None:
-        if rig.hands.steady_s < ends:
+    def fault(number: int, name: str, done: bool) -> None:
+        if rig.time.steady_s < ends_s:
             raise Denied("401")
 
-    rig.cluster.fault = deny
+    rig.backend.fault = fault
 
 
-def test_who_is_denied_for_a_while_says_so_once_and_looks_again() -> None:
+def test_denied_request_is_reported_once_and_tried_again() -> None:
     rig = Rig().send()
-    denied_for(rig, 300)
+    deny(rig, 300)
     rig.go()
-    assert rig.told == ["refused denied", "started started", "restarted restarted"]
-    assert rig.metrics.value(metrics.REFUSED, "denied") == 1
+    assert rig.outcomes == ["refused forbidden", "started started", "restarted restarted"]
+    assert rig.metrics.value(metrics.REFUSED_ALERTS, "forbidden") == 1
 
 
-def test_who_is_denied_for_longer_than_an_alert_is_true_gives_up() -> None:
+def test_alert_is_dropped_after_max_wait() -> None:
     rig = Rig().send()
-    denied_for(rig, 10**6)
-    assert rig.go().told == ["refused denied"]
-    assert LIVE.max_wait <= rig.hands.steady_s - 100 < LIVE.max_wait + 60
+    deny(rig, 10**6)
+    assert rig.go().outcomes == ["refused forbidden"]
+    assert LIVE.max_wait <= rig.time.steady_s - 100 < LIVE.max_wait + 60
 
 
-def test_a_refusal_is_told_once_in_a_while() -> None:
-    rig = Rig(cluster=MemoryCluster({"train": Job(annotations={})}))
+def test_refusal_is_repeated_only_after_a_while() -> None:
+    rig = Rig(backend=MemoryBackend({"train": FakeJob(annotations={})}))
     rig.send(alert(), alert()).go()
-    assert rig.told == ["refused not-opted-in"]
-    rig.hands.move(400)
+    assert rig.outcomes == ["refused not-opted-in"]
+    rig.time.move(400)
     rig.send().go()
-    assert rig.told == ["refused not-opted-in"] * 2
-    assert "gpufrag.dev/restart" in rig.cluster.events[0].note
+    assert rig.outcomes == ["refused not-opted-in"] * 2
+    assert "gpufrag.dev/restart" in rig.backend.events[0].text
 
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
         ({"status": "resolved"}, "resolved"),
-        ({"labels": {"alertname": "X"}}, "not-asked"),
-        ({"labels": {**alert().labels, "pod": ""}}, "no-pod"),
+        ({"labels": {"alertname": "X"}}, "no-restart-label"),
         ({"labels": {**alert().labels, "pod": "other-1"}}, "pod-gone"),
-        ({"labels": {**alert().labels, "namespace": "kube-system"}}, "namespace"),
     ],
 )
-def test_alerts_that_lead_to_nothing(changes: dict[str, object], reason: str) -> None:
+def test_alert_that_cannot_restart_is_refused(changes: dict[str, object], reason: str) -> None:
     rig = Rig().send(alert(**changes)).go()
-    assert rig.told == [f"refused {reason}"]
-    assert rig.cluster.suspensions == 0
+    assert rig.outcomes == [f"refused {reason}"]
+    assert rig.backend.suspensions == 0
 
 
-def test_a_namespace_that_is_not_allowed_is_not_even_read() -> None:
-    rig = Rig(replace(LIVE, namespaces=("other",))).send().go()
-    assert "get_pod" not in rig.cluster.calls
-
-
-def test_a_second_job_waits_for_the_first() -> None:
-    cluster = MemoryCluster({"train": Job(), "other": Job("other")})
-    rig = Rig(cluster=cluster).send(alert(), alert("other-1"))
+def test_second_job_waits_for_the_first() -> None:
+    backend = MemoryBackend({"train": FakeJob(), "other": FakeJob("other")})
+    rig = Rig(backend=backend).send(alert(), alert("other-1"))
     rig.turn()
-    assert [job.spec["suspend"] for job in cluster.jobs.values()] == [True, False]
+    assert [job.suspended for job in backend.jobs.values()] == [True, False]
     rig.go()
-    assert cluster.suspensions == 2
-    assert rig.told.count("restarted restarted") == 2
+    assert backend.suspensions == 2
+    assert rig.outcomes.count("restarted restarted") == 2
 
 
-class Slow:
-    """A checkpointer that asks for time, and then says what it was made to say."""
-
+class SlowCheckpointer:
     def __init__(self, end: Checkpoint | CheckpointFailed) -> None:
         self.end = end
 
-    def save(self, job: Resolved, timeout_s: float) -> Waiting:
+    def save(self, job: Job, timeout_s: float) -> Saving:
         for _ in range(3):
             yield 1.0
         if isinstance(self.end, CheckpointFailed):
@@ -136,24 +130,137 @@ class Slow:
         return self.end
 
 
-def test_the_checkpoint_comes_first() -> None:
-    rig = Rig(checkpointer=Slow(Checkpoint("Saved at step 70.", saved=True, step=70))).send()
+def test_checkpoint_comes_before_the_stop() -> None:
+    rig = Rig(checkpointer=SlowCheckpointer(Checkpoint("Saved at step 70.", saved=True, step=70))).send()
     rig.turn()
-    assert rig.cluster.memory.phase == "claimed"
-    assert not rig.cluster.suspended
+    assert (rig.backend.record.phase, rig.backend.suspended) == (CLAIMED, False)
     rig.go()
-    assert "Saved at step 70." in rig.cluster.events[0].note
+    assert "Saved at step 70." in rig.backend.events[0].text
 
 
-def test_without_a_checkpoint_the_job_goes_on() -> None:
-    rig = Rig(checkpointer=Slow(CheckpointFailed("rank 3 did not answer"))).send().go()
-    assert rig.told == ["refused checkpoint"]
-    assert (rig.cluster.suspensions, rig.cluster.memory.phase) == (0, None)
-    assert "rank 3 did not answer" in rig.cluster.events[0].note
+def test_failed_checkpoint_keeps_the_job_running() -> None:
+    rig = Rig(checkpointer=SlowCheckpointer(CheckpointFailed("rank 3 did not answer"))).send().go()
+    assert rig.outcomes == ["refused checkpoint-failed"]
+    assert (rig.backend.suspensions, rig.backend.record.phase) == (0, None)
+    assert "rank 3 did not answer" in rig.backend.events[0].text
 
 
-def test_a_restart_without_a_checkpoint_can_be_wanted() -> None:
+def test_restart_without_checkpoint_if_configured() -> None:
     config = RestarterConfig(checkpoint=CheckpointSettings(on_timeout="restart"))
-    rig = Rig(config=config, checkpointer=Slow(CheckpointFailed("too late"))).send().go()
-    assert rig.told[-1] == "restarted restarted"
-    assert "No checkpoint (too late)" in rig.cluster.events[0].note
+    rig = Rig(config=config, checkpointer=SlowCheckpointer(CheckpointFailed("too late"))).send().go()
+    assert rig.outcomes[-1] == "restarted restarted"
+    assert "No checkpoint (too late)" in rig.backend.events[0].text
+
+
+def test_worker_is_ready_after_the_first_complete_search() -> None:
+    rig = Rig()
+    ends_s = rig.time.steady_s + 60
+
+    def away(number: int, name: str, done: bool) -> None:
+        if rig.time.steady_s < ends_s:
+            raise Away("503")
+
+    rig.backend.fault = away
+    rig.turn()
+    assert not rig.worker.ready
+    while rig.time.steady_s < ends_s + 20:
+        rig.turn()
+    assert rig.worker.ready
+
+
+def test_stuck_worker_is_not_alive() -> None:
+    rig, entered, resume = Rig(), threading.Event(), threading.Event()
+
+    def hang(number: int, name: str, done: bool) -> None:
+        entered.set()
+        resume.wait(60)
+
+    rig.backend.fault = hang
+    thread = threading.Thread(target=rig.worker.run, daemon=True)
+    thread.start()
+    assert entered.wait(60)
+    assert rig.worker.alive
+    rig.time.move(STUCK_S)
+    assert not rig.worker.alive
+    rig.worker.stop()
+    resume.set()
+    thread.join(60)
+    assert not rig.worker.alive
+
+
+def claimed_by(by: str) -> Rig:
+    rig = Rig()
+    rig.backend.job.annotations |= {PHASE: CLAIMED, "gpufrag.dev/restart-by": by}
+    return rig
+
+
+def search_for(rig: Rig, seconds: float) -> bool:
+    """Let time pass; return whether the claim is still there."""
+    ends_s = rig.time.steady_s + seconds
+    while rig.time.steady_s < ends_s:
+        rig.turn()
+    return rig.backend.record.phase == CLAIMED
+
+
+def test_abandoned_claim_is_removed_after_twice_the_checkpoint_timeout() -> None:
+    rig = claimed_by("a process that died")
+    assert search_for(rig, 2 * CheckpointSettings().timeout)
+    assert not search_for(rig, 400.0)
+    assert rig.outcomes == ["taken-over unfinished"]
+    assert rig.backend.suspensions == 0
+
+
+def test_claim_of_another_process_starts_a_new_wait() -> None:
+    rig = claimed_by("one")
+    assert search_for(rig, 900.0)
+    rig.backend.job.annotations["gpufrag.dev/restart-by"] = "another"
+    assert search_for(rig, 900.0)
+
+
+def item(due_s: float = 0.0, name: str = "") -> QueuedAlert:
+    return QueuedAlert(Alert("firing", {"alertname": name}), 0.0, due_s)
+
+
+def test_queue_takes_all_alerts_of_a_call_or_none() -> None:
+    queue = AlertQueue(3)
+    assert queue.put([item(), item()])
+    assert not queue.put([item(), item()])
+    assert queue.put([item()])
+    queue.put_back(item(7.0))
+    assert len(queue) == 4
+
+
+def test_queue_returns_due_alerts_in_order() -> None:
+    queue = AlertQueue(9)
+    queue.put([item(5.0, "late"), item(0.0, "one"), item(1.0, "two")])
+    taken = [queue.take(2.0) for _ in range(3)]
+    assert [one.alert.name for one in taken if one] == ["one", "two"]
+    assert queue.next_due_s() == 5.0
+
+
+@pytest.mark.parametrize("first", ["put", "wait"])
+def test_queue_wait_ends_when_something_is_put(first: str) -> None:
+    queue = AlertQueue(9)
+    waiter = threading.Thread(target=queue.wait, args=(60.0,), daemon=True)
+    if first == "put":
+        queue.put([item()])
+    waiter.start()
+    if first == "wait":
+        queue.wake()
+    waiter.join(10.0)
+    assert not waiter.is_alive()
+
+
+def test_local_history_counts_per_job_for_a_day() -> None:
+    history = LocalHistory()
+    for at, uid in enumerate(["a", "a", "b"]):
+        history.begin(uid, float(at))
+    assert (history.age_s("a", 11.0), history.age_s("c", 11.0)) == (10.0, None)
+    assert (history.within(60.0, 11.0), history.within(60.0, 11.0, "a")) == (3, 2)
+    history.begin("c", DAY_S + 1.5)
+    assert history.within(2 * DAY_S, DAY_S + 2, "a") == 0
+
+
+def test_deduplicator_forgets_after_a_while() -> None:
+    recent = Deduplicator(300.0)
+    assert [recent.seen("x", at) for at in (0.0, 299.0, 300.0, 301.0)] == [False, True, False, True]

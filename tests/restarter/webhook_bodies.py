@@ -1,4 +1,4 @@
-"""What Alertmanager's webhook sends, whole and broken."""
+"""Bodies of Alertmanager's webhook, valid and broken."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def body(**changes: Any) -> bytes:
 
 
 def broken(chance: random.Random) -> bytes:
-    """A call with one to four things wrong in it, in its values or in its bytes."""
+    """Return a call with one to four random changes in its values or bytes."""
     call = copy.deepcopy(CALL)
     for _ in range(chance.randint(1, 4)):
         _spoil(call, chance)
@@ -57,7 +57,7 @@ def broken(chance: random.Random) -> bytes:
 
 
 def _spoil(value: Any, chance: random.Random) -> None:
-    """Change, remove or add something anywhere inside."""
+    """Change or remove a random value."""
     keys = list(value) if isinstance(value, dict) else list(range(len(value)))
     if not keys:
         return

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from gpufrag.wire.supervised_job import Elastic
-from restarter.off_cluster_rig import Receiver, alert, receiving
+from restarter.threaded_rig import ThreadedRestarter, alert, restarting
 from supervisor.supervised_process import Supervised, alive, eventually
 
 pytestmark = [
@@ -36,9 +36,9 @@ while True:
 
 
 @pytest.fixture
-def receiver(tmp_path: Path) -> Iterator[Receiver]:
+def receiver(tmp_path: Path) -> Iterator[ThreadedRestarter]:
     (tmp_path / "agents").mkdir()
-    with receiving(tmp_path, target="process", process={"folder": "agents"}) as one:
+    with restarting(tmp_path, target="process", process={"folder": "agents"}) as one:
         yield one
 
 
@@ -60,7 +60,7 @@ def pids(it: Supervised) -> list[int]:
     return [int(line.split()[-1]) for line in it.lines if "pid" in line]
 
 
-def test_in_place_restarts_only_the_workers(start: Any, receiver: Receiver, tmp_path: Path) -> None:
+def test_in_place_restarts_only_the_workers(start: Any, receiver: ThreadedRestarter, tmp_path: Path) -> None:
     it = torchrun(start, tmp_path, "--in-place", max_restarts=1)
     receiver.send(alert("train"))
     receiver.until("started started", "restarted restarted")
@@ -69,10 +69,10 @@ def test_in_place_restarts_only_the_workers(start: Any, receiver: Receiver, tmp_
     assert [alive(pid) for pid in pids(it)] == [False, False, True, True]
 
 
-def test_in_place_without_restarts_left_is_refused(start: Any, receiver: Receiver, tmp_path: Path) -> None:
+def test_in_place_without_restarts_left_is_refused(start: Any, receiver: ThreadedRestarter, tmp_path: Path) -> None:
     it = torchrun(start, tmp_path, "--in-place", max_restarts=0)
     receiver.send(alert("train"))
-    receiver.until("refused elastic-spent")
+    receiver.until("refused no-elastic-restarts-left")
     assert all(alive(pid) for pid in pids(it))
 
 
@@ -84,7 +84,7 @@ def test_workers_restarted_by_torchrun_are_a_conflict(start: Any, tmp_path: Path
     assert it.ask("restart", restarts=0) == {"ok": True, "refused": "conflict"}
 
 
-def test_full_restart_replaces_all_workers(start: Any, receiver: Receiver, tmp_path: Path) -> None:
+def test_full_restart_replaces_all_workers(start: Any, receiver: ThreadedRestarter, tmp_path: Path) -> None:
     it = torchrun(start, tmp_path, max_restarts=0)
     receiver.send(alert("train"))
     receiver.until("started started", "restarted restarted")

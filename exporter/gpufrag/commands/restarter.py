@@ -1,4 +1,4 @@
-"""`gpufrag restarter`: from an alert to a restarted job."""
+"""`gpufrag restarter`: restarts jobs whose alerts ask for it."""
 
 from __future__ import annotations
 
@@ -16,36 +16,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from ..config import reference
     from ..restarter.settings import FLAGS, RestarterConfig
 
-    parser.add_argument("--config", metavar="FILE", type=Path, help="a YAML file; without it nothing is restarted")
-    parser.add_argument("--check", action="store_true", help="say whether the config is good, and end")
-    parser.add_argument("--kubeconfig", metavar="FILE", type=Path, help="outside a pod; default $KUBECONFIG")
-    parser.add_argument("--context", metavar="NAME", help="of the kubeconfig; default its current one")
+    parser.add_argument("--config", metavar="FILE", type=Path, help="config file; without it, no job is restarted")
+    parser.add_argument("--check", action="store_true", help="check the config and exit")
+    parser.add_argument(
+        "--kubeconfig", metavar="FILE", type=Path, help="kubeconfig outside a pod (default: $KUBECONFIG)"
+    )
+    parser.add_argument("--context", metavar="NAME", help="context of the kubeconfig (default: its current context)")
     reference.add_flags(parser, RestarterConfig, FLAGS)
 
 
 def run(options: argparse.Namespace) -> int:
     from .. import logs
-    from ..restarter import backends as platforms
     from ..restarter import server, settings
 
     config = _configured(options)
     if options.check:
         server.check(config)
-        platforms.check(config)
         idle = settings.idle_because(config)
-        print(f"{options.config or 'the defaults'}: good{f', and restarts nothing: {idle}' if idle else ''}")
+        print(f"{options.config or 'the defaults'}: valid{f'; restarts no job: {idle}' if idle else ''}")
         return 0
     logs.setup(config.log.level)
-    it = platforms.connect(config, options.kubeconfig, options.context)
-    server.run(
-        it.config,
-        server.assemble(it.config, it.cluster, own_namespace(), it.checkpointer, targets=it.targets, locate=it.locate),
-    )
+    platform = server.connect(config, options.kubeconfig, options.context, own_namespace())
+    server.run(config, server.assemble(config, platform))
     return 0
 
 
 def own_namespace(path: Path = NAMESPACE_FILE) -> str:
-    """Of the pod that this runs in; outside a pod, `default`."""
+    """Return the namespace of this pod; outside a pod, `default`."""
     try:
         return path.read_text(encoding="ascii").strip()
     except OSError:

@@ -1,1 +1,1 @@
-"""From an alert to a restarted job: the receiver of webhooks, its policy, and the clusters that it acts on."""
+"""Restarts jobs whose GPU memory is fragmented: webhook, policy, worker, and backends for three platforms."""

@@ -110,8 +110,8 @@ class State:
     """The job waits for a scheduler, which is no failure."""
     runs: bool = False
     """ORDERED: whether the job still runs."""
-    confirmed: bool = True
-    """STOPPED: whether the job's controller reports it too."""
+    confirmed: bool = False
+    """STOPPED: the job's controller reports it too. ORDERED: the order surely had no effect."""
 
 
 class JobBackend(Protocol):

@@ -93,9 +93,7 @@ class DecisionLog:
         with self._lock:
             return list(reversed(self._kept))
 
-    def publish(
-        self, outcome: str, reason: str, text: str, alert: Alert | None = None, job: Job | None = None
-    ) -> None:
+    def publish(self, outcome: str, reason: str, text: str, alert: Alert | None = None, job: Job | None = None) -> None:
         """Never raises: a suspended job may depend on the next step."""
         name = job.name if job else ""
         decision = Decision(self.clock.now(), outcome, reason, text, job=name)

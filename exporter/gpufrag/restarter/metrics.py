@@ -1,4 +1,4 @@
-"""The restarter's own metrics: ROWS says what there is, Metrics holds the values. No other module names one."""
+"""The restarter's own metrics: ROWS declares them, Metrics holds the values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BOUNDS_S = (1.0, 5.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0, float("inf"))
 
 
 class Row(NamedTuple):
-    """One metric. `values`: of its one label, those that are there from the start, at 0."""
+    """One metric. `values` of its label are exported from the start, as 0."""
 
     name: str
     kind: str
@@ -30,65 +30,65 @@ class Row(NamedTuple):
 CALLS = Row(
     "gpufrag_restarter_webhook_calls_total",
     COUNTER,
-    "Calls of Alertmanager, by what was answered: accepted (202), malformed or version (400), full (503).",
+    "Webhook calls by answer: accepted (202), malformed or version (400), full (503).",
     ("answer",),
     ("accepted", "malformed", "version", "full"),
 )
 RECEIVED = Row(
     "gpufrag_restarter_received_total",
     COUNTER,
-    "Alerts taken into the queue, by their own status.",
+    "Alerts put into the queue, by status.",
     ("status",),
     ("firing", "resolved"),
 )
 DEDUPLICATED = Row(
     "gpufrag_restarter_deduplicated_total",
     COUNTER,
-    "Alerts about a job that another alert has already brought up: other ranks, repeats, a second Alertmanager.",
+    "Alerts dropped because another alert of the same job was handled: other ranks, repeats, a second Alertmanager.",
 )
-REFUSED = Row(
+REFUSED_ALERTS = Row(
     "gpufrag_restarter_refused_total",
     COUNTER,
-    "Alerts that led to no restart, by reason.",
+    "Alerts that did not lead to a restart, by reason.",
     ("reason",),
     tuple(reason.label for reason in REASONS),
 )
 ACTIONS = Row(
     "gpufrag_restarter_actions_total",
     COUNTER,
-    "Restarts that have ended, by kind of job and result: restarted, dry-run, or what went wrong.",
+    "Completed restarts by kind of job and result (restarted, dry-run, or what went wrong).",
     ("kind", "result"),
 )
-IN_PROGRESS = Row("gpufrag_restarter_in_progress", GAUGE, "Restarts under way now, checkpoint and waiting included.")
+IN_PROGRESS = Row("gpufrag_restarter_in_progress", GAUGE, "Restarts in progress, including checkpoints and waits.")
 LAST_SUCCESS = Row(
     "gpufrag_restarter_last_success_timestamp_seconds",
     GAUGE,
-    "When a restart last ended with all pods ready; absent before the first.",
+    "When a restart last succeeded; absent before the first.",
 )
 CHECKPOINT = Row(
     "gpufrag_restarter_checkpoint_seconds",
     HISTOGRAM,
-    "How long the checkpoint before a restart took, whether it came about or not.",
+    "Duration of the checkpoint before a restart, successful or not.",
 )
-QUEUE = Row("gpufrag_restarter_queue_depth", GAUGE, "Alerts that wait to be looked at.")
+QUEUE = Row("gpufrag_restarter_queue_depth", GAUGE, "Alerts in the queue.")
 CIRCUIT_OPEN = Row(
     "gpufrag_restarter_circuit_open",
     GAUGE,
-    "1 while the circuit is open and nothing is restarted until a person closes it; absent where it cannot be read.",
+    "1 while the circuit breaker is open and no job is restarted; absent if its state cannot be read.",
 )
-DRY_RUN = Row("gpufrag_restarter_dry_run", GAUGE, "1 where nothing is restarted, only said what would be.")
-EVENTS_LOST = Row("gpufrag_restarter_events_lost_total", COUNTER, "Kubernetes Events that the API server did not take.")
+DRY_RUN = Row("gpufrag_restarter_dry_run", GAUGE, "1 if the restarter only reports what it would do.")
+EVENTS_LOST = Row("gpufrag_restarter_events_lost_total", COUNTER, "Kubernetes Events that could not be created.")
 SWEEP = Row(
     "gpufrag_restarter_last_sweep_timestamp_seconds",
     GAUGE,
-    "When all namespaces were last searched for jobs that a restart had left half way; absent before the first.",
+    "When all jobs were last searched for unfinished restarts; absent before the first complete search.",
 )
 
 ROWS = (
     CALLS,
     RECEIVED,
     DEDUPLICATED,
-    REFUSED,
+    REFUSED_ALERTS,
     ACTIONS,
     IN_PROGRESS,
     LAST_SUCCESS,
@@ -102,7 +102,7 @@ ROWS = (
 
 
 class Metrics(Collector):
-    """The values. Any thread may change or read them."""
+    """The values. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -118,7 +118,7 @@ class Metrics(Collector):
             self._values[row, labels] = self._values.get((row, labels), 0) + by
 
     def set(self, row: Row, value: float | None) -> None:
-        """None takes the series away."""
+        """None removes the series."""
         with self._lock:
             if value is None:
                 self._values.pop((row, ()), None)

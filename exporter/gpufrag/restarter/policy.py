@@ -119,16 +119,16 @@ def _check_cooldown(facts: Facts, settings: PolicySettings) -> Refused | None:
 
 
 def cooldown_s(restarts_today: int, settings: PolicySettings) -> float:
-    """Return the wait after the last restart, in seconds: doubled by each restart of a day but the first, up to a day."""
-    doubled = settings.cool_down * 2.0 ** min(max(restarts_today - 1, 0), 64)
-    return min(doubled, max(DAY_S, settings.cool_down))
+    """Return the wait after the last restart, in seconds: doubled by each further restart of a day, up to a day."""
+    doubled = settings.cooldown * 2.0 ** min(max(restarts_today - 1, 0), 64)
+    return min(doubled, max(DAY_S, settings.cooldown))
 
 
 def _check_benefit(facts: Facts, settings: PolicySettings) -> Refused | None:
     if facts.job.record.stopped:
         return Refused(reasons.INEFFECTIVE, facts.job.record.stopped)
     count = _ineffective(facts, settings)
-    if count < settings.useless_restarts:
+    if count < settings.max_ineffective_restarts:
         return None
     within = format_wait(settings.benefit_window)
     return Refused(reasons.INEFFECTIVE, f"the alert fired again within {within} of {count} restarts")

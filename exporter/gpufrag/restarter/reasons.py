@@ -128,9 +128,7 @@ NO_RETRY = Reason(
     "no-retry", "the workflow would fail: Argo would not retry the step", "set retryStrategy.retryPolicy: Always"
 )
 NO_RETRIES_LEFT = Reason("no-retries-left", "the job would fail: it has no retries left", "raise its retry limit")
-SHARED_CLUSTER = Reason(
-    "shared-cluster", "the RayJob runs in a cluster that it shares", "give it a cluster of its own"
-)
+SHARED_CLUSTER = Reason("shared-cluster", "the RayJob runs in a cluster that it shares", "give it a cluster of its own")
 CLUSTER_KEPT = Reason("cluster-kept", "the RayJob cannot be suspended", "set shutdownAfterJobFinishes: true")
 INTERACTIVE_MODE = Reason(
     "interactive-mode", "nothing would submit the RayJob again", "use another submissionMode, or restart it manually"

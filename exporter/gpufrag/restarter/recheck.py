@@ -1,4 +1,4 @@
-"""Whether an alert is still true, asked of Prometheus just before a job is touched: minutes may have passed."""
+"""Whether an alert still fires, asked of Prometheus just before a job is restarted: minutes may have passed."""
 
 from __future__ import annotations
 
@@ -14,37 +14,45 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import Unavailable
+from ..metrics import names
 from . import reasons
 from .alerts import Alert
-from .reasons import Skip
+from .policy import ACTION, RESTART
+from .reasons import Refused
 from .settings import PrometheusSettings
 
 MAX_ANSWER = 1 << 20
-SAMPLE = "gpufrag_sample_timestamp_seconds"
 Query = Callable[[str], "float | None"]
+SeriesLabels = Callable[[Alert], Mapping[str, str]]
 
 
 class NoAnswer(Exception):
-    """Prometheus could not be asked, or did not answer with a vector; the text says why."""
+    """Prometheus did not answer with a vector; the text says why."""
 
 
-def check(alert: Alert, settings: PrometheusSettings, query: Query) -> Skip | None:
-    """None: it fires now, and the job's newest sample is fresh; Prometheus' own clock tells."""
-    chosen = {name: value for name in settings.labels if (value := alert.labels.get(name))}
-    firing = {"alertname": alert.name, "alertstate": "firing", **chosen}
+def check(alert: Alert, settings: PrometheusSettings, query: Query, series_labels: SeriesLabels) -> Refused | None:
+    """None: this very alert fires now and asks for a restart, and the job's newest sample is fresh.
+
+    The webhook is not trusted: a label that the alert lacks must be absent from the series too, or the alert of another
+    job would match, and the job's own series must exist. Ages are by Prometheus' clock.
+    """
+    labels = {name: alert.labels.get(name, "") for name in settings.labels}
+    firing = {**labels, "alertname": alert.name, "alertstate": "firing", ACTION: RESTART}
+    own = {name: value for name, value in series_labels(alert).items() if name in settings.labels}
+    sampled = {name: value for name, value in {**labels, **own}.items() if value}
     try:
         if not query(f"count(ALERTS{matchers(firing)})"):
-            return Skip(reasons.NOT_FIRING)
-        age_s = query(f"time() - max(timestamp({SAMPLE}{matchers(chosen)}))")
+            return Refused(reasons.NOT_FIRING)
+        age_s = query(f"time() - max(timestamp({names.SAMPLE_TIMESTAMP}{matchers(sampled)}))")
     except NoAnswer as error:
-        return Skip(reasons.UNCHECKED, str(error))
-    if age_s is None or not age_s <= settings.max_sample_age:  # nor may it be no number
-        return Skip(reasons.STALE, "there is none" if age_s is None else f"{age_s:.0f} s")
+        return Refused(reasons.PROMETHEUS_UNAVAILABLE, str(error))
+    if age_s is None or not age_s <= settings.max_sample_age:  # it may be NaN
+        return Refused(reasons.STALE_SAMPLE, "there is none" if age_s is None else f"{age_s:.0f} s old")
     return None
 
 
 def matchers(labels: Mapping[str, str]) -> str:
-    """`{name="value",…}`: whatever is in a value stays in it."""
+    """Return `{name="value",…}` with escaped values."""
     return f"{{{','.join(f'{name}={_quoted(value)}' for name, value in sorted(labels.items()))}}}"
 
 
@@ -54,20 +62,20 @@ def _quoted(value: str) -> str:
 
 
 class Prometheus:
-    """Its HTTP API. One query at a time, each with a bound on its time and on the answer's size."""
+    """Queries its HTTP API, bounded in time and in the size of the answer."""
 
     def __init__(self, settings: PrometheusSettings) -> None:
-        """Raises Unavailable for a `ca_file` or `bearer_file` that cannot be used."""
+        """Raises Unavailable if `ca_file` or `bearer_file` cannot be used."""
         self._settings = settings
         try:
             context = ssl.create_default_context(cafile=settings.ca_file) if settings.ca_file else None
         except OSError as error:  # SSLError is one
-            raise Unavailable(f"prometheus.ca_file: {error}; it is to hold certificates of authorities") from None
+            raise Unavailable(f"prometheus.ca_file: cannot read certificates: {error}") from None
         self._token()
         self._open = urllib.request.build_opener(_NoRedirect, urllib.request.HTTPSHandler(context=context)).open
 
     def __call__(self, query: str) -> float | None:
-        """The value of the only series of an instant query, or None where there is no series. Raises NoAnswer."""
+        """Return the value of an instant query's only series; None: there is no series. Raises NoAnswer."""
         try:
             deadline = time.monotonic() + self._settings.timeout
             with self._open(self._request(query), timeout=self._settings.timeout) as answer:
@@ -89,37 +97,35 @@ class Prometheus:
         return request
 
     def _token(self) -> str | None:
-        """None where none is wanted. Raises Unavailable."""
         path = self._settings.bearer_file
         return None if path is None else read_token(path, "prometheus.bearer_file")
 
 
 def read_token(path: Path, place: str) -> str:
-    """What Prometheus is to be told. Raises Unavailable, which begins with the `place` where the file was named."""
+    """Return the token in a file. Raises Unavailable, which begins with `place`, the setting that names the file."""
     try:
         token = path.read_text(encoding="ascii").strip()
     except (OSError, ValueError) as error:
-        told = getattr(error, "strerror", None) or "not a token"
-        raise Unavailable(f"{place}: {path}: {told}; it is to hold Prometheus' token") from None
+        raise Unavailable(f"{place}: {path}: {getattr(error, 'strerror', None) or 'not a token'}") from None
     if not token or not token.isprintable():
-        raise Unavailable(f"{place}: {path}: a token in one line belongs there")
+        raise Unavailable(f"{place}: {path} does not contain a token in one line")
     return token
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """The token is for the address that was configured, and no other."""
+    """The token is only for the configured address."""
 
     def redirect_request(self, *arguments: Any, **keywords: Any) -> None:
         return None
 
 
 def _read(answer: HTTPResponse, deadline_s: float) -> bytes:
-    """All of it; the time-out of a socket bounds each wait, and not all of them together."""
+    """A socket's timeout bounds each wait, not all of them together."""
     content = b""
     while chunk := answer.read1(64 << 10):
         content += chunk
         if len(content) > MAX_ANSWER or time.monotonic() > deadline_s:
-            raise ValueError("the answer has no end")
+            raise ValueError("the answer is too long or too slow")
     return content
 
 
@@ -130,11 +136,11 @@ def _value(answer: Any) -> float | None:
     return float(data["result"][0]["value"][1]) if data["result"] else None
 
 
-def checker(settings: PrometheusSettings) -> Callable[[Alert], Skip | None]:
-    """What the worker calls; without an address nothing is asked. Raises Unavailable for a file that cannot be used."""
+def checker(settings: PrometheusSettings, series_labels: SeriesLabels) -> Callable[[Alert], Refused | None]:
+    """Return what the worker calls; without a URL it confirms every alert. Raises Unavailable for an unusable file."""
     if settings.url is None:
-        if settings.bearer_file is not None:  # whoever named it will name the address too
+        if settings.bearer_file is not None:
             read_token(settings.bearer_file, "prometheus.bearer_file")
         return lambda alert: None
     prometheus = Prometheus(settings)
-    return lambda alert: check(alert, settings, prometheus)
+    return lambda alert: check(alert, settings, prometheus, series_labels)

@@ -35,7 +35,7 @@ class Recovery:
     """When each claim was first seen."""
 
     def search(self, now_s: float, ours: frozenset[str], take_over: Callable[[Job], None]) -> bool:
-        """Pass each unfinished job whose uid is not in `ours` to `take_over`. Return whether the search was complete."""
+        """Pass unfinished jobs whose uid is not in `ours` to `take_over`. Return whether the search was complete."""
         self.due_s = now_s + RETRY_SEARCH_S
         found, error = self.restarter.backend.unfinished()
         jobs = [job for job in found if job.uid not in ours]

@@ -11,16 +11,17 @@ import logging
 import math
 from collections.abc import Callable, Generator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import TypeVar
 
+from ..checkpoint.protocol import CheckpointFailed
 from ..logs import event
 from . import decisions, reasons
 from .alerts import Alert
 from .backend import BackendError, Conflict, Denied, Invalid, Job, JobBackend, NotFound, Stage, State
-from .checkpoint import Checkpoint, Checkpointer, CheckpointFailed
+from .checkpoint import Checkpoint, Checkpointer
 from .circuit import STORE_ERRORS
 from .clock import Clock, delays
 from .decisions import DecisionLog, Result
@@ -56,7 +57,7 @@ FINISHED = Result(decisions.ENDED, "finished", "The job finished during its rest
 NOT_STOPPED = Result(
     decisions.FAILED,
     "not-stopped",
-    "The job did not stop within restart.stop_timeout and was started anyway. Look for pods that are still terminating.",
+    "The job did not stop within restart.stop_timeout and was started anyway. Look for processes that still end.",
 )
 NOT_RUNNING = Result(
     decisions.FAILED,
@@ -72,8 +73,8 @@ BY_ANOTHER = Result(decisions.ENDED, "by-another", "Another restarter completed 
 NO_EFFECT = Result(
     decisions.ENDED,
     "no-effect",
-    "The order to restart has no visible effect and the job keeps running. The order is not repeated: the checkpoint is "
-    "too old by now.",
+    "The order to restart has no visible effect and the job keeps running. The order is not repeated, because the "
+    "checkpoint is too old by now.",
 )
 NOT_PERMITTED = "not-permitted"
 GIVEN_UP = "given-up"
@@ -285,8 +286,8 @@ class Restarter:
             except NotFound:
                 return DELETED
             except BackendError as error:
-                text = f"The restart was given up after {GIVE_UP_S / 60:.0f} min of errors ({error}). The job may be stopped: "
-                return Result(decisions.FAILED, GIVEN_UP, text + "the restarter completes the restart once it has access.")
+                text = f"Requests failed for {GIVE_UP_S / 60:.0f} min ({error}). The job may be stopped. "
+                return Result(decisions.FAILED, GIVEN_UP, text + "The restarter continues when it has access again.")
             if result is not None:
                 return result
             yield progress.poll_s
@@ -321,7 +322,7 @@ class Restarter:
 
     def _repeat_order(self, job: Job, record: RestartRecord, state: State, progress: _Progress) -> Result | None:
         now_s = self.clock.steady()
-        if now_s - progress.ordered_s < VISIBLE_S:
+        if not state.confirmed and now_s - progress.ordered_s < VISIBLE_S:
             return None
         if state.runs and now_s >= progress.resend_until_s:
             return self._close(job, progress, NO_EFFECT) if now_s - progress.since_s >= RECHECK_AFTER_S else None
@@ -352,6 +353,8 @@ class Restarter:
         if waited_s < self.settings.run_timeout:
             return None
         waits = f" ({state.waits_for})" if state.waits_for else ""
+        if progress.result is NOT_STOPPED:
+            return self._close(job, progress, NOT_STOPPED)
         result = WAITS if state.needs_resources else NOT_RUNNING
         return self._close(job, progress, result._replace(text=result.text.format(waits=waits)))
 

@@ -1,16 +1,23 @@
-"""The restarter as a process: the worker in its thread, alerts on one port, metrics and probes on another."""
+"""The restarter as a process: connects a backend, runs the worker in a thread, and serves two ports.
+
+Alerts and decisions are on one port; metrics and probes on another, so a network policy can tell them apart.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import getpass
 import logging
+import os
 import secrets
 import socket
+import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TextIO
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
 
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
@@ -24,37 +31,85 @@ from ..web.asgi import make_app
 from ..web.auth import TokenFile
 from ..web.config import read_files
 from ..web.runner import Service, WebServer
-from .agreed import AgreedCheckpointer
-from .alerts import Alert
-from .announce import Announcer
-from .checkpoint import Checkpointer, NoCheckpointer
-from .circuit import ConfigMapStore
+from ..wire import folder
+from .backend import JobBackend
+from .checkpoint import AgreedCheckpointer, Checkpointer, NoCheckpointer
+from .circuit import CircuitBreaker, CircuitStore
 from .clock import Clock
-from .decisions import Recorder
-from .finish import Finisher
-from .fuse import Fuse
-from .kubernetes.cluster import Cluster, GroupKind
-from .kubernetes.sidecars import Sidecars, reaching
-from .kubernetes.targets import TARGETS, Target
-from .ledger import Said
+from .decisions import DecisionLog, Notify
 from .metrics import DRY_RUN, Metrics
 from .recheck import checker
 from .restart import Restarter
 from .settings import RestarterConfig
+from .state_file import StateFile
 from .webhook import Webhook
 from .worker import Worker
 
+if TYPE_CHECKING:
+    from .kubernetes.client import KubernetesClient
+
 PROBES = frozenset({"/-/healthy", "/-/ready"})
-SAID_AGAIN_S = 300.0
-"""The same refusal of the same job is not told more often."""
 STOP_S = 3.0
-"""In which a restart that has not begun gives its claim back."""
+"""Time for restarts that have not begun to remove their claims at exit."""
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
+class Platform:
+    """Where the jobs run, and what depends on it."""
+
+    jobs: JobBackend
+    circuit: CircuitStore
+    checkpointer: Checkpointer
+    notify: Notify | None = None
+
+
+def connect(
+    config: RestarterConfig, kubeconfig: Path | None = None, context: str | None = None, namespace: str = "default"
+) -> Platform:
+    """Return the platform of `config.target`; `namespace` is the restarter's own. Raises GpufragError."""
+    clock = Clock()
+    if config.target == "kubernetes":
+        from .kubernetes import client
+
+        return kubernetes_platform(config, client.connect(kubeconfig, context), namespace, clock)
+    state_file = _state_file(config)
+    if config.target == "process":
+        from .local.backend import LocalBackend
+
+        jobs = LocalBackend(config.process.folder or folder.to_read(os.environ))
+        return Platform(jobs, state_file, AgreedCheckpointer(jobs.ranks, config.checkpoint.hold))
+    from .slurm.backend import SignalCheckpointer, SlurmBackend
+    from .slurm.commands import runner
+
+    settings, run = config.slurm, runner(config.slurm.timeout)
+    backend = SlurmBackend(run, state_file, settings.users or (getpass.getuser(),), settings.start_after)
+    return Platform(backend, state_file, SignalCheckpointer(run, clock.steady, settings.signal_grace))
+
+
+def kubernetes_platform(config: RestarterConfig, client: KubernetesClient, namespace: str, clock: Clock) -> Platform:
+    from .kubernetes.backend import ConfigMapStore, KubernetesBackend
+    from .kubernetes.sidecars import ranks_of
+
+    jobs = KubernetesBackend(client, config.policy.namespaces, clock.steady)
+    store = ConfigMapStore(client, config.circuit.namespace or namespace, config.circuit.config_map)
+    settings = config.checkpoint
+    checkpointer: Checkpointer = NoCheckpointer()
+    if settings.token_file is not None:
+        TokenFile(settings.token_file).check()
+        checkpointer = AgreedCheckpointer(ranks_of(jobs.pods, settings), settings.hold)
+    return Platform(jobs, store, checkpointer, jobs.notify)
+
+
+def _state_file(config: RestarterConfig) -> StateFile:
+    if config.state_file is None:
+        raise UsageError(f"state_file is required with target: {config.target}")
+    return StateFile(config.state_file)
+
+
+@dataclass(frozen=True)
 class Assembly:
-    """The parts, put together."""
+    """The parts of one restarter."""
 
     worker: Worker
     webhook: Webhook
@@ -62,77 +117,68 @@ class Assembly:
 
 
 def assemble(
-    config: RestarterConfig,
-    cluster: Cluster,
-    namespace: str,
-    checkpointer: Checkpointer | None = None,
-    clock: Clock | None = None,
-    audit: TextIO | None = None,
-    targets: Mapping[GroupKind, Target] = TARGETS,
-    locate: Callable[[Alert], Alert] = lambda alert: alert,
+    config: RestarterConfig, platform: Platform, clock: Clock | None = None, stream: TextIO | None = None
 ) -> Assembly:
-    """`namespace`: of the ConfigMap that remembers the circuit. Raises Unavailable for a file that is named.
-
-    `locate` is applied to each alert that comes in, and gives it the place of its job where its labels do not.
-    """
+    """Raises Unavailable if a file that the config names cannot be used. `stream` receives the decisions."""
     clock, metrics = clock or Clock(), Metrics()
     metrics.set(DRY_RUN, config.policy.dry_run)
-    recorder = Recorder(cluster, metrics, audit)
-    store = ConfigMapStore(cluster, config.circuit.namespace or namespace, config.circuit.config_map)
-    fuse = Fuse(store, config.policy, clock, metrics)
-    finisher = Finisher(cluster, targets, config.restart, clock)
-    checkpointer = checkpointer or _checkpointer(config, cluster, targets)
-    restarter = Restarter(finisher, checkpointer, config.checkpoint, metrics, config.policy.max_wait)
-    announcer = Announcer(recorder, metrics, clock, Said(SAID_AGAIN_S))
+    decisions = DecisionLog(metrics, clock, platform.notify, stream or sys.stdout)
+    circuit = CircuitBreaker(platform.circuit, config.policy, clock, metrics)
+    restarter = Restarter(
+        platform.jobs,
+        platform.checkpointer,
+        config.restart,
+        config.checkpoint,
+        config.policy.max_wait,
+        clock,
+        decisions,
+        metrics,
+    )
+    recheck = checker(config.prometheus, platform.jobs.series_labels)
     name = f"{socket.gethostname()}-{secrets.token_hex(4)}"
-    worker = Worker(config, restarter, fuse, announcer, metrics, checker(config.prometheus), name)
-
-    def offer(alerts: Iterable[Alert]) -> bool:
-        return worker.offer(map(locate, alerts))
-
-    return Assembly(worker, Webhook(offer, recorder, fuse, metrics, clock.wall), metrics)
+    worker = Worker(config, restarter, circuit, decisions, metrics, recheck, name)
+    return Assembly(worker, Webhook(worker.offer, decisions, circuit, metrics, clock.wall), metrics)
 
 
 def run(config: RestarterConfig, assembly: Assembly) -> None:
-    """Until a signal. Raises UsageError for alerts that anybody could send, else as `web.runner.run`."""
-    service = replace(assembly.webhook.service(), token=_token(config), started=_announce("alerts"))
+    """Serve until a signal. Raises UsageError if callers are not authenticated, else as `web.runner.run`."""
+    service = replace(assembly.webhook.service(), token=_token(config), started=_log_address("alerts"))
     server, metrics_server = WebServer(service, config.web), WebServer(probes(assembly), config.metrics_web)
     with _working(assembly.worker), _in_thread(metrics_server):
         asyncio.run(server.serve())
 
 
-def _checkpointer(config: RestarterConfig, cluster: Cluster, targets: Mapping[GroupKind, Target]) -> Checkpointer:
-    settings = config.checkpoint
-    if settings.token_file is None:
-        return NoCheckpointer()
-    TokenFile(settings.token_file).check()
-    return AgreedCheckpointer(reaching(cluster, targets, settings), settings.hold)
-
-
 def check(config: RestarterConfig) -> None:
-    """What can be known of a config without a cluster. Raises GpufragError, each of which says what to mend."""
+    """Check what needs no connection. Raises GpufragError."""
     _token(config)
     for web in (config.web, config.metrics_web):
         listen.parse(web.listen_address)
         read_files(web.config_file)
-    checker(config.prometheus)
+    checker(config.prometheus, lambda alert: {})
     if config.checkpoint.token_file is not None:
+        from .kubernetes.sidecars import Sidecars
+
         TokenFile(config.checkpoint.token_file).check()
         Sidecars(config.checkpoint)
+    if config.target != "kubernetes":
+        _state_file(config)
 
 
 def _token(config: RestarterConfig) -> TokenFile | None:
-    address = listen.parse(config.web.listen_address)
+    """Also required on loopback: any local user can connect there."""
     token = TokenFile(config.auth.bearer_file) if config.auth.bearer_file else None
     if token is not None:
         token.check()
-    elif not address.loopback and not read_files(config.web.config_file).web.authenticates:
-        raise UsageError(f"{address}: anybody who can connect could restart jobs; set auth.bearer_file")
+    elif not read_files(config.web.config_file).web.authenticates:
+        raise UsageError(
+            "auth.bearer_file is not set: anyone who can connect could restart jobs. "
+            "Create a token with: openssl rand -hex 32 > token; then set auth: {bearer_file: token}"
+        )
     return token
 
 
 def probes(assembly: Assembly) -> Service:
-    """/metrics, /-/healthy and /-/ready."""
+    """Return the service with /metrics, /-/healthy and /-/ready."""
 
     async def metrics(request: Request) -> Response:
         content_type, body = write(assembly.metrics, request.headers.get("accept", ""))
@@ -140,24 +186,24 @@ def probes(assembly: Assembly) -> Service:
 
     async def healthy(request: Request) -> Response:
         alive = assembly.worker.alive
-        return PlainTextResponse("ok\n" if alive else "the worker has ended\n", 200 if alive else 500)
+        return PlainTextResponse("ok\n" if alive else "the worker has stopped or is stuck\n", 200 if alive else 500)
 
     async def ready(request: Request) -> Response:
         is_ready = assembly.worker.ready
-        text = "ready\n" if is_ready else "waiting for the first search for jobs left half way\n"
+        text = "ready\n" if is_ready else "the first search for unfinished restarts is not complete\n"
         return PlainTextResponse(text, 200 if is_ready else 503)
 
     routes = [Route("/metrics", metrics), Route("/-/healthy", healthy), Route("/-/ready", ready)]
-    return Service(make_app(routes), open_paths=PROBES, started=_announce("metrics"))
+    return Service(make_app(routes), open_paths=PROBES, started=_log_address("metrics"))
 
 
-def _announce(what: str) -> Callable[[listen.Address], None]:
-    return lambda address: event(log, logging.INFO, "listening", address=address, **{"for": what})
+def _log_address(purpose: str) -> Callable[[listen.Address], None]:
+    return lambda address: event(log, logging.INFO, "listening", address=address, **{"for": purpose})
 
 
 @contextmanager
 def _working(worker: Worker) -> Iterator[None]:
-    """A call to the cluster may hang until its time-out: an exit does not wait for it."""
+    """The exit does not wait for a call that hangs until its timeout."""
     thread = threading.Thread(target=worker.run, name="gpufrag-restarts", daemon=True)
     thread.start()
     try:
@@ -169,19 +215,19 @@ def _working(worker: Worker) -> Iterator[None]:
 
 @contextmanager
 def _in_thread(server: WebServer) -> Iterator[None]:
-    """Signals reach the other server only; this one ends with it."""
+    """Signals reach only the other server; this one ends with it."""
     loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=_serve, args=(loop, server), name="gpufrag-metrics", daemon=True)
+
+    def serve() -> None:
+        try:
+            loop.run_until_complete(server.serve())
+        finally:
+            loop.close()
+
+    thread = threading.Thread(target=serve, name="gpufrag-metrics", daemon=True)
     thread.start()
     try:
         yield
     finally:
         loop.call_soon_threadsafe(server.end)
         thread.join(5.0)
-
-
-def _serve(loop: asyncio.AbstractEventLoop, server: WebServer) -> None:
-    try:
-        loop.run_until_complete(server.serve())
-    finally:
-        loop.close()

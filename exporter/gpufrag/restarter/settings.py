@@ -52,7 +52,7 @@ class PolicySettings:
     alert_labels: Annotated[
         Mapping[str, str], about("Labels that an alert must have, for example the cluster's name.")
     ] = field(default_factory=dict)
-    cool_down: Annotated[
+    cooldown: Annotated[
         float, seconds(1, 30 * DAY, "Pause after a restart of a job; doubled by each further restart within 24 hours.")
     ] = 1800.0
     max_per_day: Annotated[int, in_range(1, MAX_RESTARTS_PER_DAY, "Restarts of one job within 24 hours.")] = 4
@@ -63,7 +63,7 @@ class PolicySettings:
     benefit_window: Annotated[
         float, seconds(1, 30 * DAY, "If the alert returns within this time, the restart did not help.")
     ] = 3600.0
-    useless_restarts: Annotated[
+    max_ineffective_restarts: Annotated[
         int, in_range(1, 1000, "Consecutive restarts that did not help before the job is no longer restarted.")
     ] = 2
     circuit_failures: Annotated[
@@ -93,9 +93,6 @@ class RestartSettings:
     run_timeout: Annotated[
         float, seconds(1, 7 * DAY, "From the start order until all pods are ready, image pulls included.")
     ] = 900.0
-    poll: Annotated[float, seconds(0.01, HOUR, "Interval at which a stopping or starting job is checked.")] = 5.0
-    retry: Annotated[float, seconds(0.01, HOUR, "Delay after a failed call; doubled up to one minute.")] = 5.0
-    sweep: Annotated[float, seconds(0.1, DAY, "Interval of the search for unfinished restarts.")] = 300.0
 
 
 @dataclass(frozen=True)
@@ -228,9 +225,6 @@ class RestarterConfig:
     ] = None
     process: ProcessSettings = ProcessSettings()
     slurm: SlurmSettings = SlurmSettings()
-    queue: Annotated[
-        int, in_range(1, 100_000, "Alerts that may wait; more are answered 503, and Alertmanager sends them again.")
-    ] = 1000
     log: LogSettings = LogSettings()  # noqa: RUF009 frozen
 
     def __post_init__(self) -> None:

@@ -1,6 +1,6 @@
-"""What is remembered off Kubernetes: annotations of named things, in one file of JSON, changed by compare-and-swap.
+"""Annotations of jobs outside Kubernetes, in one JSON file that is changed by compare-and-swap.
 
-Receivers on one machine may share it; over a network file system that lacks locks, they must not.
+Restarters on one host may share it. On a network file system without locks, they must not.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,63 +16,78 @@ from typing import Any, NamedTuple
 
 from ..errors import Unavailable
 from ..wire.codec import loads
-from ..wire.folder import write_file
-from .errors import Away, Conflict
-from .kubernetes.cluster import PHASE
+from .backend import Away, Changes, Conflict
+from .record import PHASE
 
-MOST = 10_000
-"""Things remembered; of more, those are forgotten that were changed the longest time ago and are not under way."""
+MAX_ENTRIES = 10_000
+"""The oldest entries without a restart in progress are dropped beyond this number."""
+LOCK_TIMEOUT_S, LOCK_POLL_S = 5.0, 0.02
+CIRCUIT = "circuit"
 
 
 class Entry(NamedTuple):
-    """One thing; version 0 is one that nothing is remembered of."""
+    """The annotations of one job; version 0 has none."""
 
     version: int = 0
     annotations: Mapping[str, str] = {}
 
 
 class StateFile:
-    """At `path`, made at the first change. Any thread and process may use it. Each call raises Away where it fails."""
+    """The file at `path`, created at the first change. Any thread or process may use it. Each call may raise Away."""
 
     def __init__(self, path: Path) -> None:
-        """Raises Unavailable where its folder cannot be written to."""
+        """Raises Unavailable if the file could not be written."""
         self._path = path
         if not os.access(path.parent, os.W_OK | os.X_OK):
-            raise Unavailable(f"{path.parent}: not a folder that can be written to; name another by state_file")
+            raise Unavailable(f"state_file: cannot write to the folder {path.parent}; choose another path")
         if path.is_dir():
-            raise Unavailable(f"{path}: a folder; name a file in it by state_file")
+            raise Unavailable(f"state_file: {path} is a folder; name a file in it")
 
     def get(self, key: str) -> Entry:
         return self._read().get(key, Entry())
 
     def marked(self) -> dict[str, Entry]:
-        """Those that bear PHASE."""
+        """Return the entries with a restart phase."""
         return {key: entry for key, entry in self._read().items() if PHASE in entry.annotations}
 
-    def patch(self, key: str, changes: Mapping[str, str | None], version: int | None, dry_run: bool = False) -> Entry:
-        """The entry as it then is. Raises Conflict unless it has that `version`; None in `changes` removes one."""
+    def patch(self, key: str, changes: Changes, version: int | None) -> Entry:
+        """Return the changed entry; None removes an annotation. Raises Conflict if the version has changed."""
         with self._locked():
             entries = self._read()
             before = entries.pop(key, Entry())
             if version is not None and version != before.version:
-                raise Conflict(f"{self._path}: {key} has changed meanwhile; read it again")
-            annotations = {
-                name: value for name, value in {**before.annotations, **changes}.items() if value is not None
-            }
+                raise Conflict(f"{self._path}: another process changed {key}")
+            both = {**before.annotations, **changes}
+            annotations = {name: value for name, value in both.items() if value is not None}
             entries[key] = after = Entry(before.version + 1, annotations)
-            if not dry_run:
-                self._write(_bounded(entries))
+            self._write(_bounded(entries))
             return after
+
+    def load(self) -> tuple[Mapping[str, str], Any]:
+        """Return the state of the circuit breaker; see `circuit.CircuitStore`."""
+        entry = self.get(CIRCUIT)
+        return entry.annotations, entry.version
+
+    def save(self, changes: Changes, version: Any) -> None:
+        self.patch(CIRCUIT, changes, version)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """By a file beside it, for it is itself replaced."""
+        """Lock a file next to it, because the file itself is replaced. Another program's lock must not hang us."""
+        deadline = time.monotonic() + LOCK_TIMEOUT_S
         try:
             with self._path.with_name(f"{self._path.name}.lock").open("a", encoding="ascii") as file:
-                fcntl.flock(file, fcntl.LOCK_EX)
+                while True:
+                    try:
+                        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                        break
+                    except BlockingIOError:
+                        if time.monotonic() >= deadline:
+                            raise Away(f"{file.name}: another process holds the lock; stop it") from None
+                        time.sleep(LOCK_POLL_S)
                 yield
         except OSError as error:
-            raise Away(f"{self._path}: {error.strerror}; see that its folder can be written to") from None
+            raise Away(f"{self._path}: {error.strerror}; make its folder writable") from None
 
     def _read(self) -> dict[str, Entry]:
         try:
@@ -80,13 +96,17 @@ class StateFile:
         except FileNotFoundError:
             return {}
         except OSError as error:
-            raise Away(f"{self._path}: {error.strerror}; see that it can be read") from None
+            raise Away(f"{self._path}: {error.strerror}; make it readable") from None
         except (ValueError, RecursionError, AttributeError, TypeError, KeyError):
-            raise Away(f"{self._path}: not what was written there; remove it, and all restarts are forgotten") from None
+            raise Away(f"{self._path}: not a state file; remove it to forget all restarts") from None
 
     def _write(self, entries: Mapping[str, Entry]) -> None:
-        data = json.dumps({key: entry._asdict() for key, entry in entries.items()}).encode()
-        write_file(self._path, data, sync=True)
+        draft = self._path.with_name(f"{self._path.name}.draft")
+        with draft.open("w", encoding="utf-8") as file:
+            json.dump({key: entry._asdict() for key, entry in entries.items()}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(self._path)
 
 
 def _entry(raw: Any) -> Entry:
@@ -97,6 +117,7 @@ def _entry(raw: Any) -> Entry:
 
 
 def _bounded(entries: dict[str, Entry]) -> dict[str, Entry]:
-    surplus = len(entries) - MOST
-    idle = [key for key, entry in entries.items() if PHASE not in entry.annotations][: max(surplus, 0)]
-    return {key: entry for key, entry in entries.items() if key not in set(idle)}
+    surplus = max(len(entries) - MAX_ENTRIES, 0)
+    idle = [key for key, entry in entries.items() if PHASE not in entry.annotations and key != CIRCUIT]
+    dropped = set(idle[:surplus])
+    return {key: entry for key, entry in entries.items() if key not in dropped}

@@ -141,7 +141,7 @@ class DecisionContext:
 
 @dataclass
 class Worker:
-    """For one thread, except `offer`, `stop` and the properties. `name` identifies this process among all restarters."""
+    """For one thread, except `offer`, `stop` and the properties. `name` identifies this restarter among all."""
 
     config: RestarterConfig
     restarter: Restarter

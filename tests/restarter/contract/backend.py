@@ -1,4 +1,4 @@
-"""An API server to try things on, whichever it is, by an administrator's hand."""
+"""An API server under test, real or fake, used as an administrator."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lightkube.config.kubeconfig import KubeConfig, SingleConfig
 from lightkube.config.models import User
 from lightkube.core.generic_client import BasicRequest, GenericSyncClient
 
-from gpufrag.restarter.kubernetes.client import KubernetesCluster
+from gpufrag.restarter.kubernetes.client import KubernetesClient
 
 IMAGE = os.environ.get("GPUFRAG_TEST_IMAGE", "busybox")
 MERGE = "application/merge-patch+json"
@@ -20,47 +20,47 @@ Limit = Callable[["Backend", list[dict[str, Any]]], SingleConfig]
 
 
 class Reply(NamedTuple):
-    """What a server answered, as it came."""
+    """A server's raw answer."""
 
     code: int
     headers: Any
     body: Any
-    """None where it is no JSON."""
+    """None if it is not JSON."""
 
 
 class Backend:
-    """An API server with a namespace to try things in, by an administrator's hand."""
+    """An API server with a namespace for the tests."""
 
     def __init__(self, config: SingleConfig, namespace: str, limited: Limit, pause_s: float) -> None:
         self._open: list[Any] = []
-        self._client = GenericSyncClient(ConnectionParams(timeout=10.0, trust_env=pause_s > 0), config)
+        self._admin = GenericSyncClient(ConnectionParams(timeout=10.0, trust_env=pause_s > 0), config)
         self._config, self._pause_s, self._limited = config, pause_s, limited
         self.namespace = namespace
-        self.cluster = self.connect(config)
+        self.client = self.connect(config)
 
     def close(self) -> None:
-        for one in [*self._open, self._client]:
+        for one in [*self._open, self._admin]:
             one.close()
 
-    def connect(self, config: SingleConfig | None) -> KubernetesCluster:
+    def connect(self, config: SingleConfig | None) -> KubernetesClient:
         assert config is not None
-        cluster = KubernetesCluster(config, trust_env=self._pause_s > 0)
-        self._open.append(cluster)
-        return cluster
+        client = KubernetesClient(config, trust_env=self._pause_s > 0)
+        self._open.append(client)
+        return client
 
-    def with_rules(self, rules: list[dict[str, Any]]) -> KubernetesCluster:
-        """Somebody who may do just this, in the namespace."""
+    def with_rules(self, rules: list[dict[str, Any]]) -> KubernetesClient:
+        """Return a client with these permissions in the namespace."""
         return self.connect(self._limited(self, rules))
 
-    def with_token(self, token: str) -> KubernetesCluster:
+    def with_token(self, token: str) -> KubernetesClient:
         one = KubeConfig.from_one(cluster=self._config.cluster, user=User(token=token), fname=self._config.fname)
         return self.connect(one.get())
 
     def ask(self, method: str, path: str, body: Any = None, content_type: str = MERGE, **query: str) -> Reply:
-        """`path`: below the namespace where it starts with a group and version, as `apps/v1 deployments/x`."""
+        """`path` is below the namespace if it starts with a group and version: `apps/v1 deployments/x`."""
         headers = {"Content-Type": content_type if method == "PATCH" else "application/json"}
         request = BasicRequest(method, self._url(path), None, query, body, headers)
-        response = self._client.send(self._client.build_adapter_request(request))
+        response = self._admin.send(self._admin.build_adapter_request(request))
         is_json = response.headers.get("Content-Type", "").startswith("application/json")
         return Reply(response.status_code, response.headers, response.json() if is_json else None)
 
@@ -76,15 +76,15 @@ class Backend:
         return made
 
     def eventually(self, condition: Callable[[], Any], patience_s: float = 120.0) -> Any:
-        """What it returns, once that is anything."""
+        """Return what `condition` returns once it is true."""
         deadline = time.monotonic() + patience_s
         while not (found := condition()):
-            assert time.monotonic() < deadline, "it did not come to pass"
+            assert time.monotonic() < deadline, "it never happened"
             time.sleep(self._pause_s)
         return found
 
     def job(self, name: str, **spec: Any) -> dict[str, Any]:
-        """A Job of two ranks that runs: the object as it then is."""
+        """Create a Job of two ranks and return it once it runs."""
         self.create("batch/v1 jobs", {"metadata": {"name": name}, "spec": {**JOB, **spec}})
         return self.eventually(lambda: self.running(name))
 

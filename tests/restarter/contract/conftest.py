@@ -1,7 +1,7 @@
-"""The API servers that the contract is tried on: the fake one, and a real one where GPUFRAG_TEST_KUBECONFIG names it.
+"""The API servers under test: the fake one, and a real one if GPUFRAG_TEST_KUBECONFIG names it.
 
-A real cluster needs nothing but a node that can pull $GPUFRAG_TEST_IMAGE (default busybox). All is done in a namespace
-that is made for it, and removed.
+A real cluster needs a node that can pull $GPUFRAG_TEST_IMAGE (default busybox). The tests create a namespace and
+delete it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
 
 @pytest.fixture
 def name() -> str:
-    """Of an object that no other test has."""
+    """The name of an object that no other test uses."""
     return f"try-{secrets.token_hex(4)}"
 
 

@@ -1,4 +1,4 @@
-"""A namespace of a real cluster to try things in, and people there who may do little."""
+"""A namespace in a real cluster, and service accounts with few permissions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GROUP = "rbac.authorization.k8s.io"
 
 @contextlib.contextmanager
 def namespace(config: SingleConfig) -> Iterator[Backend]:
-    """A backend in a new namespace, which goes at the end with all that is in it."""
+    """Yield a backend in a new namespace, which is deleted at the end."""
     name = f"gpufrag-contract-{secrets.token_hex(3)}"
     one = Backend(config, name, lambda backend, rules: _limited(backend, config, rules), pause_s=0.5)
     reply = one.ask("POST", "api/v1/namespaces", {"metadata": {"name": name}})
@@ -30,7 +30,7 @@ def namespace(config: SingleConfig) -> Iterator[Backend]:
 
 
 def _limited(backend: Backend, config: SingleConfig, rules: list[dict[str, Any]]) -> SingleConfig:
-    """A service account with just these rules, and a token of it for ten minutes."""
+    """Create a service account with these rules, and a token for ten minutes."""
     name = f"limited-{secrets.token_hex(3)}"
     subject = {"kind": "ServiceAccount", "name": name, "namespace": backend.namespace}
     role = {"apiGroup": GROUP, "kind": "Role", "name": name}

@@ -1,29 +1,50 @@
-"""How a Job takes a restart: the one way that costs it nothing, and the ways that do."""
+"""What a restart costs a Job: nothing by suspension, a failure by deletion."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
-from gpufrag.restarter.kubernetes.cluster import PHASE, Owner
-from gpufrag.restarter.kubernetes.owners import resolve
-from gpufrag.restarter.kubernetes.steps import AwaitStopped
-from gpufrag.restarter.kubernetes.targets import TARGETS
+from gpufrag.restarter.backend import Conflict, Job, Stage
+from gpufrag.restarter.kubernetes.backend import KubernetesBackend
+from gpufrag.restarter.kubernetes.objects import Owner
 from restarter.contract.backend import Backend
+from restarter.scene import pod_alert
 
 IGNORE = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]}
 
 
+def kubernetes(backend: Backend) -> KubernetesBackend:
+    return KubernetesBackend(backend.client, (backend.namespace,), lambda: 0.0)
+
+
+def find(backend: Backend, name: str) -> Job:
+    return kubernetes(backend).find(pod_alert(backend.pods(name)[0]["metadata"]["name"], backend.namespace))
+
+
+def carry_out(backend: Backend, job: Job, order: Callable[[Job], None]) -> None:
+    """The Job controller writes into the same object, so a conflict is normal."""
+
+    def attempt() -> bool:
+        with suppress(Conflict):
+            order(kubernetes(backend).read(job))
+            return True
+        return False
+
+    backend.eventually(attempt)
+
+
 def restart(backend: Backend, name: str) -> Owner:
-    """As the worker does it; the Job as it then is."""
-    found = resolve(backend.cluster, backend.namespace, backend.pods(name)[0]["metadata"]["name"])
-    target, owner = TARGETS[found.owner.group_kind], found.owner
-    for step in target.plan(owner, found.pod):
-        if isinstance(step, AwaitStopped):
-            backend.eventually(lambda: target.stopped(backend.cluster, backend.cluster.get_owner(found.owner.ref)))
-        else:
-            step.run(backend.cluster, backend.cluster.get_owner(owner.ref), {PHASE: step.name})
-    backend.eventually(lambda: target.running(backend.cluster, backend.cluster.get_owner(owner.ref)))
-    return backend.cluster.get_owner(owner.ref)
+    """Restart a Job as the worker does; return it once it runs again."""
+    jobs, job = kubernetes(backend), find(backend, name)
+    carry_out(backend, job, lambda fresh: jobs.stop(fresh, fresh.record))
+    backend.eventually(lambda: jobs.state(jobs.read(job)).confirmed)
+    carry_out(backend, job, lambda fresh: jobs.start(fresh, fresh.record))
+    backend.eventually(lambda: jobs.state(jobs.read(job)).stage is Stage.RUNNING)
+    backend.eventually(lambda: backend.running(name))
+    owner: Owner = jobs.read(job).handle.owner
+    return owner
 
 
 def uids(backend: Backend, name: str) -> set[str]:
@@ -35,7 +56,7 @@ def conditions(backend: Backend, name: str) -> dict[str, str]:
     return {one["type"]: one["status"] for one in status.get("conditions") or ()}
 
 
-def test_suspended_and_resumed_it_counts_no_failure(backend: Backend, name: str) -> None:
+def test_restart_counts_no_failure(backend: Backend, name: str) -> None:
     before = backend.job(name)
     old = uids(backend, name)
     after = restart(backend, name)
@@ -44,19 +65,22 @@ def test_suspended_and_resumed_it_counts_no_failure(backend: Backend, name: str)
     assert not old & uids(backend, name)
 
 
-def test_while_suspended_nothing_of_it_runs(backend: Backend, name: str) -> None:
+def test_suspended_job_has_no_pods(backend: Backend, name: str) -> None:
     backend.job(name)
-    owner = resolve(backend.cluster, backend.namespace, backend.pods(name)[0]["metadata"]["name"]).owner
-    backend.cluster.patch(owner.ref, {"spec": {"suspend": True}}, None)
-    target = TARGETS[owner.group_kind]
-    backend.eventually(lambda: target.stopped(backend.cluster, backend.cluster.get_owner(owner.ref)))
-    stopped = backend.cluster.get_owner(owner.ref)
-    assert [stopped.status.get(key, 0) for key in ("active", "terminating", "failed")] == [0, 0, 0]
+    jobs, job = kubernetes(backend), find(backend, name)
+    carry_out(backend, job, lambda fresh: jobs.stop(fresh, fresh.record))
+    backend.eventually(lambda: jobs.state(jobs.read(job)).confirmed)
+    stopped = backend.eventually(lambda: settled(jobs.read(job).handle.owner))
+    assert stopped.status.get("failed", 0) == 0
     assert "startTime" not in stopped.status
-    assert not target.running(backend.cluster, stopped)
 
 
-def test_a_deleted_pod_counts_as_failed_and_may_end_the_job(backend: Backend, name: str) -> None:
+def settled(owner: Owner) -> Owner | None:
+    """The status lags behind the pods."""
+    return None if any(owner.status.get(key) for key in ("active", "terminating")) else owner
+
+
+def test_deleted_pod_counts_as_failed(backend: Backend, name: str) -> None:
     backend.job(name)
     backend.ask("DELETE", f"v1 pods/{backend.pods(name)[0]['metadata']['name']}")
     backend.eventually(lambda: conditions(backend, name).get("Failed") == "True")
@@ -64,9 +88,9 @@ def test_a_deleted_pod_counts_as_failed_and_may_end_the_job(backend: Backend, na
     assert owner["status"]["failed"] >= 1
 
 
-def test_an_eviction_that_a_policy_ignores_costs_nothing(backend: Backend, name: str) -> None:
+def test_ignored_eviction_counts_no_failure(backend: Backend, name: str) -> None:
     backend.job(name, podFailurePolicy={"rules": [IGNORE]})
-    pod = backend.cluster.get_pod(backend.namespace, backend.pods(name)[0]["metadata"]["name"])
-    backend.cluster.evict(pod)
+    pod = backend.client.get_pod(backend.namespace, backend.pods(name)[0]["metadata"]["name"])
+    backend.client.evict(pod)
     backend.eventually(lambda: pod.uid not in uids(backend, name) and backend.running(name))
     assert backend.ask("GET", f"batch/v1 jobs/{name}").body["status"].get("failed", 0) == 0

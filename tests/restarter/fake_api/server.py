@@ -117,6 +117,8 @@ class FakeApi:
             verb = handlers.verb_of(request, where)
             if not user.may(verb, where.served.group, where.resource, where.namespace, where.name or ""):
                 raise status.forbidden(user.name, verb, where.served, where.resource, where.namespace)
+            if verb == "create" and where.part == "" and where.namespace in self.world.terminating:
+                raise status.terminating(where.namespace)
             answer = handlers.handle(self.world.store, request, where)
             return Answer(answer.code, copy.deepcopy(answer.body), answer.headers)
 

@@ -80,6 +80,11 @@ def forbidden(user: str, verb: str, served: Served, resource: str, namespace: st
     return ApiError(403, "Forbidden", message, {"kind": resource})
 
 
+def terminating(namespace: str) -> ApiError:
+    message = f"unable to create new content in namespace {namespace} because it is being terminated"
+    return ApiError(403, "Forbidden", message, {"causes": [{"reason": "NamespaceTerminating"}]})
+
+
 def unauthorized() -> ApiError:
     return ApiError(401, "Unauthorized", "Unauthorized")
 
@@ -90,6 +95,7 @@ def unsupported_media_type(given: str, taken: list[str]) -> ApiError:
 
 
 def disruption_budget(name: str) -> ApiError:
+    """Without Retry-After."""
     message = "Cannot evict pod as it would violate the pod's disruption budget."
     cause = {"reason": "DisruptionBudget", "message": f"The disruption budget {name} needs more healthy pods"}
-    return ApiError(429, "TooManyRequests", message, {"causes": [cause], "retryAfterSeconds": 10}, Retry_After="10")
+    return ApiError(429, "TooManyRequests", message, {"causes": [cause]})

@@ -109,7 +109,10 @@ class Store:
     def _compare(self, served: Served, old: dict[str, Any], wanted: dict[str, Any]) -> None:
         name, meta = old["metadata"]["name"], old["metadata"]
         if wanted.get("uid", meta["uid"]) != meta["uid"]:
-            raise status.invalid(served, name, [("metadata.uid", f'"{wanted["uid"]}": field is immutable')])
+            causes = [("metadata.uid", f'"{wanted["uid"]}": field is immutable')]
+            if served.kind == "Job":  # a real server lists several causes for a Job
+                causes.append(("spec.selector", "field is immutable"))
+            raise status.invalid(served, name, causes)
         if wanted.get("resourceVersion", meta["resourceVersion"]) != meta["resourceVersion"]:
             raise status.conflict(served, name)
 

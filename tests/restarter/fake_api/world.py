@@ -22,6 +22,8 @@ class World:
         self.store = Store()
         self.grace_ticks = 2
         """How long a pod goes on after it was told to stop; the largest of numbers keeps it for ever."""
+        self.terminating: set[str] = set()
+        """Namespaces that are being deleted: nothing is created there, and patches are accepted."""
         self._jobs = JobController(self.store)
 
     def tick(self, times: int = 1) -> None:

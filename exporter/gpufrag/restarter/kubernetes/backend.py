@@ -127,9 +127,7 @@ class KubernetesBackend:
         note = f"{decision.text} [{decision.reason}; alert {decision.alert or 'none'} {decision.fingerprint}]"
         related = handle.pod.ref if handle.pod else None
         reason = EVENT_REASONS[decision.outcome]
-        self.client.create_event(
-            Event(handle.owner.ref, reason, note, decision.at_s, decision.warning, related)
-        )
+        self.client.create_event(Event(handle.owner.ref, reason, note, decision.at_s, decision.warning, related))
 
 
 def _job(owner: Owner, pod: Pod | None) -> Job:

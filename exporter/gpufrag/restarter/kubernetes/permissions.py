@@ -1,4 +1,4 @@
-"""What the restarter must be allowed, and why: the one table behind the chart's Roles and `gpufrag doctor`."""
+"""The permissions of the restarter: the table behind the chart's Roles and `gpufrag doctor`."""
 
 from __future__ import annotations
 
@@ -6,21 +6,20 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from . import kinds
-from .cluster import Cluster, GroupKind
-from .kinds import RESOURCES
+from . import objects as kinds
+from .objects import RESOURCES, GroupKind
 from .targets import TARGETS
 
 
 @dataclass(frozen=True)
 class Permission:
-    """Verbs on one kind within a namespace, and whom they are for."""
+    """Verbs on one kind within a namespace, and their purpose."""
 
     kind: GroupKind
     verbs: tuple[str, ...]
     why: str
     targets: tuple[GroupKind, ...] = ()
-    """Needed only where one of these is to be restarted; empty: always."""
+    """Needed only to restart one of these; empty: always."""
     subresource: str = ""
 
     @property
@@ -30,16 +29,14 @@ class Permission:
 
 
 PERMISSIONS: tuple[Permission, ...] = (
-    Permission(kinds.POD, ("get", "list"), "to find whom an alert is about, and to see when all of a job has stopped"),
-    Permission(kinds.EVENT, ("create",), "to tell in the job's own events what was decided"),
+    Permission(kinds.POD, ("get", "list"), "to find the job of an alert, and to see when it has stopped"),
+    Permission(kinds.EVENT, ("create",), "to report decisions on the job"),
     *(
-        Permission(
-            kind, ("get", "list", "patch"), "to restart it, and to find one whose restart was cut short", (kind,)
-        )
+        Permission(kind, ("get", "list", "patch"), "to restart it, and to find unfinished restarts", (kind,))
         for kind in TARGETS
     ),
     Permission(kinds.POD, ("create",), "to restart one pod", (kinds.LEADER_WORKER_SET, kinds.WORKFLOW), "eviction"),
-    Permission(kinds.COMMAND, ("create",), "to tell Volcano to restart its Job", (kinds.VOLCANO_JOB,)),
+    Permission(kinds.COMMAND, ("create",), "to make Volcano restart its Job", (kinds.VOLCANO_JOB,)),
     Permission(kinds.JOB, ("get",), "to get from a pod to its JobSet", (kinds.JOB_SET, kinds.TRAIN_JOB)),
     Permission(kinds.JOB_SET, ("get",), "to get from a pod to its TrainJob", (kinds.TRAIN_JOB,)),
     Permission(kinds.RAY_CLUSTER, ("get",), "to get from a pod to its RayJob", (kinds.RAY_JOB,)),
@@ -48,18 +45,18 @@ PERMISSIONS: tuple[Permission, ...] = (
 )
 
 
-CIRCUIT = Permission(kinds.CONFIG_MAP, ("get", "patch"), "to remember whether the circuit is open")
-"""In the restarter's own namespace, on the ConfigMap that `circuit.config_map` names; no job is restarted without."""
+CIRCUIT = Permission(kinds.CONFIG_MAP, ("get", "patch"), "to store the state of the circuit breaker")
+"""On the ConfigMap of `circuit.config_map`; without it, no job is restarted."""
 
 
 def needed(targets: Iterable[GroupKind]) -> tuple[Permission, ...]:
-    """What restarting these kinds takes, and no more."""
+    """Return the permissions to restart these kinds."""
     wanted = set(targets)
     return tuple(one for one in PERMISSIONS if not one.targets or wanted & set(one.targets))
 
 
 def role_rules(targets: Iterable[GroupKind]) -> list[dict[str, Any]]:
-    """The `rules` of a namespaced Role; each verb on each resource is named once."""
+    """Return the `rules` of a namespaced Role."""
     verbs: dict[tuple[str, str], list[str]] = {}
     for one in needed(targets):
         granted = verbs.setdefault((one.kind.group, one.resource), [])
@@ -68,13 +65,3 @@ def role_rules(targets: Iterable[GroupKind]) -> list[dict[str, Any]]:
         {"apiGroups": [group], "resources": [resource], "verbs": granted}
         for (group, resource), granted in verbs.items()
     ]
-
-
-def lacking(cluster: Cluster, targets: Iterable[GroupKind], namespace: str) -> tuple[tuple[str, Permission], ...]:
-    """Each verb that the cluster says it would not allow, with what it is for. Raises ClusterError."""
-    return tuple(
-        (verb, one)
-        for one in needed(targets)
-        for verb in one.verbs
-        if not cluster.can_i(verb, one.kind, namespace, one.subresource)
-    )

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import ssl
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 
-from ...checkpoint.records import Ask, Heard, decode
+from ...checkpoint.coordinator import AskRanks
+from ...checkpoint.protocol import Answers, RankCommand
 from ...errors import Unavailable
 from ...wire.codec import Misfit, loads
 from ..backend import Job
-from ..checkpoint import Asker
 from ..settings import CheckpointSettings
 from .objects import Pod
 
@@ -37,21 +37,21 @@ class Sidecars:
             except OSError as error:  # SSLError is one
                 raise Unavailable(f"checkpoint.ca_file: cannot read certificates: {error}") from None
 
-    def ask(self, pod: Pod, ask: Ask) -> Heard | NoEndpoint:
+    def ask(self, pod: Pod, command: RankCommand) -> Answers | NoEndpoint:
         """Return the answers of the ranks of one pod, or why there are none."""
         try:
-            return self._post(pod, ask)
+            return self._post(pod, command)
         except NoEndpoint as error:
             return error
         except (OSError, HTTPException, ValueError, RecursionError, Misfit) as error:
-            return Heard(silent=(f"pod {pod.name}: {type(error).__name__}: {error}",))
+            return Answers(silent=(f"pod {pod.name}: {type(error).__name__}: {error}",))
 
-    def _post(self, pod: Pod, ask: Ask) -> Heard:
+    def _post(self, pod: Pod, command: RankCommand) -> Answers:
         if not pod.ip:
             raise NoEndpoint(f"pod {pod.name} has no IP address")
         connection = self._connection(pod.ip)
         try:
-            connection.request("POST", f"{PATH}/{ask.command}", json.dumps(dict(ask.fields)), self._headers())
+            connection.request("POST", f"{PATH}/{command.name}", json.dumps(dict(command.fields)), self._headers())
             answer = connection.getresponse()
             body = answer.read(MAX_ANSWER)
         except ConnectionRefusedError:
@@ -62,7 +62,7 @@ class Sidecars:
             raise NoEndpoint(f"pod {pod.name}: its sidecar accepts no requests: set control.token_file there")
         if answer.status != 200:
             raise ValueError(_REFUSALS.get(answer.status, f"answered {answer.status}"))
-        return decode(loads(body))
+        return Answers.from_json(loads(body))
 
     def _connection(self, address: str) -> HTTPConnection:
         port, timeout = self._settings.port, self._settings.call_timeout
@@ -96,31 +96,31 @@ class _NamedHTTPS(HTTPSConnection):
         self.sock = self._tls.wrap_socket(self.sock, server_hostname=self._name)
 
 
-def ranks_of(pods_of: Callable[[Job], tuple[Pod, ...]], settings: CheckpointSettings) -> Callable[[Job], Asker]:
+def ranks_of(pods_of: Callable[[Job], tuple[Pod, ...]], settings: CheckpointSettings) -> Callable[[Job], AskRanks]:
     """Return what sends a request to all ranks of a job, through all its pods."""
     sidecars = Sidecars(settings)
 
-    def ranks(job: Job) -> Asker:
+    def ranks(job: Job) -> AskRanks:
         pods: list[Pod] = []
 
-        def ask(request: Ask) -> Heard:
-            if request.command == "prepare":  # the other requests go to those that were prepared
+        def ask(command: RankCommand) -> Answers:
+            if command.name == "prepare":  # the other requests go to those that were prepared
                 pods[:] = [pod for pod in pods_of(job) if pod.alive and not pod.deleting]
-            return _ask_all(sidecars, pods, request)
+            return _ask_all(sidecars, pods, command)
 
         return ask
 
     return ranks
 
 
-def _ask_all(sidecars: Sidecars, pods: Sequence[Pod], request: Ask) -> Heard:
+def _ask_all(sidecars: Sidecars, pods: Sequence[Pod], command: RankCommand) -> Answers:
     if not pods:
-        return Heard(silent=("the job has no running pod",))
+        return Answers(silent=("the job has no running pod",))
     with ThreadPoolExecutor(min(MAX_PARALLEL, len(pods))) as threads:
-        answers = list(threads.map(lambda pod: sidecars.ask(pod, request), pods))
-    heard = [answer for answer in answers if isinstance(answer, Heard)]
+        answers = list(threads.map(lambda pod: sidecars.ask(pod, command), pods))
+    heard = [answer for answer in answers if isinstance(answer, Answers)]
     without = [str(answer) for answer in answers if isinstance(answer, NoEndpoint)]
     ranks = tuple(rank for one in heard for rank in one.ranks)
     silent = tuple(text for one in heard for text in one.silent)
     complete = {one.world_size for one in ranks} == {len(ranks)}  # then a pod without a sidecar is only a launcher
-    return Heard(ranks, silent if complete else (*silent, *without))
+    return Answers(ranks, silent if complete else (*silent, *without))

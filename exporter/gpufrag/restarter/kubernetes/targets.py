@@ -73,7 +73,7 @@ class Target(Protocol):
 
     def pods(self, client: KubernetesClient, owner: Owner) -> tuple[Pod, ...]: ...
 
-    def stop(self, client: KubernetesClient, owner: Owner, pod: Pod | None, record: RestartRecord, dry_run: bool) -> None:
+    def stop(self, client: KubernetesClient, owner: Owner, pod: Pod | None, record: RestartRecord, dry: bool) -> None:
         """See `JobBackend.stop`."""
 
     def start(self, client: KubernetesClient, owner: Owner, record: RestartRecord) -> None:
@@ -168,9 +168,9 @@ class Suspend:
     def pods(self, client: KubernetesClient, owner: Owner) -> tuple[Pod, ...]:
         return client.list_pods(owner.namespace, self.selector(owner))
 
-    def stop(self, client: KubernetesClient, owner: Owner, pod: Pod | None, record: RestartRecord, dry_run: bool) -> None:
+    def stop(self, client: KubernetesClient, owner: Owner, pod: Pod | None, record: RestartRecord, dry: bool) -> None:
         order = str(OldPods.of(self.pods(client, owner)))
-        store(client, owner, replace(record, phase=SUSPENDED, order=order), nested(self.path, True), dry_run)
+        store(client, owner, replace(record, phase=SUSPENDED, order=order), nested(self.path, True), dry)
 
     def start(self, client: KubernetesClient, owner: Owner, record: RestartRecord) -> None:
         store(client, owner, replace(record, phase=WAITING), nested(self.path, False))
@@ -206,10 +206,10 @@ class Rollout:
     def pods(self, client: KubernetesClient, owner: Owner) -> tuple[Pod, ...]:
         return client.list_pods(owner.namespace, self.selector(owner))
 
-    def stop(self, client: KubernetesClient, owner: Owner, pod: Pod | None, record: RestartRecord, dry_run: bool) -> None:
+    def stop(self, client: KubernetesClient, owner: Owner, pod: Pod | None, record: RestartRecord, dry: bool) -> None:
         order = str(OldPods.of(self.pods(client, owner)))
         body = nested((*self.template, "metadata", "annotations", RESTARTED_BY), record.by or "gpufrag")
-        store(client, owner, replace(record, phase=WAITING, order=order), body, dry_run)
+        store(client, owner, replace(record, phase=WAITING, order=order), body, dry)
 
     def start(self, client: KubernetesClient, owner: Owner, record: RestartRecord) -> None:
         store(client, owner, replace(record, phase=WAITING), {})
@@ -253,15 +253,15 @@ class Evict:
     def pods(self, client: KubernetesClient, owner: Owner) -> tuple[Pod, ...]:
         return client.list_pods(owner.namespace, self.selector(owner))
 
-    def stop(self, client: KubernetesClient, owner: Owner, pod: Pod | None, record: RestartRecord, dry_run: bool) -> None:
+    def stop(self, client: KubernetesClient, owner: Owner, pod: Pod | None, record: RestartRecord, dry: bool) -> None:
         if self.instead and self.rolls(owner):
-            return self.instead.stop(client, owner, pod, record, dry_run)
+            return self.instead.stop(client, owner, pod, record, dry)
         victim = pod or _evicted(owner, record)
         assert victim is not None, "a restart begins with a pod"
         ordered = replace(record, phase=WAITING, order=f"{victim.name}/{victim.uid}")
-        store(client, owner, ordered, {}, dry_run)
+        store(client, owner, ordered, {}, dry)
         try:
-            client.evict(victim, dry_run)
+            client.evict(victim, dry)
         except NotFound:  # gone already
             pass
         except Conflict:  # another pod has its name, or another client interfered
@@ -309,11 +309,11 @@ class VolcanoJob:
     def pods(self, client: KubernetesClient, owner: Owner) -> tuple[Pod, ...]:
         return client.list_pods(owner.namespace, f"volcano.sh/job-name={owner.name}")
 
-    def stop(self, client: KubernetesClient, owner: Owner, pod: Pod | None, record: RestartRecord, dry_run: bool) -> None:
+    def stop(self, client: KubernetesClient, owner: Owner, pod: Pod | None, record: RestartRecord, dry: bool) -> None:
         version = _version(owner)
-        store(client, owner, replace(record, phase=WAITING, order=version), {}, dry_run)
+        store(client, owner, replace(record, phase=WAITING, order=version), {}, dry)
         with suppress(Conflict):  # sent before, and not carried out yet
-            client.create_command(owner.ref, "RestartJob", f"gpufrag-{owner.uid}-{version}", dry_run)
+            client.create_command(owner.ref, "RestartJob", f"gpufrag-{owner.uid}-{version}", dry)
 
     def start(self, client: KubernetesClient, owner: Owner, record: RestartRecord) -> None:
         store(client, owner, replace(record, phase=WAITING), {})

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ...checkpoint.rank_sockets import broadcast
-from ...checkpoint.records import Ask, Heard
-from ...errors import BadInput, Unavailable
+from ...checkpoint.coordinator import AskRanks, ask_folder
+from ...checkpoint.protocol import Answers, RankCommand
+from ...errors import BadInput
 from ...wire.codec import loads
-from ...wire.control_client import AccessDenied, Answer, ControlError, NotListening, Rejected, ask, ask_all
+from ...wire.control_client import AccessDenied, Answer, ControlError, NotListening, Rejected, ask_all
 from ...wire.folder import open_plain
 from ...wire.supervised_job import CONFLICT, RECORD, SOCKET, JobFile, SupervisedJob, decode
 from .. import reasons
 from ..alerts import Alert
 from ..backend import Away, BackendError, Changes, Conflict, Invalid, Job, NotFound, Stage, State
-from ..checkpoint import Asker
 from ..reasons import Refused
 from ..record import OPT_IN, PAUSE, PHASE, WAITING, RestartRecord
 
@@ -26,6 +25,7 @@ KIND = "process"
 COST = "its processes stop and start together, on the same GPUs"
 MAX_RECORD = 64 << 10
 TIMEOUT_S = 5.0
+PROC = Path("/proc")
 
 
 class LocalBackend:
@@ -35,20 +35,19 @@ class LocalBackend:
         self._folder, self._timeout_s = folder, timeout_s
 
     def find(self, alert: Alert, earlier: Job | None = None) -> Job:
-        """Find the job by the alert's label job_name. A supervisor that recorded another name is not asked."""
+        """Find the job by the alert's label job_name."""
         name = alert.labels.get("job_name", "")
-        named = [file for file in self._sockets() if (found := self._recorded(file)) is None or found.name == name]
-        jobs, error = self._ask_all(named)
-        jobs = [job for job in jobs if job.name == name]
-        if error is not None and not jobs:
-            raise error
-        if not jobs:
+        jobs, silent = self._jobs(name)
+        named = [job for job in jobs if job.name == name]
+        if not named and silent:
+            raise silent[0]
+        if not named:
             raise Refused(reasons.NO_SUPERVISOR, repr(name[:80]))
-        if len(jobs) > 1:
-            raise Refused(reasons.AMBIGUOUS_NAME, f"{len(jobs)} jobs {name[:80]!r}")
-        if earlier is not None and jobs[0].uid != earlier.uid:
+        if len(named) > 1:
+            raise Refused(reasons.AMBIGUOUS_NAME, f"{len(named)} jobs {name[:80]!r}")
+        if earlier is not None and named[0].uid != earlier.uid:
             raise Refused(reasons.POD_REPLACED, earlier.name)
-        return _job(jobs[0])
+        return _job(named[0])
 
     def series_labels(self, alert: Alert) -> Mapping[str, str]:
         return {"job_name": alert.labels.get("job_name", "")}
@@ -74,8 +73,7 @@ class LocalBackend:
     def stop(self, job: Job, record: RestartRecord, dry_run: bool = False) -> None:
         """The supervisor stops and starts the job. The order is the number of restarts before it."""
         restarts = job.handle.restarts
-        changes = replace(record, phase=WAITING, order=str(restarts)).annotations()
-        self._remember(job, changes, dry_run)
+        self._remember(job, replace(record, phase=WAITING, order=str(restarts)).annotations(), dry_run)
         try:
             self._ask(job, "restart", restarts=restarts, dry_run=dry_run)
         except Conflict:  # restarted already
@@ -89,25 +87,117 @@ class LocalBackend:
         supervised: SupervisedJob = job.handle
         if job.record.order == str(supervised.restarts):
             return State(Stage.ORDERED, runs=supervised.running)
-        return State(Stage.RUNNING) if supervised.running else State(Stage.STARTING, "the supervisor has not started it")
+        return State(Stage.RUNNING) if supervised.running else State(Stage.STARTING, "the supervisor starts it")
 
     def unfinished(self) -> tuple[list[Job], BackendError | None]:
         """A silent supervisor is an error only if its record shows a restart, or cannot be read."""
-        jobs, _ = self._ask_all(self._sockets())
-        answered = {job.uid for job in jobs}
-        error: BackendError | None = None
+        jobs, silent = self._jobs()
+        return [_job(job) for job in jobs if PHASE in job.annotations], silent[0] if silent else None
+
+    def ranks(self, job: Job) -> AskRanks:
+        """Return what sends a command to the agents of the job's own processes."""
+
+        def ask(command: RankCommand) -> Answers:
+            supervised = self._ask(job, "job")
+            pids = frozenset(supervised.processes) & descendants(supervised.pid)
+            return ask_folder(self._folder, command.name, command.fields, pids)
+
+        return ask
+
+    def _jobs(self, name: str | None = None) -> tuple[list[SupervisedJob], list[BackendError]]:
+        """Ask all supervisors at once. Return the jobs, and an error for each relevant one that does not answer.
+
+        Relevant: its record shows the `name`, or without a name a restart in progress, or cannot be read.
+        """
+        paths = {}
         for file in self._sockets():
             recorded = self._recorded(file)
-            silent = _uid(file) not in answered and self._listens(file)
-            if silent and (recorded is None or PHASE in recorded.annotations):
-                error = Away(f"{file.name}: the supervisor does not answer")
-        return [_job(job) for job in jobs if PHASE in job.annotations], error
+            relevant = recorded is None or (PHASE in recorded.annotations if name is None else recorded.name == name)
+            if relevant or name is None:
+                paths[self._folder / file.name] = relevant
+        jobs: list[SupervisedJob] = []
+        errors: list[BackendError] = []
+        for path, answer in ask_all(list(paths), {"command": "job"}, self._timeout_s).items():
+            try:
+                jobs.append(_decode(path, answer))
+            except NotFound:
+                continue
+            except BackendError as error:
+                if paths[path]:
+                    errors.append(error)
+        return jobs, errors
 
-    def ranks(self, job: Job) -> Asker:
-        """Return what sends a request to the agents of the job's own processes."""
+    def _recorded(self, file: JobFile) -> SupervisedJob | None:
+        """Return what the supervisor wrote next to its socket; None if it cannot be read."""
+        try:
+            with open_plain(self._folder / file._replace(suffix=RECORD).name) as opened:
+                return decode(loads(opened.read(MAX_RECORD)))
+        except (OSError, BadInput, ValueError, RecursionError):
+            return None
 
-        def send(request: Ask) -> Heard:
-            processes = frozenset(self._ask(job, "job").processes)
-            return broadcast(self._folder, request.command, request.fields, processes)
+    def _sockets(self) -> list[JobFile]:
+        try:
+            names = sorted(os.listdir(self._folder))
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise Away(f"{self._folder}: {error.strerror}; set process.folder to the jobs' GPUFRAG_DIR") from None
+        return [file for name in names if (file := JobFile.parse(name)) and file.suffix == SOCKET]
 
-        return send
+    def _remember(self, job: Job, changes: Changes, dry_run: bool = False) -> SupervisedJob:
+        version = job.handle.version
+        return self._ask(job, "remember", version=version, annotations=dict(changes), dry_run=dry_run)
+
+    def _ask(self, job: Job, command: str, **fields: Any) -> SupervisedJob:
+        for file in self._sockets():
+            if f"{file.process.pid}-{file.process.start}" == job.uid:
+                path = self._folder / file.name
+                answers = ask_all([path], {"command": command, **fields}, self._timeout_s)
+                return _decode(path, answers[path])
+        raise NotFound(f"{job.name}: its supervisor has ended")
+
+
+def _decode(path: Path, answer: Answer | ControlError) -> SupervisedJob:
+    """Raises BackendError."""
+    try:
+        if isinstance(answer, ControlError):
+            raise answer
+        if answer.get("refused") == CONFLICT:
+            raise Conflict("another client changed the job")
+        return decode(answer.get("job"))
+    except (NotListening, AccessDenied):
+        raise NotFound(f"{path.name}: its supervisor has ended, or belongs to another user") from None
+    except Rejected as error:
+        raise Invalid(f"the supervisor rejects the request: {error}") from None
+    except (ControlError, BadInput) as error:
+        raise Away(f"{path.name}: no usable answer from the supervisor: {error}") from None
+
+
+def descendants(pid: int, proc: Path = PROC) -> frozenset[int]:
+    """Return the processes that descend from `pid`. A supervisor could name the processes of another job."""
+    parents: dict[int, int] = {}
+    for entry in proc.iterdir():
+        if entry.name.isdigit():
+            try:
+                stat = (entry / "stat").read_bytes()
+            except OSError:  # it has ended
+                continue
+            parents[int(entry.name)] = int(stat.rpartition(b")")[2].split()[1])
+    found: set[int] = set()
+    level: Iterable[int] = {pid}
+    while level := {child for child, parent in parents.items() if parent in level} - found:
+        found |= set(level)
+    return frozenset(found)
+
+
+def _job(job: SupervisedJob) -> Job:
+    """To start a job with --restartable is to opt in."""
+    return Job(
+        kind=KIND,
+        name=f"job {job.name}",
+        uid=job.uid,
+        annotations={**job.annotations, OPT_IN: "true", **({PAUSE: "true"} if job.paused else {})},
+        cost=COST,
+        deleting=job.ending,
+        handle=job,
+    )

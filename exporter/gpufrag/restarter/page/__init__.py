@@ -1,4 +1,4 @@
-"""The page of decisions. One file, nothing fetched; whatever comes from outside is escaped."""
+"""The page of decisions: one file without external resources. All values are escaped."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _VERDICTS = {decisions.RESTARTED: "good", decisions.FAILED: "bad"}
 
 
 def render(latest: Sequence[Decision], now_s: float, metrics: Metrics) -> bytes:
-    """The newest decisions, and how things stand."""
+    """Return the page with the newest decisions and the current state."""
     rows = filled(_FOLDER / "decision.html", map(_row, latest[:SHOWN]))
     page = template(_FOLDER / "index.html").substitute(
         style=STYLE,
@@ -45,10 +45,10 @@ def _row(decision: Decision) -> dict[str, str]:
 
 def _state(metrics: Metrics) -> str:
     is_open = metrics.value(CIRCUIT_OPEN)
-    circuit = "circuit unknown" if is_open is None else "circuit open" if is_open else "circuit closed"
-    under_way, waiting = metrics.value(IN_PROGRESS) or 0, metrics.value(QUEUE) or 0
-    mode = "dry run: nothing is restarted, " if metrics.value(DRY_RUN) else ""
-    return f"{mode}{circuit}, {under_way:.0f} under way, {waiting:.0f} waiting"
+    word = "unknown" if is_open is None else "open" if is_open else "closed"
+    running, waiting = metrics.value(IN_PROGRESS) or 0, metrics.value(QUEUE) or 0
+    mode = "dry run, " if metrics.value(DRY_RUN) else ""
+    return f"{mode}circuit breaker {word}, {running:.0f} restarts in progress, {waiting:.0f} alerts waiting"
 
 
 def _time(at_s: float) -> str:

@@ -1,6 +1,6 @@
-"""Jobs of Slurm: put back into the queue by `scontrol requeue`, and remembered in the receiver's file.
+"""Slurm jobs as a JobBackend: `scontrol requeue` restarts them, and the state file holds their annotations.
 
-A job opts in by its comment, in words that are separated by spaces; the restarter writes nothing there:
+A job opts in with words in its comment, which the restarter only reads:
 
     sbatch --requeue --comment "gpufrag.dev/restart=true gpufrag.dev/signal=USR1" train.sbatch
 """
@@ -9,214 +9,216 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from ...checkpoint.protocol import CheckpointFailed
-from ..alerts import Alert, Place
+from .. import reasons
+from ..alerts import Alert
+from ..backend import BackendError, Changes, Denied, Invalid, Job, NotFound, Stage, State
 from ..checkpoint import Checkpoint
-from ..clock import Clock
-from ..commanded import RESTART, SLURM_JOB, Commanded, expected_restarts, owner, pod, reference
-from ..errors import ClusterError, Conflict, Denied, Invalid, NotFound, Refused
-from ..kubernetes.cluster import ANNOTATIONS, PHASE, Body, GroupKind, Owner, Pod, Ref
-from ..kubernetes.owners import Resolved
-from ..kubernetes.steps import COMMANDED
-from ..off_cluster import OffCluster, annotations_in, key_of
-from ..policy import OPT_IN, PAUSE
-from ..record import CLAIMED, WAITING
-from ..state_file import StateFile
-from .commands import Runner, SlurmJob, name_of, nodes_of, requeue, show, signal, standing_for, start_in
+from ..reasons import Refused
+from ..record import ANNOTATIONS, CLAIMED, OPT_IN, ORDER, PAUSE, PHASE, SUSPENDED, WAITING, RestartRecord
+from ..state_file import Entry, StateFile
+from .commands import Runner, SlurmJob, name_of, requeue, show, signal, standing_for, start_in
 
-NAMESPACE = "slurm"
+KIND = "slurm"
+COST = "it goes back to the queue and may wait there for its nodes; Slurm counts a restart"
 SIGNAL = f"{ANNOTATIONS}/signal"
 SAVED = f"{ANNOTATIONS}/saved"
-"""What a job may write into its comment once it has saved: the step."""
-WISHES = frozenset({OPT_IN, PAUSE, SIGNAL, SAVED})
-"""All that a comment may say; what a restarter remembers is not in it."""
+"""A job may write the step into its comment after it has saved."""
+COMMENT_WORDS = frozenset({OPT_IN, PAUSE, SIGNAL, SAVED})
 SIGNALS = frozenset({"HUP", "INT", "TERM", "USR1", "USR2"})
-GOES_ON = frozenset({"COMPLETING", "CONFIGURING", "PENDING", "REQUEUED", "RUNNING", "SIGNALING", "SUSPENDED"})
-"""States of jobs that have not come to their end."""
-AT_WORK = frozenset({"COMPLETING", "RUNNING", "SIGNALING"})
-"""Of these, those of a run whose end is not known yet."""
+UNFINISHED = frozenset({"COMPLETING", "CONFIGURING", "PENDING", "REQUEUED", "RUNNING", "SIGNALING", "SUSPENDED"})
+"""States of jobs that have not ended, or will be requeued."""
+ACTIVE = frozenset({"COMPLETING", "RUNNING", "SIGNALING"})
+"""States of a run whose end is not known yet."""
+HELD = ("held", "hold", "never", "invalid", "bad")
+"""Parts of the reasons of a job that does not start until a person acts; any other pending job waits for resources."""
 POLL_S = 2.0
 _NAME = re.compile(r"(?:(?P<name>.*)-)?(?P<id>[1-9][0-9]{0,9})(?:_(?P<task>[0-9]{1,9}))?", re.DOTALL)
 
 
-def locate(alert: Alert) -> Alert:
-    """By its label job_name, to which `gpufrag serve --write-target` gives the job's name and number."""
-    return replace(alert, place=Place(NAMESPACE, alert.labels.get("job_name") or None))
+@dataclass(frozen=True)
+class SlurmBackend:
+    """All jobs that Slurm's commands show; those of `users` may be restarted.
 
+    `start_after_s`: how soon a requeued job is told to start; None: after Slurm's own two minutes.
+    """
 
-def targets(users: Collection[str], hurry: bool = False) -> Mapping[GroupKind, Commanded]:
-    """`users`: whose jobs may be touched. `hurry`: a job that was put back does not wait for two minutes."""
+    run: Runner
+    state_file: StateFile
+    users: Collection[str]
+    start_after_s: float | None = None
 
-    def refusal(job: Owner) -> Refused | None:
-        if job.status["user"] not in users:
-            return Refused("other-user", f"{job.ref} is {job.status['user']}'s; add the user to slurm.users")
-        if not job.status["requeue"]:
-            return Refused("no-requeue", f"{job.ref} must not be put back into the queue; submit it with --requeue")
-        if not job.status["running"]:
-            return Refused("not-running", f"{job.ref} is {job.status['state']}: what an alert is about has ended")
-        return None
-
-    def waits(job: Owner) -> bool:
-        return hurry and job.status["state"] == "PENDING" and job.status["reason"] == "BeginTime"
-
-    lost = "it goes back into the queue, and may wait there for its nodes; Slurm counts a restart"
-    return {SLURM_JOB: Commanded(SLURM_JOB, lost, refusal, waits)}
-
-
-class SlurmCluster(OffCluster):
-    """A Cluster of all jobs that Slurm's commands show. `start_after_s`: of jobs that wait for nothing."""
-
-    def __init__(self, run: Runner, state: StateFile, start_after_s: float = 0.0) -> None:
-        super().__init__(state)
-        self._command, self._start_after_s = run, start_after_s
-
-    def get_pod(self, namespace: str, name: str) -> Pod:
-        """`name`: the job's name, a hyphen, and its number (a task's may be 4_1); or that alone. Raises Refused."""
-        match = _NAME.fullmatch(name)
+    def find(self, alert: Alert, earlier: Job | None = None) -> Job:
+        """By the label job_name: the job's name, a hyphen, and its number (a task's may be 4_1); or only the number."""
+        label = alert.labels.get("job_name", "")
+        match = _NAME.fullmatch(label)
         if match is None:
-            raise Refused(
-                "no-job-number", f"job_name {name!r:.80} does not end with a job's number; see --write-target"
-            )
-        job = show(self._command, self._number(match))
-        called = name_of(self._command, job.address)
-        if match["name"] is not None and match["name"] != called:
-            raise Refused("pod-replaced", f"job {job.address} is called {called!r:.80}, and not as the alert says")
-        return pod(_ref(job.id), name, None, job.state == "RUNNING")
+            raise Refused(reasons.NO_JOB_ID, repr(label[:80]))
+        job = show(self.run, self._number(match))
+        name = name_of(self.run, job.address)
+        if match["name"] not in (None, name) or (earlier is not None and str(job.id) != earlier.uid):
+            raise Refused(reasons.POD_REPLACED, f"Slurm job {job.address} is named {name[:80]!r}")
+        return self._job(job)
+
+    def series_labels(self, alert: Alert) -> Mapping[str, str]:
+        return {"job_name": alert.labels.get("job_name", "")}
+
+    def read(self, job: Job) -> Job:
+        return self._job(show(self.run, job.handle.job.id))
+
+    def remember(self, job: Job, changes: Changes) -> Job:
+        found: SlurmJob = job.handle.job
+        entry = self.state_file.patch(_key(found.id), changes, job.handle.version)
+        return _job(found, entry)
+
+    def check(self, job: Job) -> None:
+        found: SlurmJob = job.handle.job
+        if found.user not in self.users:
+            raise Refused(reasons.OTHER_USER, found.user)
+        if not found.requeue:
+            raise Refused(reasons.NO_REQUEUE)
+        if found.state != "RUNNING":
+            raise Refused(reasons.NOT_RUNNING, found.state)
+
+    def stop(self, job: Job, record: RestartRecord, dry_run: bool = False) -> None:
+        """Requeue it; Slurm starts it again. The order is the number of restarts before it."""
+        found: SlurmJob = job.handle.job
+        phase = WAITING if self.start_after_s is None else SUSPENDED
+        if dry_run:
+            return
+        self.remember(job, replace(record, phase=phase, order=str(found.restarts)).annotations())
+        if show(self.run, found.id).restarts == found.restarts:  # a job may requeue itself on the signal
+            requeue(self.run, found.address)
+
+    def start(self, job: Job, record: RestartRecord) -> None:
+        """Shorten the wait of a requeued job. It starts later anyway, so a refusal is no error."""
+        with suppress(Denied, Invalid):
+            start_in(self.run, job.handle.job.address, math.ceil(self.start_after_s or 0.0))
+        self.remember(job, replace(record, phase=WAITING).annotations())
+
+    def state(self, job: Job) -> State:
+        found: SlurmJob = job.handle.job
+        if job.record.order == str(found.restarts):
+            return State(Stage.ORDERED, runs=found.state == "RUNNING", confirmed=found.state == "FAILED")
+        if found.state == "RUNNING":
+            return State(Stage.RUNNING)
+        waits = f"Slurm: {found.state}, reason {found.reason}"
+        if found.state == "PENDING" and found.reason == "BeginTime" and job.record.phase == SUSPENDED:
+            return State(Stage.STOPPED, waits, confirmed=True)
+        queued = found.state == "PENDING" and found.reason != "BeginTime"
+        held = any(part in found.reason.lower() for part in HELD)
+        return State(Stage.STARTING, waits, needs_resources=queued and not held)
+
+    def unfinished(self) -> tuple[list[Job], BackendError | None]:
+        found = []
+        error: BackendError | None = None
+        for key in self.state_file.marked():
+            if match := re.fullmatch(rf"{KIND}/([1-9][0-9]*)", key):
+                try:
+                    found.append(self._job(show(self.run, int(match[1]))))
+                except NotFound:
+                    continue
+                except BackendError as failure:
+                    error = failure
+        return found, error
 
     def _number(self, match: re.Match[str]) -> int:
-        """Of one job. A name comes with SLURM_JOB_ID, which is one task's own, be it that of the array too."""
+        """Return the number of one job. A name comes with SLURM_JOB_ID, which belongs to one task of an array."""
         number, task = int(match["id"]), match["task"]
         address = str(number) if task is None else f"{number}_{int(task)}"
-        found = standing_for(self._command, address)
+        found = standing_for(self.run, address)
         if task is None and match["name"] is not None and number in found:
             return number
         if len(found) > 1 or (found and task is None and found != (number,)):
-            raise Refused("ambiguous", f"{address} is a whole array of Slurm's; name one task of it, as {address}_1")
+            raise Refused(reasons.AMBIGUOUS_NAME, f"{address} is a job array; name one task, for example {address}_1")
         return found[0] if found else number
 
-    def get_owner(self, ref: Ref) -> Owner:
-        return self._owner(show(self._command, int(ref.name))) if ref.group_kind == SLURM_JOB else self.stored(ref)
+    def _job(self, job: SlurmJob) -> Job:
+        return _job(job, self.state_file.get(_key(job.id)))
 
-    def patch(self, ref: Ref, body: Body, resource_version: str | None, dry_run: bool = False) -> Owner:
-        if ref.group_kind != SLURM_JOB:
-            return self.store(ref, body, resource_version, dry_run)
-        job = show(self._command, int(ref.name))
-        version = None if resource_version is None else int(resource_version)
-        entry = self._state.patch(key_of(ref), annotations_in(body), version, dry_run)
-        return _owner(job, entry.version, entry.annotations)
 
-    def create_command(self, ref: Ref, action: str, name: str, dry_run: bool = False) -> None:
-        job = show(self._command, int(ref.name))
-        if action == RESTART and job.restarts != expected_restarts(name):
-            raise Conflict(f"{ref} has been put back into the queue already")
-        if dry_run:
-            return
-        if action == RESTART:
-            requeue(self._command, job.address)
-            return
-        try:
-            start_in(self._command, job.address, math.ceil(self._start_after_s))
-        except (Denied, Invalid) as error:  # it starts all the same, only later
-            raise Conflict(str(error)) from None
-
-    def list_pods(self, namespace: str, selector: str) -> tuple[Pod, ...]:
-        """One for each node of the job whose number the selector is, so that each can be asked."""
-        job = show(self._command, int(selector))
-        nodes = nodes_of(self._command, job.address)
-        return tuple(pod(_ref(job.id), f"{job.id}-{node}", node, job.state == "RUNNING") for node in nodes)
-
-    def list_marked(self, kind: GroupKind, namespace: str) -> tuple[Owner, ...]:
-        """Of those that are gone, nothing needs to be ended."""
-        found = []
-        for key in self._state.marked():
-            if match := re.fullmatch(rf"{re.escape(str(kind))} {NAMESPACE}/([1-9][0-9]*) .*", key):
-                try:
-                    found.append(self._owner(show(self._command, int(match[1]))))
-                except NotFound:
-                    continue
-        return tuple(found)
-
-    def _owner(self, job: SlurmJob) -> Owner:
-        entry = self._state.get(key_of(_ref(job.id)))
-        return _owner(job, entry.version, entry.annotations)
+@dataclass(frozen=True)
+class _Handle:
+    job: SlurmJob
+    version: int
 
 
 @dataclass(frozen=True)
 class SignalCheckpointer:
-    """Sends a job the signal that its comment names, and waits: for its word that it has saved, or for a while."""
+    """Sends the signal that the job's comment names, and waits until the job reports that it saved, or `grace_s`."""
 
     run: Runner
-    clock: Clock
+    steady: Callable[[], float]
     grace_s: float
 
-    def save(self, job: Resolved, timeout_s: float) -> Generator[float, None, Checkpoint]:
-        wanted = job.owner.annotations.get(SIGNAL)
+    def save(self, job: Job, timeout_s: float) -> Generator[float, None, Checkpoint]:
+        wanted = job.annotations.get(SIGNAL)
         if wanted is None:
-            return Checkpoint(f"Its comment names no {SIGNAL}: what it does not save on SIGTERM is lost.")
+            return Checkpoint(f"Its comment has no {SIGNAL}: what it does not save on SIGTERM is lost.")
         batch, name = wanted.startswith("B:"), wanted.removeprefix("B:").removeprefix("SIG")
         if name not in SIGNALS:
-            raise CheckpointFailed(f"{SIGNAL}={wanted:.20}: not one of {', '.join(sorted(SIGNALS))}")
-        number = int(job.owner.name)
+            raise CheckpointFailed(f"{SIGNAL}={wanted:.20} is not one of {', '.join(sorted(SIGNALS))}")
+        number = job.handle.job.id
         try:
             found = show(self.run, number)
             before = _words(found.comment).get(SAVED)
             signal(self.run, found.address, name, batch)
             return (yield from self._wait(number, name, before, timeout_s))
-        except ClusterError as error:
-            raise CheckpointFailed(f"SIG{name} could not be sent, or the job not be seen: {error}") from None
+        except BackendError as error:
+            raise CheckpointFailed(f"cannot send SIG{name} or read the job: {error}") from None
 
     def _wait(self, number: int, name: str, before: str | None, timeout_s: float) -> Generator[float, None, Checkpoint]:
-        """A job that runs has its grace; how one ends that has begun to end is waited for until the time is up."""
-        begun, waited_s, ends = self.clock.steady(), 0.0, False
-        while waited_s < (timeout_s if ends else min(self.grace_s, timeout_s)):
+        """Wait `grace_s` for a job that runs, and until the timeout for one that is ending."""
+        begun_s, waited_s, ending = self.steady(), 0.0, False
+        while waited_s < (timeout_s if ending else min(self.grace_s, timeout_s)):
             job = show(self.run, number)
             saved = _words(job.comment).get(SAVED)
             if saved is not None and saved != before:
                 step = int(saved) if saved.isdecimal() and len(saved) < 16 else None
-                return Checkpoint(f"The job says that it has saved ({saved:.40}).", saved=True, step=step)
-            if job.state not in AT_WORK:
+                return Checkpoint(f"The job reports that it saved ({saved:.40}).", saved=True, step=step)
+            if job.state not in ACTIVE:
                 return Checkpoint(f"After SIG{name} the job is {job.state}.")
-            ends = job.state == "COMPLETING"
+            ending = job.state == "COMPLETING"
             yield min(POLL_S, self.grace_s)
-            waited_s = self.clock.steady() - begun
-        return Checkpoint(f"SIG{name} was sent {waited_s:.0f} s ago; the job has not said whether it has saved.")
+            waited_s = self.steady() - begun_s
+        return Checkpoint(f"SIG{name} was sent {waited_s:.0f} s ago; the job has not reported that it saved.")
 
 
-def _ref(job: int) -> Ref:
-    return reference(SLURM_JOB, NAMESPACE, str(job), str(job))
+def _key(number: int) -> str:
+    return f"{KIND}/{number}"
 
 
-def _owner(job: SlurmJob, version: int, remembered: Mapping[str, str]) -> Owner:
-    """What is remembered wins over the comment, where only a user's wishes belong."""
-    annotations = {**_words(job.comment), **remembered}
-    owed = job.state == "FAILED" and SIGNAL in annotations and _is_begun(job, annotations)
+def _job(job: SlurmJob, entry: Entry) -> Job:
+    """The state file overrides the comment, where users set options."""
+    annotations = {**_words(job.comment), **entry.annotations}
+    owed = job.state == "FAILED" and SIGNAL in annotations and _failed_by_us(job, annotations)
     if owed:
-        annotations |= {PHASE: WAITING, COMMANDED: str(job.restarts)}
-    status = {
-        "restarts": job.restarts,
-        "running": job.state == "RUNNING",
-        "state": job.state,
-        "reason": job.reason,
-        "user": job.user,
-        "requeue": job.requeue,
-    }
-    finished = job.state not in GOES_ON and not owed
-    return owner(_ref(job.id), version, annotations, status, finished=finished)
+        annotations |= {PHASE: WAITING, ORDER: str(job.restarts)}
+    return Job(
+        kind=KIND,
+        name=f"Slurm job {job.address}",
+        uid=str(job.id),
+        annotations=annotations,
+        cost=COST,
+        finished=job.state not in UNFINISHED and not owed,
+        handle=_Handle(job, entry.version),
+    )
 
 
-def _is_begun(job: SlurmJob, annotations: Mapping[str, str]) -> bool:
-    """Whether a restart of this run is under way. If it fails then, it fails of the signal: that was the order to stop.
+def _failed_by_us(job: SlurmJob, annotations: Mapping[str, str]) -> bool:
+    """A job that fails during its restart failed because of the signal, so it must still be requeued.
 
-    Ranks that have saved end with 42, and a job without a handler is killed. One that completes needs no more.
+    Ranks that saved exit with 42, and a job without a handler is killed. A job that completes is done.
     """
     phase = annotations.get(PHASE)
-    return phase == CLAIMED or (phase == WAITING and annotations.get(COMMANDED) == str(job.restarts))
+    return phase == CLAIMED or (phase in (WAITING, SUSPENDED) and annotations.get(ORDER) == str(job.restarts))
 
 
 def _words(comment: str) -> dict[str, str]:
-    """`gpufrag.dev/restart=true` and the like."""
+    """Parse words such as gpufrag.dev/restart=true."""
     pairs = [word.partition("=")[::2] for word in comment.split()]
-    return {key: value for key, value in pairs if key in WISHES}
+    return {key: value for key, value in pairs if key in COMMENT_WORDS}

@@ -1,7 +1,7 @@
-"""Slurm's own commands, and what they answer: the only place that knows their words.
+"""Slurm's commands and their output.
 
-No shell is involved. Whatever a user can write into a job (its name, its comment) is asked for by itself, so that no
-text can pass for another field.
+No shell is used. What a user can write into a job (its name, its comment) is queried separately, so that no text can
+pass for another field.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ..errors import Away, ClusterError, Conflict, Denied, Invalid, NotFound
+from ..backend import Away, BackendError, Conflict, Denied, Invalid, NotFound
 
 MAX_ANSWER = 1 << 20
 COLUMNS: Mapping[str, int] = {
@@ -25,7 +25,7 @@ COLUMNS: Mapping[str, int] = {
     "Requeue": 8,
     "Reason": 64,
 }
-"""Of squeue, and how wide each is."""
+"""Columns of squeue and their widths."""
 
 
 class Answer(NamedTuple):
@@ -35,22 +35,22 @@ class Answer(NamedTuple):
 
 
 Runner = Callable[[Sequence[str]], Answer]
-"""Runs a command; raises Away where it does not end in time, Invalid where it is not installed."""
+"""Runs a command. Raises Away if it does not end in time, Invalid if it is not installed."""
 
 
 @dataclass(frozen=True)
 class SlurmJob:
-    """One job, at one moment."""
+    """One job at one moment."""
 
     id: int
-    """A number of its own, which the last task of an array shares with the array."""
+    """Its own number, which the last task of an array shares with the array."""
     address: str
-    """What stands for this job alone: its number, or `4_1` for a task of array 4."""
+    """Names this job only: its number, or `4_1` for a task of array 4."""
     user: str
     state: str
     restarts: int
     requeue: bool
-    """Whether it may be put back into the queue."""
+    """Whether it may be requeued."""
     reason: str
     """Why it waits."""
     comment: str
@@ -65,11 +65,9 @@ def runner(timeout_s: float) -> Runner:
                 command, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s, env=environment, check=False
             )
         except subprocess.TimeoutExpired:
-            raise Away(f"{command[0]}: no answer within {timeout_s:g} s; it is worth another try") from None
+            raise Away(f"{command[0]}: no answer within {timeout_s:g} s") from None
         except OSError as error:
-            raise Invalid(
-                f"{command[0]}: {error.strerror}; install Slurm's commands where the restarter runs"
-            ) from None
+            raise Invalid(f"{command[0]}: {error.strerror}; install Slurm's client commands on this host") from None
         out, err = (text[:MAX_ANSWER].decode(errors="replace") for text in (done.stdout, done.stderr))
         return Answer(done.returncode, out, err)
 
@@ -77,10 +75,10 @@ def runner(timeout_s: float) -> Runner:
 
 
 def show(run: Runner, job: int) -> SlurmJob:
-    """Raises NotFound for one that Slurm does not know, or no longer."""
+    """Raises NotFound if Slurm does not know the job, or no longer."""
     fields = next((one for one in _records(run, str(job)) if one["JobID"] == str(job)), None)
     if fields is None:
-        raise NotFound(f"Slurm has no job {job} any more")
+        raise NotFound(f"Slurm has no job {job}")
     task = fields["ArrayTaskID"]
     address = f"{fields['ArrayJobID']}_{task}" if task.isdecimal() else str(job)
     return SlurmJob(
@@ -96,7 +94,7 @@ def show(run: Runner, job: int) -> SlurmJob:
 
 
 def standing_for(run: Runner, address: str) -> tuple[int, ...]:
-    """The numbers of all jobs that `address` stands for: of an array's bare number, those of all its tasks."""
+    """Return the numbers of all jobs that `address` names; the number of an array names all its tasks."""
     return tuple(_number(fields["JobID"]) for fields in _records(run, address))
 
 
@@ -104,23 +102,17 @@ def name_of(run: Runner, address: str) -> str:
     return _squeue(run, address, "--format=%j")
 
 
-def nodes_of(run: Runner, address: str) -> tuple[str, ...]:
-    """Empty for a job that waits."""
-    nodes = _squeue(run, address, "--format=%N").split()
-    return tuple(_checked(run, ["scontrol", "show", "hostnames", nodes[0]]).split()) if nodes else ()
-
-
 def requeue(run: Runner, address: str) -> None:
     _checked(run, ["scontrol", "requeue", address])
 
 
 def start_in(run: Runner, address: str, seconds: int) -> None:
-    """A job that was put back waits for two minutes by itself."""
+    """A requeued job waits for two minutes by default."""
     _checked(run, ["scontrol", "update", f"JobId={address}", f"StartTime=now+{seconds}"])
 
 
 def signal(run: Runner, address: str, name: str, batch: bool) -> None:
-    """To the tasks of the job's steps, or to its batch script alone."""
+    """Send a signal to the tasks of the job's steps, or to its batch script only."""
     _checked(run, ["scancel", *(["--batch"] if batch else []), f"--signal={name}", address])
 
 
@@ -130,7 +122,7 @@ def _squeue(run: Runner, address: str, wanted: str) -> str:
 
 
 def _records(run: Runner, address: str) -> list[dict[str, str]]:
-    """By the widths of the columns."""
+    """Split the output by the widths of the columns."""
     columns = ",".join(f"{name}:{width}" for name, width in COLUMNS.items())
     return [_fields(line) for line in _squeue(run, address, f"--Format={columns}").splitlines()]
 
@@ -146,10 +138,10 @@ def _fields(line: str) -> dict[str, str]:
 def _number(text: str) -> int:
     if text.isascii() and text.isdigit():
         return int(text)
-    raise Away(f"squeue answered {text!r:.40} where a number belongs; see whether its version is known")
+    raise Away(f"squeue printed {text!r:.40} instead of a number: this version may not be supported")
 
 
-_ERRORS: Sequence[tuple[str, type[ClusterError]]] = (
+_ERRORS: Sequence[tuple[str, type[BackendError]]] = (
     ("invalid job id", NotFound),
     ("already completing or completed", NotFound),
     ("permission denied", Denied),
@@ -164,7 +156,7 @@ _ERRORS: Sequence[tuple[str, type[ClusterError]]] = (
 
 
 def _checked(run: Runner, command: Sequence[str]) -> str:
-    """The output. Raises the ClusterError that the commands' own words stand for."""
+    """Return the output. Raises the BackendError that the error message stands for."""
     answer = run(command)
     if answer.code == 0:
         return answer.out

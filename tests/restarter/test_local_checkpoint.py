@@ -1,4 +1,4 @@
-"""A job of this host with agents: two ranks save at one step, the job starts again, and goes on from there."""
+"""A job of this host with agents: two ranks save at one step, the job restarts and continues from there."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from helpers import TESTS
-from restarter.off_cluster_rig import Receiver, alert, eventually, receiving
+from restarter.threaded_rig import ThreadedRestarter, alert, eventually, restarting
 from supervisor.supervised_process import Supervised
 
 RANK = """
@@ -69,8 +69,8 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Supervise
 
 
 @pytest.fixture
-def receiver(tmp_path: Path) -> Iterator[Receiver]:
-    with receiving(tmp_path, target="process", process={"folder": "agents"}, checkpoint={"timeout": "30s"}) as one:
+def restarter(tmp_path: Path) -> Iterator[ThreadedRestarter]:
+    with restarting(tmp_path, target="process", process={"folder": "agents"}, checkpoint={"timeout": "30s"}) as one:
         yield one
 
 
@@ -78,51 +78,51 @@ def of(it: Supervised, what: str) -> list[str]:
     return sorted(line.rpartition(" ")[2] for line in it.lines if f" {what} " in line)
 
 
-def restarted_at(it: Supervised, receiver: Receiver) -> str:
-    """The one step at which both ranks have saved."""
-    receiver.send(alert("train"))
-    receiver.until("started started", "restarted restarted")
+def restarted_at(it: Supervised, restarter: ThreadedRestarter) -> str:
+    """Return the one step at which both ranks saved."""
+    restarter.send(alert("train"))
+    restarter.until("started started", "restarted restarted")
     eventually(lambda: len(of(it, "from")) == 4)
     (step,) = set(of(it, "saved"))
     return step
 
 
-def test_all_save_at_one_step_and_go_on_from_it(train: Supervised, receiver: Receiver) -> None:
-    step = restarted_at(train, receiver)
+def test_all_ranks_save_at_one_step_and_continue_from_it(train: Supervised, restarter: ThreadedRestarter) -> None:
+    step = restarted_at(train, restarter)
     assert of(train, "from") == sorted(["0", "0", step, step])
-    assert f"All 2 ranks saved at step {step}." in receiver.decisions[0]["text"]
+    assert f"All 2 ranks saved at step {step}." in restarter.decisions[0]["text"]
 
 
-def test_what_saves_at_sigterm_too_saves_once_and_ends_by_itself(
-    receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_rank_with_a_sigterm_handler_saves_once(
+    restarter: ThreadedRestarter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ON_SIGNAL", "1")
     with closing(job(tmp_path, monkeypatch, "train")) as it:
-        step = restarted_at(it, receiver)
+        step = restarted_at(it, restarter)
         assert (of(it, "saved"), of(it, "ended")) == ([step, step], [step, step])
         assert "no checkpoint" not in it.told
 
 
-def test_the_ranks_of_another_job_in_the_folder_are_not_asked(
-    train: Supervised, receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_ranks_of_another_job_are_not_asked(
+    train: Supervised, restarter: ThreadedRestarter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     second = tmp_path / "second"
     second.mkdir()
     (second / "agents").symlink_to(train.folder)
     monkeypatch.setattr(Supervised, "socket", property(lambda it: next(it.folder.glob("*.job.sock"))))
     with closing(job(second, monkeypatch, "other")) as other:
-        restarted_at(train, receiver)
+        restarted_at(train, restarter)
         assert of(other, "saved") == []
         assert of(other, "from") == ["0", "0"]
 
 
-def test_where_one_cannot_save_the_job_goes_on(
-    receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_failed_checkpoint_keeps_the_job_running(
+    restarter: ThreadedRestarter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BROKEN", "1")
     with closing(job(tmp_path, monkeypatch, "train")) as it:
-        receiver.send(alert("train"))
-        receiver.until("refused checkpoint")
-        assert "disk full" in receiver.decisions[0]["text"]
+        restarter.send(alert("train"))
+        restarter.until("refused checkpoint-failed")
+        assert "disk full" in restarter.decisions[0]["text"]
         assert of(it, "from") == ["0", "0"]
-        assert it.job.annotations["gpufrag.dev/restart-count"] == "1", "an attempt counts: the next is not at once"
+        assert it.job.annotations["gpufrag.dev/restart-count"] == "1", "the attempt counts for the cooldown"

@@ -1,4 +1,4 @@
-"""A receiver off Kubernetes, with its worker in a thread and real time."""
+"""A restarter for processes or Slurm, with its worker in a thread and real time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gpufrag.restarter import backends as platforms
 from gpufrag.restarter import server, settings
 from gpufrag.restarter.alerts import Alert
 
@@ -25,33 +24,27 @@ def alert(job_name: str, **changes: Any) -> Alert:
     return replace(made, **changes)
 
 
-class Receiver:
-    """`offer` is what the webhook calls."""
-
+class ThreadedRestarter:
     def __init__(self, config: settings.RestarterConfig) -> None:
-        self.audit = io.StringIO()
-        it = platforms.connect(config)
-        self.cluster = it.cluster
-        parts = server.assemble(
-            it.config, it.cluster, "-", it.checkpointer, audit=self.audit, targets=it.targets, locate=it.locate
-        )
-        self.worker, self.webhook = parts.worker, parts.webhook
+        self.stream = io.StringIO()
+        self.platform = server.connect(config)
+        self.worker = server.assemble(config, self.platform, stream=self.stream).worker
         self._thread = threading.Thread(target=self.worker.run, daemon=True)
 
     def send(self, *alerts: Alert) -> None:
-        assert self.webhook.offer(alerts)
+        assert self.worker.offer(alerts)
 
     @property
     def decisions(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.audit.getvalue().splitlines()]
+        return [json.loads(line) for line in self.stream.getvalue().splitlines()]
 
     @property
-    def told(self) -> list[str]:
+    def outcomes(self) -> list[str]:
         return [f"{one['outcome']} {one['reason']}" for one in self.decisions]
 
-    def until(self, *told: str) -> None:
-        """Exactly this has been decided."""
-        eventually(lambda: self.told == list(told), lambda: f"{self.decisions}")
+    def until(self, *outcomes: str) -> None:
+        """Wait until exactly these decisions have been made."""
+        eventually(lambda: self.outcomes == list(outcomes), lambda: f"{self.decisions}")
 
     def start(self) -> None:
         self._thread.start()
@@ -62,27 +55,27 @@ class Receiver:
 
 
 @contextmanager
-def receiving(folder: Path, **raw: Any) -> Iterator[Receiver]:
-    """A receiver whose config is `raw` on top of what makes tests quick."""
+def restarting(folder: Path, **raw: Any) -> Iterator[ThreadedRestarter]:
+    """Run a restarter whose config is `raw`, with defaults that suit tests."""
     path = folder / "restarter.yaml"
-    quick = {
+    defaults = {
         "policy": {"dry_run": False},
         "checkpoint": {"on_timeout": "restart"},
-        "restart": {"poll": "100ms", "retry": "100ms", "run_timeout": "40s"},
+        "restart": {"run_timeout": "40s"},
     }
-    path.write_text(json.dumps({"state_file": "state.json", **quick, **raw}), encoding="utf-8")
-    receiver = Receiver(settings.load(path))
-    receiver.start()
+    path.write_text(json.dumps({"state_file": "state.json", **defaults, **raw}), encoding="utf-8")
+    restarter = ThreadedRestarter(settings.load(path))
+    restarter.start()
     try:
-        yield receiver
+        yield restarter
     finally:
-        receiver.end()
+        restarter.end()
 
 
-def eventually(what: Callable[[], Any], otherwise: Callable[[], str] = lambda: "it never came") -> Any:
+def eventually(condition: Callable[[], Any], otherwise: Callable[[], str] = lambda: "it never happened") -> Any:
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
-        if answer := what():
+        if answer := condition():
             return answer
         time.sleep(0.05)
     raise AssertionError(otherwise())
