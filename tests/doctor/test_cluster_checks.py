@@ -13,8 +13,8 @@ import yaml
 
 from gpufrag.doctor.checks import Fail, Ok, Result, Unknown, Warn, examine
 from gpufrag.doctor.cluster import CHECKS, Place
-from gpufrag.restarter.kubernetes.client import KubernetesCluster
-from gpufrag.restarter.kubernetes.kinds import JOB, JOB_SET, LEADER_WORKER_SET
+from gpufrag.restarter.kubernetes.client import KubernetesClient
+from gpufrag.restarter.kubernetes.objects import JOB, JOB_SET, LEADER_WORKER_SET
 from gpufrag.restarter.kubernetes.permissions import CIRCUIT, role_rules
 from helpers import TESTS
 from restarter.fake_api import manifests
@@ -35,18 +35,18 @@ def api() -> Iterator[FakeApi]:
         yield one
 
 
-def place(cluster: KubernetesCluster, namespace: str = "ml") -> Place:
+def place(cluster: KubernetesClient, namespace: str = "ml") -> Place:
     return Place(cluster, namespace, NOW)
 
 
 def look(api: FakeApi, check: str, namespace: str = "ml") -> Result:
     (row,) = [row for row in CHECKS if row.name == check]
-    with closing(KubernetesCluster(api.config(), trust_env=False)) as cluster:
+    with closing(KubernetesClient(api.config(), trust_env=False)) as cluster:
         return row.run(place(cluster, namespace))
 
 
 def look_at_all(api: FakeApi, namespace: str = "ml") -> dict[str, Result]:
-    with closing(KubernetesCluster(api.config(), trust_env=False)) as cluster:
+    with closing(KubernetesClient(api.config(), trust_env=False)) as cluster:
         return {one.check: one.result for one in examine("cluster", CHECKS, place(cluster, namespace))}
 
 

@@ -1,4 +1,4 @@
-"""A kubelet for the fake API server: the pod of a job is a real process, which ends when the pod is told to stop."""
+"""A kubelet for the fake API server: a pod is a real process, which ends when the pod is deleted."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Run = Callable[[str], AbstractContextManager[Any]]
 
 
 class Kubelet:
-    """Of one node, on which one pod fits: the next one starts when the process of the last has ended."""
+    """A node with room for one pod: the next one starts when the process of the last has ended."""
 
     def __init__(self, api: FakeApi, run: Run) -> None:
         self._api, self._run = api, run
@@ -42,7 +42,7 @@ class Kubelet:
             self._process.enter_context(self._run(name))
 
     def _wanted(self) -> dict[str, str]:
-        """Names of the pods that are to run, by uid; they learn their address here."""
+        """Return the names of the pods to run, by uid, and set their addresses."""
         with self._api.world.store.lock:
             pods = [pod for pod in self._api.world.pods() if not deleting(pod) and pod["status"]["phase"] == "Running"]
             for pod in pods:

@@ -1,4 +1,4 @@
-"""All of one host, for a job that is to be restarted: its supervisor, sidecar, Prometheus, Alertmanager, restarter."""
+"""The programs of one host: a supervised job, sidecar, Prometheus, Alertmanager, restarter."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ QUICK = ("interval=1s", "window=3s", "rate_window=6s", "hold=2s", "keep_firing=1
 
 @functools.cache
 def python_with_torch() -> str:
-    """This interpreter, or the one that $GPUFRAG_TORCH_PYTHON names; where neither has torch, the test is skipped."""
+    """Return an interpreter with torch: this one, or $GPUFRAG_TORCH_PYTHON. Skips the test if there is none."""
     for interpreter in filter(None, (os.environ.get("GPUFRAG_TORCH_PYTHON"), sys.executable)):
         if subprocess.run([interpreter, "-c", "import torch.distributed.run"], capture_output=True).returncode == 0:
             return interpreter
@@ -38,13 +38,13 @@ def python_with_torch() -> str:
 
 @dataclass
 class Host:
-    """`folder` holds logs and configs; the job's own are in `folder/job`."""
+    """`folder` holds logs and configs; the job's own files are in `folder/job`."""
 
     folder: Path
     stack: ExitStack
 
     def run_job(self, *options: object) -> AbstractContextManager[subprocess.Popen[bytes]]:
-        """Two ranks under `gpufrag run` with these options, for as long as the context lasts."""
+        """Run two ranks under `gpufrag run` with these options while the context lasts."""
         for name in ("job", "agents"):
             (self.folder / name).mkdir(mode=0o700, exist_ok=True)
         launcher = [python_with_torch(), "-m", "torch.distributed.run", "--nproc-per-node", 2, TRAINER]
@@ -54,7 +54,7 @@ class Host:
         return monitoring.process([*command, "--", *launcher], self.folder / "job.log", environment)
 
     def start_sidecar(self) -> int:
-        """Its port. Whoever has the token may have the ranks save."""
+        """Return its port. Its control endpoint accepts the token."""
         port = monitoring.free_port()
         (self.folder / "control-token").write_text(TOKEN)
         config = self.folder / "sidecar.yaml"
@@ -65,7 +65,7 @@ class Host:
         return port
 
     def discover(self, sidecar: int, **labels: str) -> None:
-        """What service discovery tells Prometheus of the sidecar, now."""
+        """Write the sidecar's target for Prometheus."""
         targets = [{"targets": [f"127.0.0.1:{sidecar}"], "labels": {"job_name": JOB, **labels}}]
         draft = self.folder / "targets.tmp"
         draft.write_text(json.dumps(targets))
@@ -84,7 +84,7 @@ class Host:
         return self.stack.enter_context(monitoring.prometheus(self.folder, config))
 
     def start_alertmanager(self, name: str, *ports: int) -> str:
-        """As it is shipped, but quick, for restarters at these ports. Its host:port."""
+        """Start it with the shipped config and short intervals, for restarters at these ports. Return its host:port."""
         folder = self._own(name)
         (folder / "token").write_text(TOKEN)
         config: dict[str, Any] = yaml.safe_load(ALERTMANAGER.read_text())
@@ -105,14 +105,14 @@ class Host:
         return process
 
     def doctor(self, sidecar: int, prometheus: Prometheus) -> dict[str, str]:
-        """What it says of each check that is not ok."""
+        """Return the text of each check that is not ok."""
         where = ["--host", "--folder", self.folder / "agents", "--sidecar", f"http://127.0.0.1:{sidecar}"]
         command = python("-m", "gpufrag", "doctor", *where, "--prometheus", prometheus.url, "--json")
         done = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=60)
         return {row["check"]: row["text"] for row in json.loads(done.stdout) if row["result"] != "ok"}
 
-    def told(self, rank: int) -> list[dict[str, Any]]:
-        """What a rank has written, whole lines only."""
+    def log_of(self, rank: int) -> list[dict[str, Any]]:
+        """Return the complete lines that a rank wrote."""
         path = self.folder / "job" / f"rank{rank}.log"
         text = path.read_text() if path.exists() else ""
         return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
@@ -124,7 +124,7 @@ class Host:
 
 
 def ratio(prometheus: Prometheus) -> float:
-    """Of the job's worst rank; LookupError while there is none."""
+    """Return the ratio of the job's worst rank. LookupError if there is none."""
     (value,) = prometheus.values(f'job:gpufrag_fragmentation:max_ratio{{job_name="{JOB}"}}') or [None]
     if value is None:
         raise LookupError("no ratio yet")
@@ -132,8 +132,8 @@ def ratio(prometheus: Prometheus) -> float:
 
 
 def trains_again(host: Host) -> bool:
-    """Whether every rank has taken a step since its second start."""
-    for log in (host.told(rank) for rank in (0, 1)):
+    """Return whether every rank took a step after its second start."""
+    for log in (host.log_of(rank) for rank in (0, 1)):
         events = [line["event"] for line in log]
         if events.count("begin") < 2 or events[-1] == "begin":
             return False
@@ -141,24 +141,24 @@ def trains_again(host: Host) -> bool:
 
 
 def check_that_no_step_was_lost(host: Host) -> None:
-    """By a job that was restarted once: all ranks saved at one step, and went on from there."""
-    logs = [host.told(rank) for rank in (0, 1)]
+    """All ranks saved at one step and continued from it."""
+    logs = [host.log_of(rank) for rank in (0, 1)]
     assert len({saved(log)["step"] for log in logs}) == 1
     for log in logs:
         _check_steps(log)
 
 
-def saved(told: list[dict[str, Any]]) -> dict[str, Any]:
-    """What a rank told when it saved, which it did once."""
-    (line,) = [line for line in told if line["event"] == "save"]
+def saved(log: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the line of a rank's only save."""
+    (line,) = [line for line in log if line["event"] == "save"]
     return line
 
 
-def _check_steps(told: list[dict[str, Any]]) -> None:
-    """None is left out or done twice: the second run begins with the very weights that were saved."""
-    first, second = [line for line in told if line["event"] == "begin"]
+def _check_steps(log: list[dict[str, Any]]) -> None:
+    """No step is missing or repeated, and the second run begins with the saved weights."""
+    first, second = [line for line in log if line["event"] == "begin"]
     assert first["step"] == 0
-    assert (second["step"], second["weights"]) == (saved(told)["step"], saved(told)["weights"])
-    steps = [line["step"] for line in told if line["event"] == "step"]
+    assert (second["step"], second["weights"]) == (saved(log)["step"], saved(log)["weights"])
+    steps = [line["step"] for line in log if line["event"] == "step"]
     assert steps == list(range(1, len(steps) + 1))
-    assert steps[-1] > saved(told)["step"], "training goes on"
+    assert steps[-1] > saved(log)["step"], "training goes on"

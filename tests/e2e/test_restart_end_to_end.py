@@ -1,4 +1,4 @@
-"""From a heap that breaks up to a job that has been restarted and goes on where it was; only the GPU is made up."""
+"""From a fragmented heap to a restarted job that continues from its checkpoint; only the GPU is simulated."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from restarter.restarter_process import Process, get
 pytestmark = pytest.mark.real
 
 TRIGGER = f'ALERTS{{alertname="GpuMemoryFragmented", alertstate="firing", job_name="{JOB}"}}'
-RESTARTED = 'gpufrag_restarter_actions_total{kind="Process.gpufrag.dev",result="restarted"} 1.0'
+RESTARTED = 'gpufrag_restarter_actions_total{kind="process",result="restarted"} 1.0'
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def host(tmp_path: Path) -> Iterator[Host]:
 
 
 @pytest.mark.timeout(180)
-def test_a_fragmented_job_saves_is_restarted_once_and_goes_on_from_that_step(host: Host) -> None:
+def test_fragmented_job_restarts_once_from_its_checkpoint(host: Host) -> None:
     prometheus, restarter, sidecar = started(host)
     eventually(lambda: ratio(prometheus) > 4, "the heap of rank 1 breaks up")
     eventually(lambda: "restarted" in restarter.outcomes, "it is restarted")
@@ -37,11 +37,11 @@ def test_a_fragmented_job_saves_is_restarted_once_and_goes_on_from_that_step(hos
     assert restarter.outcomes.count("started") == 1
     assert RESTARTED in get(restarter, "/metrics").text
     check_that_no_step_was_lost(host)
-    assert host.doctor(sidecar, prometheus).keys() <= {"nvml"}, "the doctor finds nothing but that there is no GPU"
+    assert host.doctor(sidecar, prometheus).keys() <= {"nvml"}, "the doctor reports only the missing GPU"
 
 
 def started(host: Host) -> tuple[Prometheus, Process, int]:
-    """Each needs the address of the next, and the last one that of the first but one: its port is chosen first."""
+    """Each program needs the address of the next, so the restarter's port is chosen first."""
     port = free_port()
     prometheus = host.start_prometheus(host.start_alertmanager("alertmanager", port))
     sidecar = host.start_sidecar()

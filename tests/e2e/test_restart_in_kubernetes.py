@@ -1,4 +1,4 @@
-"""The same in a cluster: the fake API server with its Job controller, whose pod is a real job with a real sidecar."""
+"""The same on the fake API server, whose pod is a real job with a real sidecar."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def api() -> Iterator[FakeApi]:
 
 
 @pytest.mark.timeout(180)
-def test_a_fragmented_job_is_suspended_once_and_resumes_where_it_saved(host: Host, api: FakeApi) -> None:
+def test_fragmented_job_is_suspended_once_and_continues(host: Host, api: FakeApi) -> None:
     prometheus, restarters = started(host, api)
     api.world.apply(manifests.job(parallelism=1, completions=1))
     eventually(lambda: ratio(prometheus) > 4, "the heap of rank 1 breaks up")
@@ -47,14 +47,14 @@ def test_a_fragmented_job_is_suspended_once_and_resumes_where_it_saved(host: Hos
     assert suspensions(api) == [True, False]
     assert outcomes(restarters).count("started") == 1
     assert [RESTARTED in get(one, "/metrics").text for one in restarters].count(True) == 1
-    assert all(received(one) >= 2 for one in restarters), "each was asked by both"
+    assert all(received(one) >= 2 for one in restarters), "each restarter received both alerts"
     assert "gpufrag.dev/restart-phase" not in job(api)["metadata"]["annotations"]
     assert "failed" not in job(api)["status"]
     check_that_no_step_was_lost(host)
 
 
 def started(host: Host, api: FakeApi) -> tuple[Prometheus, list[Process]]:
-    """Two Alertmanagers that do not know of each other, and two restarters: all is said and heard twice."""
+    """Two Alertmanagers without gossip and two restarters: every alert arrives twice at each."""
     ports, sidecar = (free_port(), free_port()), host.start_sidecar()
 
     def run(pod: str) -> AbstractContextManager[Any]:
@@ -73,7 +73,7 @@ def started(host: Host, api: FakeApi) -> tuple[Prometheus, list[Process]]:
 
 
 def received(restarter: Process) -> float:
-    """Alerts that fire, as they came in."""
+    """Return the number of firing alerts received."""
     lines = get(restarter, "/metrics").text.splitlines()
     (line,) = [line for line in lines if line.startswith('gpufrag_restarter_received_total{status="firing"}')]
     return float(line.split()[-1])

@@ -1,4 +1,4 @@
-"""With a real Slurm: an alert comes in, the job is signalled, put back into the queue, and runs again."""
+"""On a real Slurm: an alert makes the restarter signal the job and requeue it."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from restarter.webhook_bodies import ALERT, body
 pytestmark = [
     pytest.mark.real,
     pytest.mark.skipif(bool(slurm_cluster.missing()), reason=f"not installed: {', '.join(slurm_cluster.missing())}"),
-    pytest.mark.skipif(os.geteuid() != 0, reason="slurmd starts the jobs of others, as root alone can"),
+    pytest.mark.skipif(os.geteuid() != 0, reason="slurmd needs root to start jobs of other users"),
 ]
-WISHES = "gpufrag.dev/restart=true gpufrag.dev/signal=B:USR1"
+COMMENT = "gpufrag.dev/restart=true gpufrag.dev/signal=B:USR1"
 JOB = """#!/bin/bash
 save() {
     echo "$1" >> $LOG
-    scontrol update JobId=$SLURM_JOB_ID Comment="$WISHES gpufrag.dev/saved=17"
+    scontrol update JobId=$SLURM_JOB_ID Comment="$COMMENT gpufrag.dev/saved=17"
 }
 trap 'save USR1' USR1
 trap 'echo TERM >> $LOG; exit 3' TERM
@@ -44,7 +44,7 @@ def slurm() -> Iterator[Slurm]:
 
 
 @pytest.fixture
-def receiver(slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Process]:
+def restarter(slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Process]:
     monkeypatch.setenv("SLURM_CONF", slurm.environment["SLURM_CONF"])
     config = write_config(
         tmp_path, target="slurm", state_file="state.json", policy={"dry_run": False}, slurm={"start_after": "3s"}
@@ -58,8 +58,8 @@ def receiver(slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
 def submit(slurm: Slurm, *flags: str, job: str = JOB) -> str:
     script = slurm.folder / "train.sh"
     script.write_text(job)
-    words = ["sbatch", "--parsable", "--job-name=train", f"--comment={WISHES}", "--output=/dev/null", *flags]
-    return slurm.command(*words, f"--export=ALL,LOG={log(slurm)},WISHES={WISHES}", str(script))
+    words = ["sbatch", "--parsable", "--job-name=train", f"--comment={COMMENT}", "--output=/dev/null", *flags]
+    return slurm.command(*words, f"--export=ALL,LOG={log(slurm)},COMMENT={COMMENT}", str(script))
 
 
 def log(slurm: Slurm) -> Path:
@@ -78,59 +78,59 @@ def send(process: Process, job_name: str) -> None:
     assert answer.status_code == 202
 
 
-def test_from_an_alert_to_a_job_that_runs_again(slurm: Slurm, receiver: Process, tmp_path: Path) -> None:
+def test_alert_requeues_its_job(slurm: Slurm, restarter: Process, tmp_path: Path) -> None:
     number = submit(slurm, "--requeue")
     slurm.until(lambda: lines(slurm) == ["run 0"])
-    send(receiver, f"train-{number}")
+    send(restarter, f"train-{number}")
     slurm.until(lambda: lines(slurm) == ["run 0", "USR1", "TERM", "run 1"])
-    slurm.until(lambda: receiver.outcomes == ["started", "restarted"])
-    started = get(receiver, "/v1/decisions").json()[1]
-    assert "The job says that it has saved (17)." in started["text"]
+    slurm.until(lambda: restarter.outcomes == ["started", "restarted"])
+    started = get(restarter, "/v1/decisions").json()[1]
+    assert "The job reports that it saved (17)." in started["text"]
     assert remembered(tmp_path, number)["gpufrag.dev/restart-count"] == "1"
-    send(receiver, f"train-{number}")
-    slurm.until(lambda: receiver.outcomes == ["started", "restarted", "refused"])
-    assert get(receiver, "/v1/decisions").json()[0]["reason"] == "cool-down"
+    send(restarter, f"train-{number}")
+    slurm.until(lambda: restarter.outcomes == ["started", "restarted", "refused"])
+    assert get(restarter, "/v1/decisions").json()[0]["reason"] == "cooldown"
 
 
 def remembered(folder: Path, number: str) -> dict[str, Any]:
     state = json.loads((folder / "state.json").read_text())
-    (entry,) = [entry for key, entry in state.items() if f"slurm/{number} " in key]
+    (entry,) = [entry for key, entry in state.items() if key == f"slurm/{number}"]
     annotations: dict[str, Any] = entry["annotations"]
     return annotations
 
 
-def test_a_job_that_must_stay_is_left_alone(slurm: Slurm, receiver: Process) -> None:
+def test_job_without_requeue_is_left_alone(slurm: Slurm, restarter: Process) -> None:
     number = submit(slurm, "--no-requeue")
     slurm.until(lambda: lines(slurm) == ["run 0"])
-    send(receiver, f"train-{number}")
-    slurm.until(lambda: receiver.outcomes == ["refused"])
-    assert get(receiver, "/v1/decisions").json()[0]["reason"] == "no-requeue"
+    send(restarter, f"train-{number}")
+    slurm.until(lambda: restarter.outcomes == ["refused"])
+    assert get(restarter, "/v1/decisions").json()[0]["reason"] == "no-requeue"
     assert lines(slurm) == ["run 0"]
 
 
 @pytest.mark.parametrize("how", ["exit 42", ":", "exit 0"])
-def test_a_job_that_ends_at_the_signal(slurm: Slurm, receiver: Process, how: str) -> None:
-    """With the code of ranks that saved, by the signal itself, or for good."""
+def test_job_that_ends_on_the_signal(slurm: Slurm, restarter: Process, how: str) -> None:
+    """With the exit code of ranks that saved, by the signal itself, or completely."""
     handler = "" if how == ":" else f"trap '{how}' USR1"
     number = submit(slurm, "--requeue", job=JOB.replace("trap 'save USR1' USR1", handler))
     slurm.until(lambda: lines(slurm) == ["run 0"])
-    send(receiver, f"train-{number}")
+    send(restarter, f"train-{number}")
     if how == "exit 0":
-        slurm.until(lambda: receiver.outcomes == ["started", "refused"])
+        slurm.until(lambda: restarter.outcomes == ["started", "refused"])
         assert lines(slurm) == ["run 0"]
     else:
         slurm.until(lambda: lines(slurm) == ["run 0", "run 1"])
-        slurm.until(lambda: receiver.outcomes == ["started", "restarted"])
+        slurm.until(lambda: restarter.outcomes == ["started", "restarted"])
 
 
-def test_of_an_array_one_task_is_put_back(slurm: Slurm, receiver: Process) -> None:
+def test_one_task_of_an_array_is_requeued(slurm: Slurm, restarter: Process) -> None:
     ends = "\n[ $SLURM_ARRAY_TASK_ID = 1 ] || exit 0\nwhile"
-    number = submit(slurm, "--requeue", "--array=0-1", job=JOB.replace("\nwhile", ends).replace("$WISHES", WISHES))
+    number = submit(slurm, "--requeue", "--array=0-1", job=JOB.replace("\nwhile", ends).replace("$COMMENT", COMMENT))
     slurm.until(lambda: lines(slurm) == ["run 0", "run 0"])
-    send(receiver, number)
-    slurm.until(lambda: receiver.outcomes == ["refused"])
-    send(receiver, f"train-{number}")
-    slurm.until(lambda: receiver.outcomes == ["refused", "started", "restarted"])
+    send(restarter, number)
+    slurm.until(lambda: restarter.outcomes == ["refused"])
+    send(restarter, f"train-{number}")
+    slurm.until(lambda: restarter.outcomes == ["refused", "started", "restarted"])
     slurm.until(lambda: lines(slurm)[2:] == ["USR1", "TERM", "run 1"])
     counts = slurm.command(
         "squeue", "--noheader", "--states=all", f"--jobs={number}", "--Format=ArrayTaskID:4,RestartCnt:4"

@@ -5,21 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from ..restarter import circuit
-from ..restarter.errors import Away, Denied, NotFound, Refused
-from ..restarter.kubernetes import kinds
-from ..restarter.kubernetes.cluster import Cluster, GroupKind, Owner, Ref
+from ..restarter.backend import Away, Denied, NotFound
+from ..restarter.kubernetes import objects as kinds
+from ..restarter.kubernetes.objects import Owner, Ref
 from ..restarter.kubernetes.owners import resolve
 from ..restarter.kubernetes.permissions import CIRCUIT, PERMISSIONS, Permission
 from ..restarter.kubernetes.targets import TARGETS
-from ..restarter.policy import OPT_IN, PAUSE
-from ..restarter.record import STOPPED, SUSPENDED, Memory
+from ..restarter.reasons import Refused
+from ..restarter.record import OPT_IN, PAUSE, STOPPED, SUSPENDED, RestartRecord
 from .checks import Check, Fail, Ok, Result, Unknown, Warn, some
 from .pods import INJECT, Sidecar, port_names, selects, sidecar_of, volume_problem
+
+if TYPE_CHECKING:
+    from ..restarter.kubernetes.client import KubernetesClient
 
 MAX_PODS = 50
 """Pods whose owners are looked up, to limit the number of requests."""
@@ -29,15 +32,11 @@ EVERY_NAMESPACE_HAS = "kube-root-ca.crt"
 EXAMPLE = "see deploy/kubernetes/sidecar/pod.yaml"
 
 
-class Reader(Cluster, Protocol):
-    def list_all(self, kind: GroupKind, namespace: str) -> tuple[Owner, ...]: ...
-
-
 @dataclass(frozen=True)
 class Place:
     """`namespace` has the jobs, `release` the restarter and the objects named after it. `now` is in Unix seconds."""
 
-    cluster: Reader
+    cluster: KubernetesClient
     namespace: str
     now: float
     release: str = "gpufrag"
@@ -45,13 +44,13 @@ class Place:
 
     @cached_property
     def running(self) -> list[Owner]:
-        """Pods that have not ended. Raises ClusterError."""
+        """Pods that have not ended. Raises BackendError."""
         found = self.cluster.list_all(kinds.POD, self.namespace)
         return [pod for pod in found if pod.status.get("phase") not in ("Succeeded", "Failed")]
 
     @cached_property
     def pods(self) -> list[tuple[Owner, Sidecar]]:
-        """Running pods with the sidecar. Raises ClusterError."""
+        """Running pods with the sidecar. Raises BackendError."""
         return [(pod, sidecar) for pod in self.running if (sidecar := sidecar_of(pod.raw))]
 
     def config_map(self, name: str, namespace: str) -> Owner:
@@ -159,7 +158,7 @@ def _jobs(place: Place) -> Result:
     owners, refused = _owners(place)
     if refused:
         return Warn(f"{len(refused)} pod(s) belong to no job that can be restarted: {refused[0]}")
-    stopped = [str(one.ref) for one in owners if Memory.read(one.annotations).stopped]
+    stopped = [str(one.ref) for one in owners if RestartRecord.read(one.annotations).stopped]
     if stopped:
         return Warn(f"{some(stopped)}: restarts are stopped; fix the cause, then remove {STOPPED}")
     paused = [str(one.ref) for one in owners if one.annotations.get(PAUSE, "false") != "false"]
@@ -172,7 +171,7 @@ def _jobs(place: Place) -> Result:
 
 
 def _owners(place: Place) -> tuple[list[Owner], list[str]]:
-    """Return each job once, and why some pods have none. Raises ClusterError."""
+    """Return each job once, and why some pods have none. Raises BackendError."""
     owners: dict[Ref, Owner] = {}
     refused: list[str] = []
     for pod, _ in place.pods[:MAX_PODS]:
@@ -190,7 +189,7 @@ def _suspended(place: Place) -> Result:
     for kind in TARGETS:
         try:
             for owner in place.cluster.list_all(kind, place.namespace):
-                memory = Memory.read(owner.annotations)
+                memory = RestartRecord.read(owner.annotations)
                 if memory.phase == SUSPENDED and place.now - (memory.at_s or 0.0) > SUSPENDED_TOO_LONG_S:
                     found.append(owner.ref)
         except Denied:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from ..restarter.kubernetes.cluster import Owner
+from ..restarter.kubernetes.objects import Owner
 
 SIDECAR, PORT = "gpufrag-sidecar", "gpufrag"
 FOLDER, VARIABLE = "/run/gpufrag", "GPUFRAG_DIR"
