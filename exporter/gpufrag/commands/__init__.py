@@ -23,6 +23,7 @@ COMMANDS = (
     Command("attach", "load the agent into a running process", "gpufrag attach 4711"),
     Command("install-agent", "copy the agent to a folder for other images", "gpufrag install-agent /gpufrag"),
     Command("measure", "print all figures of a memory snapshot", "gpufrag measure snapshot.pickle --limit 40GiB"),
+    Command("fit", "find the smallest memory a recorded job needs", "gpufrag fit snapshot.pickle --other 20GiB"),
     Command("whatif", "replay a trace under other allocator settings", "gpufrag whatif snapshot.pickle --limit 40GiB"),
     Command("replay", "replay a trace and print the resulting heap", "gpufrag replay trace.json.gz --limit 8GiB"),
     Command("oom", "list, show and explain out-of-memory errors", "gpufrag oom explain train.log"),

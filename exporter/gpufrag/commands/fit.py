@@ -1,0 +1,126 @@
+"""`gpufrag fit`: the smallest memory limit of a recorded job, and the cards it fits on."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from ..errors import BadInput
+from ..reports.terminal import Progress, bold
+from ..units import argument, format_bytes, parse_memory, whole
+
+if TYPE_CHECKING:
+    from ..model.fit import Card, Fit
+    from ..model.settings import Settings
+    from ..model.trace.whatif import Run
+    from ..snapshot_file import Recording
+
+CANDIDATES = ("", "expandable_segments:True", "max_split_size_mb:128", "roundup_power2_divisions:4")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    size = argument(parse_memory)
+    parser.add_argument("file", metavar="SNAPSHOT", help="snapshot with history (torch.cuda.memory._dump_snapshot)")
+    parser.add_argument(
+        "--card", metavar="SIZE", type=size, action="append", help="card to try, such as 32GiB (default: common sizes)"
+    )
+    parser.add_argument(
+        "--other", metavar="SIZE", type=size, default=0, help="memory that other jobs hold on the card (default: 0)"
+    )
+    parser.add_argument(
+        "--context",
+        metavar="SIZE",
+        type=size,
+        default="600MiB",
+        help="memory that the driver and the CUDA context take (default: 600MiB)",
+    )
+    parser.add_argument("--device", metavar="D", type=argument(whole(0)), help="only this device")
+    parser.add_argument("--json", action="store_true", help="print JSON (sizes in bytes, null if it does not fit)")
+
+
+def run(options: argparse.Namespace) -> int:
+    from ..model.fit import CARDS, Card
+    from ..snapshot_file import read_recordings
+
+    cards = [Card(format_bytes(size), size) for size in options.card] if options.card else list(CARDS)
+    records = []
+    texts = []
+    for recording in read_recordings(options.file, options.device):
+        recorded = _read_run(recording)
+        fits = _fit(recording, recorded, cards, options.context + options.other)
+        records.append({"device": recording.device, "fits": [asdict(fit) for fit in fits]})
+        texts.append("\n".join(_lines(recording, fits, cards)))
+    if options.json:
+        print(json.dumps({"file": options.file, "devices": records}, indent=2))
+    else:
+        print("\n\n".join(texts))
+    return 0
+
+
+def _read_run(recording: Recording) -> Run:
+    from ..model.trace.whatif import read_run
+
+    try:
+        return read_run(recording.events, recording.end, recording.before, recording.limit)
+    except BadInput as error:
+        raise BadInput(f"{recording.name}: device {recording.device}: {error}") from None
+
+
+def _fit(recording: Recording, recorded: Run, cards: Sequence[Card], taken: int) -> list[Fit]:
+    from ..model.fit import fit
+
+    settings = _settings(recording, recorded)
+    with Progress(sys.stderr) as progress:
+        numbers = iter(range(len(settings)))
+
+        def show(conf: str) -> None:
+            progress.start(f"smallest limit with {conf or 'torch defaults'}")
+            progress.show(next(numbers), len(settings))
+
+        return fit(recorded, settings, cards, taken, show)
+
+
+def _settings(recording: Recording, recorded: Run) -> dict[str, Settings]:
+    from ..model.settings import parse_conf
+
+    own = recorded.end.settings
+    others = {conf: parse_conf(conf) for conf in CANDIDATES}
+    return {recording.conf: own} | {conf: other for conf, other in others.items() if other != own}
+
+
+def _lines(recording: Recording, fits: Sequence[Fit], cards: Sequence[Card]) -> Iterator[str]:
+    emphasis = bold(sys.stdout)
+    recorded, *_ = fits
+    needed = _size(recorded.smallest_limit)
+    yield emphasis(f"{recording.name}: device {recording.device}: needs {needed} with its own settings")
+    best = min(fits, key=lambda one: (one.smallest_limit is None, one.smallest_limit))
+    if best is not recorded and best.smallest_limit is not None:
+        yield f"needs least, {_size(best.smallest_limit)}, with {best.conf or 'torch defaults'}"
+    yield ""
+    names = [f"{one.conf or 'torch defaults'}{' (recorded)' if one is recorded else ''}" for one in fits]
+    head = ["", "needs", *(card.name for card in cards)]
+    rows = [[name, _needed(one), *(_cell(one, card) for card in cards)] for name, one in zip(names, fits)]
+    widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head))]
+    for row in [head, *rows]:
+        cells = [cell.rjust(width) for cell, width in zip(row[1:], widths[1:])]
+        yield "  ".join([row[0].ljust(widths[0]), *cells]).rstrip()
+    yield ""
+    yield "fits: every request of the trace succeeds. Numbers in brackets: how often the allocator flushes its cache,"
+    yield "which costs time. Blocks from before the trace count as packed."
+
+
+def _needed(one: Fit) -> str:
+    return f"{_size(one.smallest_limit)} ({one.flushes_at_smallest})"
+
+
+def _cell(one: Fit, card: Card) -> str:
+    flushes = one.flushes[card.name]
+    return "no" if flushes is None else f"fits ({flushes})" if flushes else "fits"
+
+
+def _size(size: int | None) -> str:
+    return "unknown" if size is None else format_bytes(size)

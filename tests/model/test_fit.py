@@ -1,0 +1,58 @@
+"""Whether a recorded run fits on a card."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpufrag.model.fit import CONTEXT, Card, Fit, fit
+from gpufrag.model.settings import SEGMENT_GRID, Settings
+from gpufrag.model.trace.whatif import Run, begin, read_run
+from gpufrag.snapshot_file import read_recordings
+from helpers import TESTS
+
+
+@pytest.fixture(scope="module")
+def recorded() -> Run:
+    (recording,) = read_recordings(TESTS / "golden" / "churn-small-default.json.gz")
+    return read_run(recording.events, recording.end, recording.before, recording.limit)
+
+
+@pytest.fixture(scope="module")
+def plain(recorded: Run) -> Fit:
+    (found,) = fit(recorded, {"": Settings()}, [])
+    return found
+
+
+def run_at(recorded: Run, limit: int) -> tuple[bool, int]:
+    replay = begin(recorded, Settings(), limit, packed=True)
+    replay.run()
+    return not replay.failed, replay.allocator.counters.alloc_retries
+
+
+def test_smallest_limit_succeeds_and_2_mib_less_fails(recorded: Run, plain: Fit) -> None:
+    assert plain.smallest_limit is not None
+    assert run_at(recorded, plain.smallest_limit) == (True, plain.flushes_at_smallest)
+    assert not run_at(recorded, plain.smallest_limit - SEGMENT_GRID)[0]
+
+
+def test_card_fits_from_the_smallest_limit_on(recorded: Run, plain: Fit) -> None:
+    assert plain.smallest_limit is not None
+    enough = Card("enough", plain.smallest_limit + CONTEXT)
+    short = Card("short", enough.size - 1)
+    (found,) = fit(recorded, {"": Settings()}, [enough, short, Card("large", 1 << 40)])
+    assert found.flushes == {"enough": plain.flushes_at_smallest, "short": None, "large": 0}
+
+
+def test_memory_taken_by_others_is_subtracted(recorded: Run, plain: Fit) -> None:
+    assert plain.smallest_limit is not None
+    card = Card("card", plain.smallest_limit + CONTEXT)
+    (alone,) = fit(recorded, {"": Settings()}, [card], CONTEXT)
+    (beside,) = fit(recorded, {"": Settings()}, [card], CONTEXT + (1 << 30))
+    assert alone.flushes["card"] is not None
+    assert beside.flushes["card"] is None
+
+
+def test_every_setting_is_tried_in_order(recorded: Run) -> None:
+    tried: list[str] = []
+    fits = fit(recorded, {"a": Settings(), "b": Settings(expandable_segments=True)}, [], progress=tried.append)
+    assert tried == ["a", "b"] == [one.conf for one in fits]
