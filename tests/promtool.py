@@ -13,7 +13,7 @@ import yaml
 from gpufrag.mixin import rules
 from gpufrag.mixin.config import Config
 
-EVERYTHING = Config(off=())
+EVERYTHING = Config(off=(), runbook_url="https://runbooks.example/gpu")
 JOB = {"namespace": "ml", "job": "gpufrag", "job_name": "llm"}
 GIB = 1 << 30
 Line = dict[str, str]

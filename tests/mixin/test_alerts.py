@@ -401,6 +401,29 @@ def test_no_alert_fires_without_gpufrag_series(judge):
     judge.ask({"input_series": series, "alert_rule_test": questions})
 
 
+@pytest.mark.parametrize(
+    ("sidecars", "instance"),
+    [
+        ([{}], "10.0.0.1:9836"),
+        ([{"job_name": "other", "instance": "10.0.0.7:9836"}], "10.0.0.7:9836"),
+        ([], None),
+    ],
+    ids=["of the job", "of another job", "none"],
+)
+def test_runbook_is_on_a_sidecar_by_default(promtool, tmp_path, sidecars, instance):
+    case = FIRING["GpuMemoryTight"]
+    judge = Judge(promtool, tmp_path, replace(EVERYTHING, runbook_url=""))
+    link = f"http://{instance}/runbooks/{case.alert}" if instance else ""
+    firing = replace(case.firing, annotations={"runbook_url": link})
+    judge(
+        replace(
+            case,
+            series=[*case.series, *(line("gpufrag_build_info", "1+0x120", **one) for one in sidecars)],
+            firing=firing,
+        )
+    )
+
+
 def test_worst_rank_is_found_with_special_characters_in_selector(promtool, tmp_path):
     case = FIRING["GpuMemoryFragmented"]
     series = [{**line, "series": line["series"].replace("{", """{site="50%s it's {b}", """, 1)} for line in case.series]

@@ -53,7 +53,7 @@ def test_nothing_set_is_the_default():
     ("job_labels=[job, job]", "job_labels: job is listed twice"),
     ("job_labels=[job, rank]", "job_labels: rank is not a target label"),
     ("job_labels=[job, __name__]", "job_labels: __name__ is not a target label"),
-    ("runbook_url='https://x/{{ y }}'", "runbook_url must not contain braces"),
+    ("runbook_url='https://x/{{ y }}'", "runbook_url must not contain spaces, or braces"),
     ("job_labels=[]", "job_labels is empty"),
     ("labels.a-b=c", "'a-b' is not a label name"),
     ("severities.fatal=page", 'unknown key "fatal" in severities'),
@@ -73,10 +73,6 @@ def test_durations_as_prometheus_writes_them(seconds, text):
 @pytest.mark.parametrize(("value", "text"), [(4.0, "4"), (0.05, "0.05"), (1234567.0, "1234567"), (1e-7, "1e-07")])
 def test_numbers_lose_nothing(value, text):
     assert number(value) == text
-
-
-def test_a_slash_at_the_end_of_an_address_is_not_doubled():
-    assert Config(runbook_url="https://wiki/gpu/").runbook("X") == "https://wiki/gpu/X.md"
 
 
 @pytest.mark.parametrize("text", ["", 'a="b",', ' a = \'b\' , c!~"d{2}|\\"e\\"" '])

@@ -60,7 +60,7 @@ def test_alert_is_complete(alert):
     assert alert["labels"]["severity"] in ("info", "warning", "critical")
     assert re.fullmatch(r"[A-Z][^{}]+[^.]", annotations["summary"])
     assert re.fullmatch(r"Job \{\{.+[.]", annotations["description"])
-    assert annotations["runbook_url"].endswith(f"/{alert['alert']}.md")
+    assert annotations["runbook_url"] == f"https://runbooks.example/gpu/{alert['alert']}"
 
 
 @each_alert
@@ -139,6 +139,25 @@ def test_selector_is_applied_to_every_series():
         wanted = ["{namespace=~'ml'" if name[0].startswith("job:") else "{site='x', namespace=~'ml'" for name in found]
         assert found
         assert [rule["expr"][name.end() :][: len(want)] for name, want in zip(found, wanted)] == wanted
+
+
+@pytest.mark.parametrize(
+    ("url", "link"),
+    [
+        ("https://wiki/gpu/", "https://wiki/gpu/X"),
+        ("https://wiki/{name}.md#top", "https://wiki/X.md#top"),
+        ("", None),
+    ],
+)
+def test_runbook_address_follows_config(url, link):
+    assert Config(runbook_url=url).runbook("X") == link
+
+
+def test_no_shipped_file_links_to_an_address_that_may_not_exist():
+    """Without runbook_url, alerts link to the sidecar, and dashboards have no links to runbooks."""
+    for path in (*CHECKED_IN.values(), *(ROOT / "grafana").glob("*.json")):
+        found = re.findall(r"https?://[\w.]+", path.read_text(encoding="utf-8"))
+        assert set(found) <= {"http://"}, path
 
 
 def test_unknown_alert_in_off_is_refused():

@@ -156,9 +156,13 @@ class Config:
         Mapping[str, str],
         about("Labels of the PrometheusRule object; kube-prometheus-stack selects rules by `release`."),
     ] = field(default_factory=dict)
-    runbook_url: Annotated[str, about("Folder of the runbooks; an alert links to NAME.md in it.")] = (
-        "https://github.com/gpufrag/gpufrag/blob/main/docs/runbooks"
-    )
+    runbook_url: Annotated[
+        str,
+        about(
+            "Address of the runbooks; an alert links to ADDRESS/NAME, or replaces `{name}` in it, for example"
+            " `https://wiki/gpu/{name}.md`. If empty, alerts link to the sidecar's /runbooks/NAME."
+        ),
+    ] = ""
     off: Annotated[tuple[str, ...], about("Alerts to leave out. The default fires on healthy jobs too.")] = (
         AlertName.CACHE_FRAGMENTED,
     )
@@ -172,8 +176,8 @@ class Config:
         check_keys(self.severities, SEVERITIES, "severities")
         _check_not_empty(self.severities, "severities")
         _check_not_empty(self.labels, "labels")
-        if set("{} ") & set(self.runbook_url):
-            raise UsageError("runbook_url must not contain braces or spaces")
+        if set("{} ") & set(self.runbook_url.replace("{name}", "")):
+            raise UsageError("runbook_url must not contain spaces, or braces except in {name}")
 
     @property
     def by_job(self) -> str:
@@ -189,8 +193,11 @@ class Config:
         own = (matcher for label, matcher in parse_matchers(self.selector) if label in self.job_labels)
         return _selected(record, *own, *matchers)
 
-    def runbook(self, alert: str) -> str:
-        return f"{self.runbook_url.rstrip('/')}/{alert}.md"
+    def runbook(self, alert: str) -> str | None:
+        """Return the address of an alert's runbook, or None if runbook_url is not set."""
+        if "{name}" in self.runbook_url:
+            return self.runbook_url.replace("{name}", alert)
+        return f"{self.runbook_url.rstrip('/')}/{alert}" if self.runbook_url else None
 
     def severity(self, severity: str) -> str:
         return self.severities.get(severity, severity)

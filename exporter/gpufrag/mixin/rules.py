@@ -71,7 +71,7 @@ def _alert(config: Config, alert: Alert) -> Rule:
         "annotations": {
             "summary": alert.summary,
             "description": f"{templates.job(config)}{alert.description}",
-            "runbook_url": config.runbook(alert.name),
+            "runbook_url": config.runbook(alert.name) or templates.sidecar_runbook(config, alert.name),
             **alert.annotations,
         },
     }

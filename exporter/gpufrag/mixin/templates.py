@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..metrics import names
 from ..metrics.names import Label
 from .config import Config, duration
 
@@ -46,6 +47,14 @@ def lookup(config: Config, query: str, then: str) -> str:
     """Return the template `then` with the first series of `query` as its dot; empty if the query finds none."""
     found = _query(query, JOB, config.job_labels, "$labels")
     return f"{{{{ with {found} }}}}{{{{ with first . }}}}{then}{{{{ end }}}}{{{{ end }}}}"
+
+
+def sidecar_runbook(config: Config, alert: str) -> str:
+    """Return the template of the address where a sidecar serves a runbook: of the alert's job, or any other."""
+    first = f"{{{{ with first . }}}}http://{{{{ .Labels.{Label.INSTANCE} }}}}/runbooks/{alert}{{{{ end }}}}"
+    any_job = f"query `{config.series(names.BUILD_INFO)}`"
+    own = _query(config.series(names.BUILD_INFO, JOB), JOB, config.job_labels, "$labels")
+    return f"{{{{ with {own} }}}}{first}{{{{ else }}}}{{{{ with {any_job} }}}}{first}{{{{ end }}}}{{{{ end }}}}"
 
 
 def each(config: Config, query: str, then: str) -> str:

@@ -118,17 +118,23 @@ def links_of(panel):
     return [link["url"] for link in (*panel.get("links", ()), *defaults, *cells)]
 
 
-def test_links_lead_to_dashboards_and_runbooks(board, boards):
-    assert {link["url"] for link in board["links"]} == {f"/d/{uid}" for uid in boards if uid != board["uid"]} | {
-        Config().runbook_url
-    }
-    runbooks = {Config().runbook(page.stem) for page in (DOCS / "runbooks").glob("*.md")}
-    runbooks.add(Config().runbook("${__data.fields.Alert}"))
+def test_links_lead_to_dashboards(board, boards):
+    assert {link["url"] for link in board["links"]} == {f"/d/{uid}" for uid in boards if uid != board["uid"]}
     for url in (url for panel in panels(board) for url in links_of(panel)):
-        if opened := re.match(r"/d/([\w-]+)\?", url):
-            assert set(re.findall(r"var-(\w+)=", url)) <= set(variables(boards[opened[1]]))
-        else:
-            assert url in runbooks
+        opened = re.match(r"/d/([\w-]+)\?", url)
+        assert opened, url
+        assert set(re.findall(r"var-(\w+)=", url)) <= set(variables(boards[opened[1]]))
+
+
+@NEEDS_SDK
+def test_runbook_url_adds_links_to_runbooks():
+    config = Config(runbook_url="https://wiki/gpu")
+    boards = [json.loads(text) for text in dashboards.files(config).values()]
+    assert all("https://wiki/gpu" in [link["url"] for link in board["links"]] for board in boards)
+    urls = {url for board in boards for panel in panels(board) for url in links_of(panel) if "/d/" not in url}
+    runbooks = {config.runbook(page.stem) for page in (DOCS / "runbooks").glob("*.md")}
+    assert config.runbook("GpuMemoryFragmented") in urls
+    assert urls <= {*runbooks, config.runbook("${__data.fields.Alert}")}
 
 
 @pytest.mark.parametrize("board", ["gpufrag-fleet", "gpufrag-job"], indirect=True)

@@ -109,7 +109,9 @@ def _links(uid: str, config: Config) -> list[dashboard.DashboardLink]:
         for other, title in _TITLES.items()
         if other != uid
     ]
-    return [*others, dashboard.DashboardLink("Runbooks").type(DashboardLinkType.LINK).url(config.runbook_url)]
+    if config.runbook_url and "{name}" not in config.runbook_url:
+        others.append(dashboard.DashboardLink("Runbooks").type(DashboardLinkType.LINK).url(config.runbook_url))
+    return others
 
 
 def _annotations(selection: Selection) -> list[Annotation]:

@@ -175,7 +175,7 @@ def _faults(s: Selection) -> Row:
         "Faults",
         [
             rows(
-                Face("Firing alerts", "Click a name to open its runbook.", "none", 12, 8),
+                Face("Firing alerts", "The alerts of gpufrag that fire now, by job.", "none", 12, 8),
                 Column("Alert", label="alertname", link=config.runbook("${__data.fields.Alert}")),
                 Column("Severity", label=config.severity_label),
                 *(Column(label, label=label) for label in config.job_labels),
