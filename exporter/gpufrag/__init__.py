@@ -1,4 +1,4 @@
-"""gpufrag: why a GPU with free memory still runs out of it.
+"""gpufrag explains why a GPU runs out of memory that looks free.
 
     import gpufrag
     gpufrag.start()

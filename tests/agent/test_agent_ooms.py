@@ -81,7 +81,7 @@ def test_report_and_count_outlive_a_killed_process(scripts, folder: Path) -> Non
         _, err = process.communicate(timeout=60)
     assert process.returncode == -9
     assert err.count("\n") == 1
-    assert err.startswith("gpufrag: out of memory on device 0: limit; 100 GiB were asked for")
+    assert err.startswith("gpufrag: out of memory on device 0: limit; 100 GiB requested")
     assert [report.cause for report in _reports(folder)] == ["limit"]
     assert _ooms(folder).causes["limit"] == 1
 

@@ -123,7 +123,7 @@ def test_log_line_has_verdict_and_next_step(bench: Bench, caplog: pytest.LogCapt
     (record,) = caplog.records
     text = record.getMessage()
     assert record.levelno == logging.ERROR
-    assert text.startswith("gpufrag: out of memory on device 0: limit; 100 GiB were asked for; the largest request")
+    assert text.startswith("gpufrag: out of memory on device 0: limit; 100 GiB requested; the largest request")
     assert bench.kept[0].next_step in text
     assert "\n" not in text
 

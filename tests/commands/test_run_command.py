@@ -68,7 +68,7 @@ def test_unwritable_folder_is_a_warning() -> None:
     with _start("--folder", "/dev/null", "--", sys.executable, "-c", "print('ran')") as process:
         out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (0, "ran\n")
-    assert err.startswith("gpufrag: /dev/null: cannot be made: ")
+    assert err.startswith("gpufrag: cannot create /dev/null: ")
     assert err.count("\n") == 1
 
 

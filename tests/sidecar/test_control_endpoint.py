@@ -181,4 +181,4 @@ def test_invalid_field_is_the_ranks_answer(served: Running, folder: Path) -> Non
     with live_ranks(folder, [saves_at]):
         heard = Answers.from_json(_send(served, "/prepare", json={"id": 5}).json())
     assert heard.ranks == ()
-    assert "prepare: id is a int, not a text" in heard.silent[0]
+    assert "prepare: id is a int, not a string" in heard.silent[0]

@@ -1,4 +1,4 @@
-"""The control socket: proof of life and commands, against callers of every kind."""
+"""The control server against callers and neighbours of every kind."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+import signal
 import socket
 import stat
 import threading
@@ -62,39 +63,35 @@ def _echo(path: Path) -> bool:
     return _ask(path, b'{"command": "echo", "text": "hello"}\n') == {"ok": True, "said": "hello"}
 
 
-def test_a_command_is_answered(control: Server, path: Path) -> None:
+def test_command_is_answered(control: Server, path: Path) -> None:
     assert _echo(path)
     assert _ask(path, b'{"command": "ec', b'ho", "text": 1}', b"\n") == {"ok": True, "said": 1}
 
 
-def test_a_refusal_is_told(control: Server, path: Path) -> None:
+def test_gpufrag_error_is_the_answer(control: Server, path: Path) -> None:
     assert _ask(path, b'{"command": "refuse"}\n') == {"ok": False, "error": "not now"}
 
 
 @pytest.mark.parametrize("line", [b'{"command": "nothing"}', b'{"command": ["echo"]}', b"{}", b"[]", b"7"])
-def test_an_unknown_command_is_answered_with_those_that_there_are(control: Server, path: Path, line: bytes) -> None:
+def test_unknown_command_lists_the_commands(control: Server, path: Path, line: bytes) -> None:
     answer = _ask(path, line + b"\n")
     assert not answer["ok"]
     assert "break, echo, refuse" in answer["error"]
 
 
 @pytest.mark.parametrize("line", [b"hello", b"\xff\xfe", b"[" * 4000, b"x" * 10_000])
-def test_what_is_no_request_is_told_so_and_the_next_caller_is_heard(control: Server, path: Path, line: bytes) -> None:
+def test_invalid_request_is_an_error(control: Server, path: Path, line: bytes) -> None:
     assert not _ask(path, line + b"\n")["ok"]
     assert _echo(path)
 
 
-def test_a_fault_in_a_command_is_counted_and_the_next_caller_is_heard(
-    control: Server, path: Path, trouble: ErrorCounter
-) -> None:
+def test_bug_in_a_command_is_counted(control: Server, path: Path, trouble: ErrorCounter) -> None:
     assert "ZeroDivisionError" in _ask(path, b'{"command": "break"}\n')["error"]
     assert _echo(path)
     assert trouble.counts == {"control": 1}
 
 
-def test_callers_that_say_nothing_or_leave_do_no_harm(
-    control: Server, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slow_and_leaving_callers_are_dropped(control: Server, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CALLER_TIMEOUT_S", 0.05)
     connect(path).close()
     with connect(path), connect(path) as slow:
@@ -102,7 +99,7 @@ def test_callers_that_say_nothing_or_leave_do_no_harm(
         assert _echo(path)
 
 
-def test_silent_callers_keep_nobody_waiting(control: Server, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_callers_delay_no_other(control: Server, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CALLER_TIMEOUT_S", 60.0)
     with contextlib.ExitStack() as silent:
         for _ in range(2 * module.MAX_CALLERS):
@@ -110,7 +107,7 @@ def test_silent_callers_keep_nobody_waiting(control: Server, path: Path, monkeyp
         assert _echo(path)
 
 
-def test_one_who_speaks_is_not_among_those_dropped_for_others(control: Server, path: Path) -> None:
+def test_longest_silent_caller_is_dropped(control: Server, path: Path) -> None:
     with contextlib.ExitStack() as callers:
         first = callers.enter_context(connect(path))
         for _ in range(module.MAX_CALLERS):
@@ -119,7 +116,7 @@ def test_one_who_speaks_is_not_among_those_dropped_for_others(control: Server, p
         assert _echo(path)
 
 
-def test_more_commands_than_may_run_at_once_are_told_to_come_again(path: Path, trouble: ErrorCounter) -> None:
+def test_command_above_the_limit_is_refused(path: Path, trouble: ErrorCounter) -> None:
     gate = threading.Barrier(module.MAX_COMMANDS + 1)
 
     def wait(request: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -139,7 +136,7 @@ def test_more_commands_than_may_run_at_once_are_told_to_come_again(path: Path, t
     control.close()
 
 
-def test_one_who_hangs_up_before_the_answer_does_no_harm(control: Server, path: Path) -> None:
+def test_hang_up_before_the_answer_is_no_error(control: Server, path: Path) -> None:
     for _ in range(20):
         with connect(path) as caller:
             caller.sendall(b'{"command": "echo", "text": "' + b"x" * 4000 + b'"}\n')
@@ -149,14 +146,14 @@ def test_one_who_hangs_up_before_the_answer_does_no_harm(control: Server, path: 
 @pytest.mark.parametrize(
     ("folder", "expected"), [(0o700, 0o600), (0o755, 0o600), (0o770, 0o660), (0o777, 0o666), (0o1777, 0o600)]
 )
-def test_who_may_write_to_the_folder_may_ask(path: Path, trouble: ErrorCounter, folder: int, expected: int) -> None:
+def test_socket_mode_follows_the_folders(path: Path, trouble: ErrorCounter, folder: int, expected: int) -> None:
     path.parent.chmod(folder)
     control = Server(path, COMMANDS, trouble)
     assert stat.S_IMODE(path.stat().st_mode) == expected
     control.close()
 
 
-def test_the_name_appears_only_once_somebody_listens(path: Path, trouble: ErrorCounter) -> None:
+def test_stale_socket_is_replaced(path: Path, trouble: ErrorCounter) -> None:
     stale = socket.socket(socket.AF_UNIX)
     stale.bind(str(path))  # left by a process that was killed
     stale.close()
@@ -167,7 +164,7 @@ def test_the_name_appears_only_once_somebody_listens(path: Path, trouble: ErrorC
     assert list(path.parent.iterdir()) == []
 
 
-def test_once_closed_nobody_listens_and_the_thread_ends(path: Path, trouble: ErrorCounter) -> None:
+def test_close_ends_the_thread(path: Path, trouble: ErrorCounter) -> None:
     control = Server(path, COMMANDS, trouble)
     (thread,) = (thread for thread in threading.enumerate() if thread.name == "gpufrag-control")
     control.close()
@@ -177,13 +174,13 @@ def test_once_closed_nobody_listens_and_the_thread_ends(path: Path, trouble: Err
         assert caller.connect_ex(str(path)) == errno.ENOENT
 
 
-def test_a_name_that_was_tidied_away_is_noticed(control: Server, path: Path) -> None:
+def test_removed_name_is_noticed(control: Server, path: Path) -> None:
     assert control.reachable
     path.unlink()
     assert not control.reachable
 
 
-def test_a_name_that_somebody_else_has_taken_is_left_to_them(path: Path, trouble: ErrorCounter) -> None:
+def test_name_taken_by_another_server_stays(path: Path, trouble: ErrorCounter) -> None:
     first = Server(path, COMMANDS, trouble)
     second = Server(path, COMMANDS, trouble)
     first.close()
@@ -191,7 +188,7 @@ def test_a_name_that_somebody_else_has_taken_is_left_to_them(path: Path, trouble
     second.close()
 
 
-def test_a_path_that_is_too_long_for_a_socket_serves_too(tmp_path: Path, trouble: ErrorCounter) -> None:
+def test_long_path_is_served(tmp_path: Path, trouble: ErrorCounter) -> None:
     deep = tmp_path.joinpath(*["long-name"] * 20)
     deep.mkdir(parents=True)
     path = deep / f"{'h' * 60}-4194304-1764430000000.sock"
@@ -200,8 +197,96 @@ def test_a_path_that_is_too_long_for_a_socket_serves_too(tmp_path: Path, trouble
     control.close()
 
 
-def test_a_folder_that_is_not_there_is_an_error_and_leaves_nothing(tmp_path: Path, trouble: ErrorCounter) -> None:
+def test_missing_folder_is_an_error(tmp_path: Path, trouble: ErrorCounter) -> None:
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(OSError, match="No such file"):
         Server(tmp_path / "none" / "a-1-2.sock", COMMANDS, trouble)
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("lay", [lambda at, victim: at.symlink_to(victim), lambda at, victim: os.mkdir(at, 0o755)])
+def test_swapped_private_folder_is_refused_and_no_file_changes(
+    path: Path, trouble: ErrorCounter, lay: Callable[[Path, Path], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another member of a shared folder's group replaces the folder in which the socket is about to be bound."""
+    path.parent.chmod(0o777)
+    victim = path.with_name("victim")
+    victim.mkdir(mode=0o755)
+    (victim / "s").touch(mode=0o600)
+    mkdir = os.mkdir
+
+    def swap(folder: Path, mode: int = 0o777) -> None:
+        mkdir(folder, mode)
+        folder.rename(path.with_name("moved"))
+        lay(folder, victim)
+
+    monkeypatch.setattr(Path, "mkdir", lambda folder, mode=0o777: swap(folder, mode))
+    with pytest.raises(OSError, match=r"Not a directory|replaced this folder"):
+        Server(path, COMMANDS, trouble)
+    assert stat.S_IMODE((victim / "s").stat().st_mode) == 0o600
+    assert not path.exists()
+
+
+def test_mode_is_set_before_the_name_appears(
+    path: Path, trouble: ErrorCounter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A chmod by the public name could hit what another user has put there."""
+    seen = []
+    replace = os.replace
+
+    def look(source: str, target: Path, src_dir_fd: int) -> None:
+        seen.append(stat.S_IMODE(os.stat(source, dir_fd=src_dir_fd).st_mode))
+        replace(source, target, src_dir_fd=src_dir_fd)
+
+    monkeypatch.setattr(os, "replace", look)
+    path.parent.chmod(0o770)
+    Server(path, COMMANDS, trouble).close()
+    assert seen == [0o660]
+
+
+def test_answer_to_a_caller_that_left_raises_no_signal(path: Path, trouble: ErrorCounter) -> None:
+    """The program may have set SIGPIPE to its default action, which would end the job."""
+    left, answered = threading.Event(), threading.Event()
+
+    def slow(request: Mapping[str, Any]) -> Mapping[str, Any]:
+        left.wait(20)
+        answered.set()
+        return {"filler": "x" * 1_000_000}
+
+    before = signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    server = Server(path, {**COMMANDS, "slow": slow}, trouble)
+    try:
+        with connect(path) as caller:
+            caller.sendall(b'{"command": "slow"}\n')
+        left.set()
+        assert answered.wait(20)
+        for thread in threading.enumerate():
+            if thread.name == "gpufrag-answer":
+                thread.join(20)
+        assert _echo(path)
+    finally:
+        server.close()
+        signal.signal(signal.SIGPIPE, before)
+
+
+def test_threads_of_the_server_block_signals(path: Path, trouble: ErrorCounter) -> None:
+    """A program that waits in sigwait blocks its signals only in its own threads."""
+    masks = []
+
+    def note(request: Mapping[str, Any]) -> Mapping[str, Any]:
+        masks.append(signal.pthread_sigmask(signal.SIG_BLOCK, []))
+        return {}
+
+    server = Server(path, {"note": note}, trouble)
+    try:
+        (thread,) = (thread for thread in threading.enumerate() if thread.name == "gpufrag-control")
+        assert _ask(path, b'{"command": "note"}\n')["ok"]
+        status = Path(f"/proc/self/task/{thread.native_id}/status").read_text()
+    finally:
+        server.close()
+    blocked = int(status.partition("SigBlk:")[2].split()[0], 16)
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP, signal.SIGALRM):
+        assert number in masks[0]
+        assert blocked >> (number - 1) & 1
+    assert signal.SIGSEGV not in masks[0]  # faulthandler must still see it
+    assert signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, [])

@@ -19,13 +19,13 @@ hosts = st.text(min_size=0, max_size=100)
 
 
 @given(hosts, st.integers(1, 2**22), st.floats(0, 2e9))
-def test_a_name_that_is_built_can_be_read_back(host: str, pid: int, start: float) -> None:
+def test_file_name_round_trips(host: str, pid: int, start: float) -> None:
     name = FileName.of(Identity(host, pid, start))
     assert FileName.parse(name.sample) == FileName.parse(name.socket) == name
 
 
 @given(hosts, st.integers(1, 2**22))
-def test_a_name_stays_in_its_folder_and_fits_a_socket(host: str, pid: int) -> None:
+def test_file_name_is_safe_and_short(host: str, pid: int) -> None:
     name = FileName.of(Identity(host, pid, 1764430000.123)).socket
     assert "/" not in name
     assert not name.startswith(".")
@@ -33,7 +33,7 @@ def test_a_name_stays_in_its_folder_and_fits_a_socket(host: str, pid: int) -> No
 
 
 @given(hosts, st.integers(1, 2**22), st.integers(1, 10**9 - 1))
-def test_a_reports_name_can_be_read_back_and_is_no_samples(host: str, pid: int, number: int) -> None:
+def test_report_name_round_trips(host: str, pid: int, number: int) -> None:
     name = ReportName(FileName.of(Identity(host, pid, 5.5)), number)
     assert ReportName.parse(name.file) == name
     assert FileName.parse(name.file) is None
@@ -44,28 +44,28 @@ ALIEN = ("", "notes.json", "a-1.json", "a-x-2.json", "a-1-2.txt", ".a-1-2.json",
 
 
 @pytest.mark.parametrize("name", ALIEN)
-def test_other_names_are_nobodys(name: str) -> None:
+def test_other_names_are_not_parsed(name: str) -> None:
     assert FileName.parse(name) is None
 
 
-def test_a_named_folder_is_made_and_used_by_both_sides(tmp_path: Path) -> None:
+def test_named_folder_is_created_and_used(tmp_path: Path) -> None:
     environment = {"GPUFRAG_DIR": str(tmp_path / "a" / "b")}
     assert folder.to_write(environment) == folder.to_read(environment) == tmp_path / "a" / "b"
     assert (tmp_path / "a" / "b").is_dir()
 
 
-def test_the_shared_folder_is_used_where_it_can_be_written(tmp_path: Path) -> None:
+def test_writable_shared_folder_is_used(tmp_path: Path) -> None:
     assert folder.to_write({}, shared=tmp_path) == folder.to_read({}, shared=tmp_path, temp=tmp_path) == tmp_path
 
 
-def test_else_a_private_folder_is_made(tmp_path: Path) -> None:
+def test_private_folder_is_the_fallback(tmp_path: Path) -> None:
     missing = tmp_path / "missing"
     path = folder.to_write({}, shared=missing, temp=tmp_path)
     assert path.stat().st_mode & 0o777 == 0o700
     assert folder.to_read({}, shared=missing, temp=tmp_path) == path == folder.to_write({}, missing, tmp_path)
 
 
-def test_a_reader_makes_nothing(tmp_path: Path) -> None:
+def test_reader_creates_nothing(tmp_path: Path) -> None:
     assert not folder.to_read({}, shared=tmp_path / "missing", temp=tmp_path).exists()
 
 
@@ -80,35 +80,35 @@ def _open_to_all(path: Path) -> None:
 
 
 @pytest.mark.parametrize("prepare", [_link, _open_to_all, Path.touch])
-def test_a_private_folder_that_others_could_have_laid_is_refused(tmp_path: Path, prepare: object) -> None:
+def test_unsafe_private_folder_is_refused(tmp_path: Path, prepare: object) -> None:
     prepare(tmp_path / f"gpufrag-{os.geteuid()}")  # type: ignore[operator]
     for choose in (folder.to_write, folder.to_read):
         with pytest.raises(Unavailable, match="GPUFRAG_DIR"):
             choose({}, shared=tmp_path / "missing", temp=tmp_path)
 
 
-def test_a_private_folder_of_somebody_else_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_private_folder_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stranger = os.geteuid() + 1
     monkeypatch.setattr(os, "geteuid", lambda: stranger)
     (tmp_path / f"gpufrag-{stranger}").mkdir(mode=0o700)
-    with pytest.raises(Unavailable, match=f"not a private folder of uid {stranger}"):
+    with pytest.raises(Unavailable, match=f"is not a private folder of uid {stranger}"):
         folder.to_write({}, shared=tmp_path / "missing", temp=tmp_path)
 
 
-def test_a_folder_that_cannot_be_made_says_what_to_set(tmp_path: Path) -> None:
+def test_failed_creation_names_the_variable(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(Unavailable, match=r"file/sub: cannot be made: .*; set GPUFRAG_DIR"):
+    with pytest.raises(Unavailable, match=r"cannot create .*file/sub: .*; set GPUFRAG_DIR"):
         folder.to_write({"GPUFRAG_DIR": str(tmp_path / "file" / "sub")})
 
 
-def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unwritable_folder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write everywhere
     with pytest.raises(Unavailable, match="not writable for uid"):
         folder.to_write({"GPUFRAG_DIR": str(tmp_path)})
 
 
 @pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("/etc/passwd")])
-def test_what_is_no_plain_file_is_not_opened_and_leaves_no_descriptor(make, tmp_path: Path) -> None:
+def test_other_than_a_regular_file_is_not_opened(make, tmp_path: Path) -> None:
     make(tmp_path / "it")
     before = os.listdir("/proc/self/fd")
     with pytest.raises(OSError, match="it"):
@@ -116,7 +116,7 @@ def test_what_is_no_plain_file_is_not_opened_and_leaves_no_descriptor(make, tmp_
     assert os.listdir("/proc/self/fd") == before
 
 
-def test_a_plain_file_is_opened(tmp_path: Path) -> None:
+def test_regular_file_is_opened(tmp_path: Path) -> None:
     (tmp_path / "it").write_bytes(b"plain")
     with open_plain(tmp_path / "it") as opened:
         assert opened.read() == b"plain"

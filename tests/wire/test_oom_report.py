@@ -40,25 +40,25 @@ OWN = Frame("/home/me/torch/train.py", 12, "main")
 
 
 @given(REPORTS)
-def test_every_report_survives_the_way(report: OomReport) -> None:
+def test_report_round_trips(report: OomReport) -> None:
     assert decode(encode(report)) == report
 
 
 @given(REPORTS)
-def test_every_report_has_one_line_for_people(report: OomReport) -> None:
+def test_headline_is_one_line(report: OomReport) -> None:
     assert headline(report).isprintable()
 
 
-def test_the_line_has_the_figures_the_place_and_the_next_step() -> None:
+def test_headline_has_figures_place_and_next_step() -> None:
     case = golden_case_named("train-cap4")
     report = replace(SMALLEST, measured=measure(case.heap, case.driver), stack=(TORCH, OWN))
     assert headline(report) == (
-        "out of memory on device 0: capacity; 2.00 GiB were asked for; the largest request that would have succeeded "
+        "out of memory on device 0: capacity; 2.00 GiB requested; the largest request that would succeed "
         "is 3.49 GiB; at /home/me/torch/train.py:12 in main; next: ask for less"
     )
 
 
-def test_the_place_is_the_programs_own_if_it_is_in_the_stack() -> None:
+def test_place_is_the_programs_own_frame() -> None:
     assert replace(SMALLEST, stack=(TORCH, OWN)).place == OWN
     assert replace(SMALLEST, stack=(TORCH,)).place == TORCH
     assert SMALLEST.place is None
@@ -68,28 +68,28 @@ def changed(**changes: object) -> bytes:
     return json.dumps({**json.loads(encode(SMALLEST)), **changes}).encode()
 
 
-def test_a_newer_one_is_its_own_error() -> None:
-    with pytest.raises(NewerVersion, match=f"a report of schema {SCHEMA + 1}"):
+def test_newer_report_is_its_own_error() -> None:
+    with pytest.raises(NewerVersion, match=f"report has schema {SCHEMA + 1}"):
         decode(changed(schema=SCHEMA + 1))
 
 
 @pytest.mark.parametrize(
     ("data", "told"),
     [
-        (b"{", "not a report: no JSON"),
-        (b" " * (MAX_BYTES + 1), "the most is"),
+        (b"{", "not a report: invalid JSON"),
+        (b" " * (MAX_BYTES + 1), "limit"),
         (changed(number=None), "number is None"),
         (changed(stack=[{"file": 5}]), "stack.file is a int"),
         (b'{"schema": 1}', "lacks cause, device"),
     ],
 )
-def test_what_is_none_is_refused_with_its_place(data: bytes, told: str) -> None:
+def test_invalid_report_names_the_field(data: bytes, told: str) -> None:
     with pytest.raises(BadInput, match=told):
         decode(data)
 
 
 @given(st.sampled_from(sorted(json.loads(encode(SMALLEST)))), JSON)
-def test_one_with_one_thing_changed_is_read_or_refused(key: str, value: object) -> None:
+def test_changed_report_is_read_or_refused(key: str, value: object) -> None:
     try:
         report = decode(changed(**{key: value}))
     except BadInput as error:

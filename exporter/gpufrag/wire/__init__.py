@@ -1,1 +1,1 @@
-"""What crosses processes: samples, OOM reports, the shared folder, the JSON codec and the control socket."""
+"""What crosses processes: samples, OOM reports, the shared folder, the JSON codec and control sockets."""

@@ -1,7 +1,7 @@
-"""JSON to frozen dataclasses, by their annotations: int, float, str, bool, records, `X | None`, tuple, list, dict.
+"""Decodes JSON into dataclasses by their annotations: int, float, str, bool, records, `X | None`, tuple, list, dict.
 
-All numbers here are counts, sizes, names or times: one that is negative or beyond 64 bits is refused. So is a
-tuple, list or dict that has more items than its annotation says, as in `Annotated[tuple[X, ...], Most(8)]`.
+All numbers are counts, sizes or times, so a negative one, or one above 64 bits, is refused. So is a tuple, list or dict
+with more items than its annotation allows, as in `Annotated[tuple[X, ...], Most(8)]`.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ Record = TypeVar("Record")
 
 
 class Most(NamedTuple):
-    """A bound on the items of what it annotates: the writer of a file must not choose how much a reader makes of it."""
+    """The maximum number of items, so that the writer of a file cannot choose how much a reader allocates."""
 
     items: int
 
 
 class Misfit(Exception):
-    """A value that is not of its field's type; `path` grows on the way out."""
+    """A value does not match its field's type; `path` leads to the field."""
 
     def __init__(self, what: str, path: tuple[str, ...] = ()) -> None:
         super().__init__(what)
@@ -43,20 +43,20 @@ class Misfit(Exception):
 
 
 def decode(kind: type[Record], data: bytes, name: str, schema: int, most: int) -> Record:
-    """The one record of `kind` that `data` holds; `name` is what users call it, `schema` the newest that is known.
+    """Decode a record of `kind`; `name` is for messages, `schema` is the newest known version.
 
-    Raises BadInput for what is not one, or has more than `most` bytes; NewerVersion for one of a newer gpufrag.
+    Raises BadInput if it is invalid or has more than `most` bytes, NewerVersion if a newer gpufrag wrote it.
     """
     if len(data) > most:
-        raise BadInput(f"a {name} of {len(data)} bytes: the most is {most}")
+        raise BadInput(f"{name} has {len(data)} bytes (limit {most})")
     try:
         raw = loads(data)
     except (ValueError, RecursionError):
-        raise BadInput(f"not a {name}: no JSON (torn, or not written by an agent)") from None
+        raise BadInput(f"not a {name}: invalid JSON (incomplete, or not written by an agent)") from None
     if not isinstance(raw, dict) or type(raw.get("schema")) is not int or raw["schema"] < 1:
-        raise BadInput(f"not a {name}: it has no schema number")
+        raise BadInput(f"not a {name}: no schema number")
     if raw["schema"] > schema:
-        raise NewerVersion(f"a {name} of schema {raw['schema']}: this gpufrag reads up to {schema}; upgrade the reader")
+        raise NewerVersion(f"{name} has schema {raw['schema']}, this gpufrag reads up to {schema}; upgrade the reader")
     try:
         return read(kind, raw)
     except Misfit as misfit:
@@ -64,19 +64,19 @@ def decode(kind: type[Record], data: bytes, name: str, schema: int, most: int) -
 
 
 def loads(data: bytes) -> Any:
-    """Strict JSON in UTF-8; raises ValueError, or RecursionError for what is nested too deep."""
+    """Parse strict JSON in UTF-8. Raises ValueError, or RecursionError if it is nested too deeply."""
     return _STRICT.decode(data.decode())
 
 
 def read(kind: type[Record], raw: Any) -> Record:
-    """`raw` as a record of the dataclass `kind`; unknown keys are passed over. Raises Misfit."""
+    """Convert `raw` to a record of the dataclass `kind`, ignoring unknown keys. Raises Misfit."""
     annotation: Any = kind
     record: Record = _reader(annotation)(raw)
     return record
 
 
 def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no JSON")
+    raise ValueError(f"{constant} is not JSON")
 
 
 _STRICT = json.JSONDecoder(parse_constant=_refuse)
@@ -84,7 +84,7 @@ _STRICT = json.JSONDecoder(parse_constant=_refuse)
 
 @cache
 def _reader(kind: Any) -> Callable[[Any], Any]:
-    """What turns JSON into a value of the annotated type `kind`, or raises Misfit; made once for each type."""
+    """Return the function that converts JSON to the annotated type `kind`; built once for each type."""
     if is_dataclass(kind):
         return _record_reader(kind)
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
@@ -103,7 +103,7 @@ def _reader(kind: Any) -> Callable[[Any], Any]:
 def _bounded_reader(inner: Callable[[Any], Any], most: int) -> Callable[[Any], Any]:
     def read(raw: Any) -> Any:
         if isinstance(raw, (list, dict)) and len(raw) > most:
-            raise Misfit(f"has {len(raw)} items: the most is {most}")
+            raise Misfit(f"has {len(raw)} items (limit {most})")
         return inner(raw)
 
     return read
@@ -122,7 +122,7 @@ def _record_reader(kind: Any) -> Callable[[Any], Any]:
         try:
             return kind(**values)
         except ValueError as error:
-            raise Misfit(f"is not possible: {error}") from None
+            raise Misfit(f"is invalid: {error}") from None
 
     return read
 
@@ -174,9 +174,9 @@ def _read_float(raw: Any) -> float:
 
 
 def _read_text(raw: Any) -> str:
-    """JSON can spell half a character, which no output of ours could encode."""
+    """JSON can contain half a surrogate pair, which cannot be encoded on output."""
     if type(raw) is not str:
-        raise Misfit(f"is a {type(raw).__name__}, not a text")
+        raise Misfit(f"is a {type(raw).__name__}, not a string")
     if not raw.isascii() and raw != raw.encode("utf-8", "replace").decode():
-        raise Misfit("is a text that is not Unicode")
+        raise Misfit("is not valid Unicode")
     return raw

@@ -1,4 +1,4 @@
-"""What goes wrong inside the agent: counted by source, logged once with its remedy, and never the trainer's problem."""
+"""Counts the agent's own errors by source and logs the first of each with its remedy."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from collections import Counter
 from contextlib import suppress
 
 REFUSES_THREADS = "interpreter shutdown"
-"""In the words of Python 3.12 and newer. No fault, and nothing to do about it: the program has ended."""
+"""Part of Python's message (3.12 and newer) for a thread that cannot start because the program is ending: no fault."""
 logger = logging.getLogger("gpufrag")
 
 
 class ErrorCounter:
-    """Counts since the process began. May be used from any thread."""
+    """Counts since the process started. Safe from any thread."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
 
     def note(self, source: str, error: BaseException | str, remedy: str) -> None:
-        """Count a failure of `source`; the first one of each is logged."""
+        """Count an error of `source`, and log the first one of each source."""
         self._counts[source] += 1
         if self._counts[source] == 1:
             what = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
-            text = "gpufrag %s: %s; %s (training goes on; further ones are only counted)"
+            text = "gpufrag %s: %s; %s (training continues; further errors are only counted)"
             if REFUSES_THREADS in what:
                 return
-            with suppress(Exception):  # the program's own log handlers run below, and we may stand in its step
+            with suppress(Exception):  # the program's own log handlers run here
                 logger.warning(text, source, what, remedy)
 
     @property

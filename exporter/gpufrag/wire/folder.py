@@ -1,7 +1,8 @@
-"""The folder in which training processes and the sidecar meet: where it is, and what its files are called.
+"""The folder that training processes and the sidecar share: its place, its file names, and how to read and write there.
 
-A process leaves `<host>-<pid>-<start>.json`, its latest sample, and listens on `<host>-<pid>-<start>.sock` as long
-as it lives. Beside them lie its reports of out-of-memory errors. Whatever begins with a dot is half-written.
+A process writes its latest sample to `<host>-<pid>-<start>.json` and listens on `<host>-<pid>-<start>.sock` while it
+lives. Its OOM reports are next to them. A name that starts with a dot is a draft. Other users may write to the folder,
+so nothing in it is trusted.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ RECORDING_SUFFIX = ".step"
 
 _STEM = re.compile(r"(?P<host>[A-Za-z0-9._-]+)-(?P<pid>[0-9]{1,10})-(?P<start>[0-9]{1,16})")
 _REPORT = re.compile(r"(?P<stem>[A-Za-z0-9._-]+)\.oom-(?P<number>[1-9][0-9]{0,8})\.json")
-_HOST = 60  # characters: with them a socket's name still fits where its folder's path does not
+_MAX_HOST = 60  # characters, so that every name fits into a socket's address
 _DRAFT = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{16}\.tmp")
 
 
 class FileName(NamedTuple):
-    """Whose files they are; `start` is the process's start in whole milliseconds."""
+    """The process that owns a file; `start` is its start time in whole milliseconds."""
 
     host: str
     pid: int
@@ -41,13 +42,13 @@ class FileName(NamedTuple):
 
     @classmethod
     def of(cls, identity: Identity) -> FileName:
-        """A host's name may be longer than is good for a file's: its end tells machines apart better."""
-        host = re.sub(r"[^A-Za-z0-9._-]", "_", identity.host)[-_HOST:].lstrip(".")
+        """Shortens a long host name to its end, which usually has the machine's number."""
+        host = re.sub(r"[^A-Za-z0-9._-]", "_", identity.host)[-_MAX_HOST:].lstrip(".")
         return cls(host or "localhost", identity.pid, round(identity.start * 1000))
 
     @classmethod
     def parse(cls, name: str) -> FileName | None:
-        """Of a sample's or a socket's file; None where no agent gives such names."""
+        """Parse the name of a sample or a socket; None for any other name."""
         stem, dot, suffix = name.rpartition(".")
         match = _STEM.fullmatch(stem) if dot + suffix in (SAMPLE_SUFFIX, SOCKET_SUFFIX, RECORDING_SUFFIX) else None
         if match is None or stem.startswith("."):
@@ -72,14 +73,14 @@ class FileName(NamedTuple):
 
 
 class ReportName(NamedTuple):
-    """The file of a process's report of one out-of-memory error: `<host>-<pid>-<start>.oom-<number>.json`."""
+    """The file of one OOM report: `<host>-<pid>-<start>.oom-<number>.json`."""
 
     process: FileName
     number: int
 
     @classmethod
     def parse(cls, name: str) -> ReportName | None:
-        """None where no agent gives such names."""
+        """None for any other name."""
         match = _REPORT.fullmatch(name)
         process = FileName.parse(match["stem"] + SAMPLE_SUFFIX) if match else None
         return cls(process, int(match["number"])) if match and process else None
@@ -90,7 +91,7 @@ class ReportName(NamedTuple):
 
 
 def to_write(environment: Mapping[str, str] = os.environ, shared: Path = SHARED, temp: Path | None = None) -> Path:
-    """The folder for a process that publishes, made if it is missing. Raises Unavailable where none can be had."""
+    """Return the folder for a process that publishes, and create it if needed. Raises Unavailable if there is none."""
     if named := environment.get(VARIABLE):
         return _usable(Path(named))
     if os.access(shared, os.W_OK | os.X_OK):
@@ -99,9 +100,9 @@ def to_write(environment: Mapping[str, str] = os.environ, shared: Path = SHARED,
 
 
 def to_read(environment: Mapping[str, str] = os.environ, shared: Path = SHARED, temp: Path | None = None) -> Path:
-    """The folder for a process that only reads; it need not exist yet. Raises Unavailable for one not to be trusted.
+    """Return the folder for a process that only reads; it may not exist yet. Raises Unavailable for an unsafe one.
 
-    Where both processes have one environment and one user, it is the folder of `to_write`.
+    For the same environment and user it is the folder of `to_write`.
     """
     if named := environment.get(VARIABLE):
         return Path(named)
@@ -115,9 +116,9 @@ def _usable(path: Path) -> Path:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise Unavailable(f"{path}: cannot be made: {error.strerror}; set {VARIABLE} to a writable folder") from None
+        raise Unavailable(f"cannot create {path}: {error.strerror}; set {VARIABLE} to a writable folder") from None
     if not os.access(path, os.W_OK | os.X_OK):
-        raise Unavailable(f"{path}: not writable for uid {os.geteuid()}; set {VARIABLE} to a folder that is")
+        raise Unavailable(f"{path} is not writable for uid {os.geteuid()}; set {VARIABLE} to a writable folder")
     return path
 
 
@@ -126,7 +127,7 @@ def _own(temp: Path | None) -> Path:
 
 
 def _private(path: Path, make: bool) -> Path:
-    """Anybody may write to the temp dir: what is found there is used only if it is ours and nobody else's."""
+    """Every user may write to the temp dir, so a folder there is used only if it is private and ours."""
     try:
         if make:
             path.mkdir(mode=0o700, exist_ok=True)
@@ -134,24 +135,21 @@ def _private(path: Path, make: bool) -> Path:
     except FileNotFoundError:
         if not make:
             return path
-        raise Unavailable(f"{path.parent}: no such folder; set {VARIABLE} to a writable one") from None
+        raise Unavailable(f"{path.parent} does not exist; set {VARIABLE} to a writable folder") from None
     except OSError as error:
-        raise Unavailable(f"{path}: cannot be made: {error.strerror}; set {VARIABLE} to a writable folder") from None
+        raise Unavailable(f"cannot create {path}: {error.strerror}; set {VARIABLE} to a writable folder") from None
     owned = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
     if not owned or status.st_mode & 0o077:
-        raise Unavailable(f"{path}: not a private folder of uid {os.geteuid()}; remove it, or set {VARIABLE}")
+        raise Unavailable(f"{path} is not a private folder of uid {os.geteuid()}; remove it or set {VARIABLE}")
     return path
 
 
 def open_plain(path: Path) -> FileIO:
-    """A regular file in a folder that others may write to: links are not followed, and a pipe is not waited for.
-
-    Raises OSError, for what is no regular file too.
-    """
+    """Open a regular file without following a link or waiting for a pipe. Raises OSError for anything else."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)  # before Python's open(), which raises for a folder and leaves it open
-        raise OSError(errno.EINVAL, "is no regular file", str(path))
+        os.close(descriptor)  # Python's open() would raise for a folder and leave it open
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
     return open(descriptor, "rb", buffering=0)
 
 

@@ -1,8 +1,8 @@
-"""What crosses from a training process to its readers: one ProcessSample, as one line of JSON.
+"""A process sample: what a training process publishes, as one line of JSON.
 
-The file is replaced whole, so that a reader sees one consistent reading. `schema` is the version of this
-module's records: a reader refuses a newer one (NewerVersion) and passes over keys that it does not know, so
-that agent and sidecar need not be of one release. A figure that could not be read is None, never 0 or -1.
+The file is replaced in one step, so a reader sees one consistent sample. `schema` is the version of these records: a
+reader refuses a newer one (NewerVersion) and ignores unknown keys, so agent and sidecar may be of different releases.
+An unknown figure is None, never 0 or -1.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from . import codec as json_record
 from .codec import Most
 
 SCHEMA = 1
-MAX_BYTES = 4 << 20  # a file above this is not ours
+MAX_BYTES = 4 << 20  # an agent writes no larger file
 MOMENTS = ("boundary", "peak", "timer")
 """When a snapshot was taken: at the end of an optimizer step, at a step's memory peak, or by the clock."""
 
-# No agent comes near these. They bound what one file, a broken agent's or a forger's, can make of a scrape or a page.
+# Far above what an agent writes. They bound what a broken or forged file adds to a scrape or a page.
 DEVICES = 32
 SNAPSHOTS = 4
 CAUSES = 16
@@ -31,7 +31,7 @@ FRAMES = 16
 
 @dataclass(frozen=True)
 class Identity:
-    """Who the process is. `start` is its start, in seconds of the system clock; pid and start together are unique."""
+    """`start` is in seconds of the system clock; pid and start together are unique on a host."""
 
     host: str
     pid: int
@@ -45,7 +45,7 @@ class Identity:
 
 @dataclass(frozen=True)
 class PoolTotals:
-    """Torch's own counters of one pool, in bytes; cheap, so fresher than a snapshot."""
+    """Torch's own counters of one pool, in bytes; cheap, so newer than the snapshot."""
 
     allocated: int
     active: int
@@ -56,7 +56,7 @@ class PoolTotals:
 
 @dataclass(frozen=True)
 class Counters:
-    """Events since the process began; they never fall, even where the user resets torch's statistics."""
+    """Events since the process started; they never decrease, even if the user resets torch's statistics."""
 
     alloc_retries: int | None = None
     ooms: int | None = None
@@ -80,9 +80,9 @@ class Totals:
 
 @dataclass(frozen=True)
 class Sums:
-    """One reading of an allocator that does not tell torch's two pools. What it does not tell is None.
+    """One reading of an allocator without torch's two pools. What it does not report is None.
 
-    Beside Totals, not in their place: a reader that does not know it passes over it.
+    In addition to Totals, so that older readers ignore it.
     """
 
     time: float
@@ -101,7 +101,7 @@ class Sums:
 
     @property
     def ratio(self) -> float | None:
-        """free_total / largest_allocatable; None where one is not known, or nothing can be allocated."""
+        """free_total / largest_allocatable; None if one is unknown or nothing can be allocated."""
         if self.free_total is None or not self.largest_allocatable:
             return None
         return self.free_total / self.largest_allocatable
@@ -109,7 +109,7 @@ class Sums:
 
 @dataclass(frozen=True)
 class DriverReading:
-    """cudaMemGetInfo as the process sees it."""
+    """cudaMemGetInfo in the process."""
 
     time: float
     free: int
@@ -118,7 +118,7 @@ class DriverReading:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A measured heap: when, at which moment, and for how many seconds the process was held for it."""
+    """A measured heap; `at` is one of MOMENTS, `duration` is how many seconds it stalled the process."""
 
     time: float
     at: str
@@ -128,45 +128,47 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Ooms:
-    """Out-of-memory errors of one device as the agent explained them, since the process began."""
+    """The out-of-memory errors of one device since the process started."""
 
     causes: Annotated[dict[str, int], Most(CAUSES)] = field(default_factory=dict)
-    """By model.verdict.Cause; a cause that has not come up yet is there with 0."""
+    """By model.verdict.Cause; 0 for a cause that has not occurred."""
     last_time: float | None = None
     last_requested: int | None = None
-    """Bytes, as the allocator asked the driver for them."""
+    """Bytes that the allocator asked the driver for."""
 
 
 @dataclass(frozen=True)
 class GrowingStack:
-    """A place in the program whose live memory grew between two snapshots: bytes, and `file:line function` of each
-    frame, innermost first."""
+    """A stack whose live memory grew between two snapshots, in bytes.
+
+    Its frames are `file:line function`, innermost first.
+    """
 
     grown: int
     blocks: int
-    """Live blocks that it has more."""
+    """By how many live blocks it grew."""
     frames: Annotated[tuple[str, ...], Most(FRAMES)]
 
 
 @dataclass(frozen=True)
 class Leak:
-    """How allocated memory grows: bytes per `unit` (step, second). A rate of 0: enough was seen, and nothing grows."""
+    """Growth of allocated memory in bytes per `unit` (step, second). Rate 0: no leak was detected."""
 
     unit: str
     rate: float = 0.0
     low: float = 0.0
     high: float = 0.0
-    """`low` to `high` is the 99 % interval of the rate."""
+    """`low` to `high` is the rate's 99 % interval."""
     begin: float = 0.0
     end: float = 0.0
-    """The steps, or the seconds of the agent's life, between which it was seen to grow."""
+    """The observed range, in steps or in seconds of the agent's life."""
     stacks: Annotated[tuple[GrowingStack, ...], Most(STACKS)] = ()
-    """Where it grows most; empty unless the user records the allocator's history."""
+    """The fastest growing stacks; empty unless the user records the allocator's history."""
 
 
 @dataclass(frozen=True)
 class DeviceSample:
-    """One device of one process. `snapshots` holds the latest of each moment."""
+    """One device of one process. `snapshots` has the latest of each moment."""
 
     device: int
     backend: str
@@ -180,18 +182,18 @@ class DeviceSample:
     largest_recurring: int | None = None
     snapshots: Annotated[tuple[Snapshot, ...], Most(SNAPSHOTS)] = ()
     ooms: Ooms | None = None
-    """None where the framework does not tell of them."""
+    """None if the framework does not report them."""
     sums: Sums | None = None
-    """What is told in place of `totals` by an allocator without torch's two pools."""
+    """Instead of `totals`, for an allocator without torch's two pools."""
     leak: Leak | None = None
-    """None as long as not enough is known."""
+    """None until enough data is collected."""
     framework: str | None = None
     framework_version: str | None = None
-    """Of a second framework in the process; None: the process's own, as its identity has it."""
+    """For a second framework in the process; None: the one in its identity."""
 
     @property
     def reserved(self) -> int | None:
-        """All that the allocator holds; None where it does not tell."""
+        """Bytes the allocator holds; None if unknown."""
         if self.totals is not None:
             return self.totals.large.reserved + self.totals.small.reserved
         return self.sums.reserved if self.sums else None
@@ -199,10 +201,10 @@ class DeviceSample:
 
 @dataclass(frozen=True)
 class AgentHealth:
-    """What the agent cost and where it failed, since the process began."""
+    """The agent's cost and errors since the process started."""
 
     stall_seconds: Annotated[dict[str, float], Most(CAUSES)] = field(default_factory=dict)
-    """By cause (stats, snapshot, wait): how long the process's Python was held."""
+    """By cause (stats, snapshot, wait): how long the process's Python was stalled."""
     errors: Annotated[dict[str, int], Most(SOURCES)] = field(default_factory=dict)
     """By source: errors that were caught."""
     recordings: Annotated[dict[str, int], Most(CAUSES)] = field(default_factory=dict)
@@ -211,26 +213,26 @@ class AgentHealth:
 
 @dataclass(frozen=True)
 class ProcessSample:
-    """All that one process says at one time."""
+    """What one process publishes at one time."""
 
     identity: Identity
     time: float
     devices: Annotated[tuple[DeviceSample, ...], Most(DEVICES)] = ()
     steps: int | None = None
-    """Optimizer steps since the agent began; None where the process has no step hook."""
+    """Optimizer steps since the agent started; None without a step hook."""
     health: AgentHealth = AgentHealth()
     schema: int = SCHEMA
 
 
 def encode(sample: ProcessSample) -> bytes:
-    """One line of JSON. Raises ValueError for a figure that is infinite or not a number.
+    """Return one line of JSON. Raises ValueError for an infinite figure or NaN.
 
-    The encoder asks `vars` for each record: six times faster than `asdict`, every second in somebody's process.
+    `vars` is six times faster than `asdict`, and this runs every second in a training process.
     """
     text = json.dumps(sample, default=vars, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
-    return text.encode(errors="replace") + b"\n"  # an environment may hold bytes that are no text
+    return text.encode(errors="replace") + b"\n"  # environment variables may contain invalid text
 
 
 def decode(data: bytes) -> ProcessSample:
-    """Raises BadInput for what is not a sample, NewerVersion for one of a newer gpufrag."""
+    """Raises BadInput for an invalid sample, NewerVersion for one of a newer gpufrag."""
     return json_record.decode(ProcessSample, data, "sample", SCHEMA, MAX_BYTES)

@@ -1,15 +1,15 @@
-"""A job that `gpufrag run --restartable` supervises: its files in the agents' folder, and what its socket tells of it.
+"""A job under `gpufrag run --restartable`: its files in the shared folder, and its state on the control socket.
 
-The supervisor listens on `<host>-<pid>-<start>.job.sock`, for its own user and root. Requests and answers are those of
-an agent's control socket: a line of JSON each.
+The supervisor listens on `<host>-<pid>-<start>.job.sock`, for its own user and root. Requests and answers are one line
+of JSON each:
 
-    {"command": "job"}                                      the job as it is
+    {"command": "job"}                                      show the job
     {"command": "remember", "version": 3, "annotations": {"gpufrag.dev/restart-at": "…"}, "dry_run": false}
     {"command": "restart", "restarts": 0, "dry_run": false}
 
-`remember` merges annotations (null removes one) and `restart` starts the job anew; both answer with the job as it then
-is, or with `"refused": "conflict"` unless `version` and `restarts` are still what the caller believes.
-Beside the socket lie `….job.json`, the same for people to read, and `….job.pause`, which they make to have no restarts.
+`remember` merges annotations (null removes one) and `restart` restarts the job. Both answer with the job's new state,
+or with `"refused": "conflict"` if `version` or `restarts` is out of date. Next to the socket are `….job.json`, the same
+state for people to read, and `….job.pause`, which a user creates to forbid restarts.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from .folder import SAMPLE_SUFFIX, FileName
 SOCKET, RECORD, PAUSE = ".job.sock", ".job.json", ".job.pause"
 CONFLICT = "conflict"
 RESTART_COUNT = "GPUFRAG_RESTART_COUNT"
-"""The variable by which a job learns how often its supervisor has started it again."""
+"""The variable that tells a job how often its supervisor has restarted it."""
 
 
 class JobFile(NamedTuple):
-    """A file of the supervisor that `process` names; `suffix` is one of the three above."""
+    """A file of a supervisor; `suffix` is one of the three above."""
 
     process: FileName
     suffix: str
 
     @classmethod
     def parse(cls, name: str) -> JobFile | None:
-        """None where no supervisor gives such names."""
+        """None for any other name."""
         for suffix in (SOCKET, RECORD, PAUSE):
             if name.endswith(suffix):
                 process = FileName.parse(name.removesuffix(suffix) + SAMPLE_SUFFIX)
@@ -50,7 +50,7 @@ class JobFile(NamedTuple):
 
 @dataclass(frozen=True)
 class Elastic:
-    """What torchrun tells its workers: how often it may start them again, and how often it has."""
+    """How often torchrun may restart its workers, and how often it has."""
 
     max_restarts: int
     restarts: int
@@ -58,29 +58,29 @@ class Elastic:
 
 @dataclass(frozen=True)
 class SupervisedJob:
-    """One moment of a job; `version` names the moment."""
+    """The state of a job; each change increments `version`."""
 
     name: str
-    """What alerts call it: their label job_name."""
+    """The label job_name of its alerts."""
     user: str
     pid: int
-    """Of the supervisor; with `start` it is unique on its host."""
+    """The supervisor's; unique on its host together with `start`."""
     start: int
     """Whole milliseconds of the system clock."""
     version: int
     restarts: int
-    """How often it was started again, by the supervisor or, in place, by torchrun."""
+    """By the supervisor or, in place, by torchrun."""
     running: bool
     """False while it is stopped for a restart."""
     in_place: bool = False
-    """Its workers are restarted, and torchrun stays."""
+    """Only torchrun's workers are restarted."""
     elastic: Elastic | None = None
-    """None where no worker of torchrun runs now."""
+    """None if no worker of torchrun runs."""
     paused: bool = False
     ending: bool = False
-    """Somebody has told it to end."""
+    """A user has told it to end."""
     processes: tuple[int, ...] = ()
-    """All that descend from the supervisor now."""
+    """All living descendants of the supervisor."""
     annotations: dict[str, str] = field(default_factory=dict)
 
     @property
