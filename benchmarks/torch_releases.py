@@ -26,7 +26,7 @@ from fake_cuda.environment import environment
 ROOT = Path(__file__).parents[1]
 GROUPS = {
     "agent": "figures, snapshots, steps",
-    "peak": "peaks",
+    "step_recording": "step recording, peaks",
     "oom_report": "out-of-memory reports",
     "anchor": "anchor",
     "torch_backends": "other allocators",

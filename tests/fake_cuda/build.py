@@ -51,7 +51,7 @@ def harness(release: str) -> Path:
     folder = _target(f"harness-{release}")
     with building(folder) as scratch:
         if scratch is not None:
-            symbols = {name: read_symbols(torch / "lib" / name) for name in ("libc10.so", "libc10_cuda.so")}
+            symbols = _symbols_of_allocator(release)
             major = _cuda_major(symbols.values())
             _build_core(scratch, major, missing(symbols, major))
             _build_harness(scratch, torch, release, major, symbols["libc10.so"])
@@ -75,6 +75,17 @@ def missing_functions(release: str) -> dict[str, dict[str, str | None]]:
     """The functions of NVIDIA's libraries that this release's CUDA build names and the stub lacks, by library."""
     symbols = _symbols_of_torch(release)
     return missing(symbols, _cuda_major(symbols.values()))
+
+
+def missing_in_allocator(release: str) -> dict[str, dict[str, str | None]]:
+    """The same for the allocator alone."""
+    symbols = _symbols_of_allocator(release)
+    return missing(symbols, _cuda_major(symbols.values()))
+
+
+def _symbols_of_allocator(release: str) -> dict[str, Symbols]:
+    libraries = allocator_folder(release) / "torch" / "lib"
+    return {name: read_symbols(libraries / name) for name in ("libc10.so", "libc10_cuda.so")}
 
 
 def _symbols_of_torch(release: str) -> dict[str, Symbols]:
