@@ -53,3 +53,12 @@ def test_replaced_interpreter_is_an_error(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("gpufrag.attach.target.exports", gone)
     with pytest.raises(Unavailable, match="Py_AddPendingCall and PyRun_SimpleString cannot be found"):
         functions(os.getpid())
+
+
+def test_pipe_and_huge_file_of_a_hostile_target_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="not a regular file"):
+        exports(tmp_path / "pipe")
+    monkeypatch.setattr("gpufrag.attach.elf.MAX_FILE", 10)
+    with pytest.raises(BadInput, match="is larger than"):
+        exports(Path(os.path.realpath("/proc/self/exe")))

@@ -39,6 +39,14 @@ def test_gdb_without_python_is_an_error(tmp_path: Path, monkeypatch: pytest.Monk
         gdb.find()
 
 
+def test_hanging_gdb_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _program(tmp_path, "exec sleep 60")
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    monkeypatch.setattr(gdb, "PROBE_TIMEOUT_S", 0.1)
+    with pytest.raises(Unavailable, match="timed out"):
+        gdb.find()
+
+
 @pytest.mark.parametrize(
     ("script", "said"),
     [

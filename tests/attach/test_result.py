@@ -62,7 +62,7 @@ def test_other_sockets_are_not_the_agents(target: Target, listener: Path, tmp_pa
 def test_report_is_a_small_json_object(tmp_path: Path) -> None:
     file = tmp_path / "report.json"
     assert read_report(file) is None
-    for text in ("", '{"state": "wai', "[]", "7", "x" * 9000, '"' + "x" * 5000 + '"'):
+    for text in ("", '{"state": "wai', "[]", "7", "x" * 9000, "[" * 4000, '"' + "x" * 5000 + '"'):
         file.write_text(text)
         assert read_report(file) is None
     file.write_text(json.dumps({"state": "waiting"}))

@@ -290,3 +290,20 @@ def test_threads_of_the_server_block_signals(path: Path, trouble: ErrorCounter) 
         assert blocked >> (number - 1) & 1
     assert signal.SIGSEGV not in masks[0]  # faulthandler must still see it
     assert signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
+def test_closed_descriptors_are_left_to_the_program(path: Path, trouble: ErrorCounter) -> None:
+    """A program that becomes a daemon closes all descriptors, and may get ours for its own file."""
+    server = Server(path, COMMANDS, trouble)
+    (thread,) = (thread for thread in threading.enumerate() if thread.name == "gpufrag-control")
+    descriptor = server._socket.fileno()
+    with path.with_name("own").open("w") as own:
+        os.dup2(own.fileno(), descriptor)  # closes ours
+        assert not server.reachable
+        server.close()
+        os.fstat(descriptor)
+        os.close(descriptor)
+    assert not path.exists()
+    thread.join(20)
+    assert not thread.is_alive()
+    assert trouble.counts == {}

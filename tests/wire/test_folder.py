@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -195,3 +197,22 @@ def test_draft_name_is_fresh_and_names_its_file() -> None:
     assert len(drafts) == 9
     assert {name_of_draft(draft) for draft in drafts} == {"host-1-2.json"}
     assert name_of_draft("host-1-2.json") is name_of_draft(".host-1-2.json.tmp") is None
+
+
+def test_write_above_the_file_size_limit_raises_no_signal(path: Path) -> None:
+    """A program may have set SIGXFSZ to its default action, which ends it."""
+    program = """
+import resource, signal, sys
+from pathlib import Path
+from gpufrag.wire.folder import write_file
+signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+try:
+    write_file(Path(sys.argv[1]), b"x" * 1001)
+except OSError as error:
+    print(error.strerror)
+"""
+    environment = {**os.environ, "PYTHONPATH": str(Path(folder.__file__).parents[2])}
+    done = subprocess.run([sys.executable, "-c", program, path], env=environment, text=True, capture_output=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "File too large\n", "")
+    assert list(path.parent.iterdir()) == []

@@ -91,7 +91,7 @@ def ask_all(
     outcomes: dict[Path, Answer | ControlError] = {}
     waiting = list(reversed(paths))
     running: dict[_Exchange, float] = {}
-    with selectors.DefaultSelector() as selector:
+    with selectors.PollSelector() as selector:
         while waiting or running:
             while waiting and len(running) < MAX_OPEN:
                 path = waiting.pop()

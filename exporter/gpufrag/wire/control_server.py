@@ -63,7 +63,8 @@ class ControlServer:
         self._command_slots = threading.BoundedSemaphore(MAX_COMMANDS)
         self._callers: dict[int, _Caller] = {}
         self._socket, self._inode = _listen(path, mode)
-        self._selector = selectors.DefaultSelector()
+        self._socket_inode = os.fstat(self._socket.fileno()).st_ino
+        self._selector = selectors.PollSelector()  # has no descriptor of its own
         self._selector.register(self._socket, selectors.EVENT_READ)
         try:
             self._thread = start_thread(self._serve, "gpufrag-control")
@@ -75,31 +76,43 @@ class ControlServer:
 
     @property
     def reachable(self) -> bool:
-        """False once the socket's name is gone from the folder, for example after a clean-up of the temp dir."""
+        """False once the socket is closed, or its name is gone after a clean-up of the temp dir."""
         try:
-            return self.path.lstat().st_ino == self._inode
+            return self._owns_descriptor() and self.path.lstat().st_ino == self._inode
         except OSError:
             return False
 
     def close(self) -> None:
         """Stop listening, and remove the socket's name unless another process has taken it."""
         self._closed.set()
-        if self.reachable:
-            with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):
+            if self.path.lstat().st_ino == self._inode:
                 self.path.unlink()
-        with contextlib.suppress(OSError):  # not connected, but it wakes the thread in select
-            self._socket.shutdown(socket.SHUT_RDWR)
+        if self._owns_descriptor():
+            with contextlib.suppress(OSError):  # not connected, but it wakes the thread in select
+                self._socket.shutdown(socket.SHUT_RDWR)
         self._thread.join(RETRY_S)
-        self._socket.close()
+        self._close_socket()
 
     def abandon(self) -> None:
         """Close the parent's sockets in a forked child, so that they do not outlive the parent."""
-        self._socket.close()
+        self._close_socket()
         for caller in self._callers.values():
-            caller.connection.close()
+            with contextlib.suppress(OSError):
+                caller.connection.close()
+
+    def _owns_descriptor(self) -> bool:
+        """False after os.closerange, as in a daemon: the descriptor may be a file of the program now."""
+        try:
+            return os.fstat(self._socket.fileno()).st_ino == self._socket_inode
+        except OSError:
+            return False
+
+    def _close_socket(self) -> None:
+        self._socket.close() if self._owns_descriptor() else self._socket.detach()
 
     def _serve(self) -> None:
-        while not self._closed.is_set():
+        while not self._closed.is_set() and self._owns_descriptor():
             try:
                 self._serve_ready()
             except OSError:  # no free descriptor

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import resource
 import stat
 import tempfile
 from collections.abc import Mapping
@@ -159,6 +160,9 @@ def write_file(path: Path, data: bytes, mode: int = 0o644, sync: bool = False) -
     Safe in a folder that others may write to: the draft has a fresh name, and an existing file or link is not opened.
     Raises OSError; then the old file stands and no draft is left.
     """
+    limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if limit != resource.RLIM_INFINITY and len(data) > limit:  # the write would raise SIGXFSZ, which ends a program
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
     draft = path.with_name(draft_name(path.name))
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
     try:
