@@ -3,13 +3,13 @@
     import gpufrag
     gpufrag.start()
 
-in a training script makes its memory visible to the sidecar, `gpufrag serve`. What is imported here is imported into
-training processes: everything else is loaded when it is needed.
+in a training script makes its memory visible to the sidecar, `gpufrag serve`. This module is imported into training
+processes, so it loads everything else on first use.
 """
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # as in typing, which takes longer to import than all that is here
+TYPE_CHECKING = False  # as in typing, which takes longer to import than everything here
 
 if TYPE_CHECKING:
     import os
@@ -34,16 +34,16 @@ def start(
     budget: float | None = None,
     folder: str | os.PathLike[str] | None = None,
 ) -> None:
-    """Watch this process's GPU memory from when it first uses a GPU. A second call does nothing.
+    """Watch this process's GPU memory from its first use of a GPU. A second call does nothing.
 
-    port: serve /metrics from this process, on `host`; the ranks of a host add their local rank to it. None leaves
-        that to the sidecar.
-    interval: seconds, at least, between two looks at the allocator's heap (GPUFRAG_INTERVAL, 10).
-    budget: the largest share of time that these looks may take (GPUFRAG_BUDGET, 0.001).
+    port: serve /metrics from this process on `host`; ranks of a host add their local rank to the port. None: the
+        sidecar serves the metrics.
+    interval: minimum seconds between two recorded steps or snapshots (GPUFRAG_INTERVAL, 10).
+    budget: largest share of time that they may take (GPUFRAG_BUDGET, 0.001).
     folder: where the sidecar finds this process (GPUFRAG_DIR).
 
-    GPUFRAG_DISABLE=1 in the environment makes it do nothing. Raises UsageError for a value that cannot be, and
-    Unavailable where the port cannot be had.
+    With GPUFRAG_DISABLE=1 in the environment it does nothing. Raises UsageError for an invalid value, and Unavailable
+    if the port is not available.
     """
     from pathlib import Path
 
@@ -58,7 +58,7 @@ def start(
 
 
 def stop() -> None:
-    """Undo `start`: a last sample is left in the folder, and the process no longer listens."""
+    """Undo `start`: write a last sample and stop listening."""
     import sys
 
     from . import agent
@@ -69,7 +69,7 @@ def stop() -> None:
 
 
 def on_checkpoint(save: Save) -> Save:
-    """Have `save(request)` called when a checkpoint is asked for before a restart. Call it in the thread that trains.
+    """Call `save(request)` when a checkpoint is requested, for example before a restart. Use it in the training thread.
 
         @gpufrag.on_checkpoint
         def save(request):
@@ -77,9 +77,9 @@ def on_checkpoint(save: Save) -> Save:
             torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)
             return path
 
-    It runs in that thread, between two steps, at a step on which all ranks have agreed: `request.step`. So it may save
-    collectively. It returns where it has saved, or None. If it raises, whoever asked is told, and training goes on.
-    A second call replaces the first one's function. docs/checkpoint.md has the contract.
+    `save` runs in that thread between two steps, after the step that all ranks agreed on (`request.step`), so it may
+    use collectives. It returns the path it saved to, or None. If it raises, the requester gets the error and training
+    continues. A second call replaces the function. docs/checkpoint.md has the contract.
     """
     from . import agent
 
@@ -91,10 +91,10 @@ def on_checkpoint(save: Save) -> Save:
 
 
 def step_ended(step: int | None = None) -> None:
-    """Say where a step of the training loop ends, where that is not the end of its optimizer's step.
+    """Mark the end of a training step, if it is not the end of the optimizer's step.
 
-    With it, a checkpoint is saved after a scheduler's step too, and in a loop that has no optimizer of torch. `step` is
-    the loop's own number, if it has one that is the same in all ranks.
+    Then a checkpoint is saved after the scheduler's step too, and in a loop without a torch optimizer. `step` is the
+    loop's own step number, if it is the same in all ranks.
     """
     import sys
 
@@ -103,11 +103,11 @@ def step_ended(step: int | None = None) -> None:
 
 
 def checkpoint_on_signal(*signals: int, timeout: float = 600.0) -> None:
-    """Save, and end with 42, at one of these signals: by default SIGTERM and SIGUSR1. Call it in the main thread.
+    """Save a checkpoint and exit with status 42 at these signals (default: SIGTERM and SIGUSR1).
 
-    It goes with `on_checkpoint`: all ranks of a host are signalled, and agree on a step. What the signal did before
-    (the program's own handler, or the end of the process) happens where nothing can be saved within `timeout` seconds.
-    Ranks on several hosts cannot agree this way: they are asked by the restarter. Raises UsageError.
+    Call it in the main thread, together with `on_checkpoint`. All ranks of a host get the signal and agree on a step.
+    If nothing can be saved within `timeout` seconds, the signal has its previous effect. Ranks on several hosts cannot
+    agree this way; the restarter coordinates them. Raises UsageError.
     """
     import signal
 

@@ -233,3 +233,42 @@ def test_signal_ends_the_process_as_without_agent(scripts, folder: Path, eventua
     process.send_signal(signal.SIGTERM)
     assert process.communicate(timeout=60) == ("", "")
     assert process.returncode == -signal.SIGTERM
+
+
+CLOSES = """
+import os
+from fake_source import ScriptedSource
+from gpufrag import agent
+agent.start(ScriptedSource())
+while agent.latest() is None: pass
+os.closerange(3, 256)
+print("ran", flush=True)
+"""
+
+
+def test_program_that_closes_our_descriptors_exits_without_traceback(scripts, folder: Path) -> None:
+    with scripts.start(CLOSES) as process:
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (0, "ran\n")
+    assert "Traceback" not in err
+
+
+LIMITED = """
+import resource, signal
+signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+from fake_source import ScriptedSource
+from gpufrag import agent
+source = ScriptedSource()
+agent.start(source)
+while agent.latest() is None: pass
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+source.fail(100 << 30)
+agent.stop()
+print(agent.latest(), signal.SIGXFSZ in signal.sigpending())
+"""
+
+
+def test_limit_of_file_sizes_does_not_end_the_program(scripts, folder: Path) -> None:
+    with scripts.start(LIMITED) as process:
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (0, "None False\n"), err

@@ -128,11 +128,11 @@ def test_saved_rank_without_thread_exits_with_its_code(no_threads) -> None:
 
 def test_scraper_without_thread_is_refused() -> None:
     gpufrag.start(port=0)
-    assert serve_self._server is not None
-    port = serve_self._server.server_port
+    assert serve_self._serving is not None
+    port = serve_self._serving.server.server_port
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(threading.Thread, "start", _refuse)
-        for _ in range(serve_self.CONNECTIONS + 1):
+        for _ in range(serve_self.MAX_CONNECTIONS + 1):
             with socket.create_connection(("127.0.0.1", port), timeout=20) as refused:
                 assert refused.recv(1) == b""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -297,6 +299,38 @@ def test_error_at_a_boundary_is_counted_and_not_raised(source, clock) -> None:
     assert errors.counts == {"step": 1}
     source.step()
     assert source.captures == 1, "it is not tried again at every step"
+
+
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, MemoryError])
+def test_exit_raised_by_torch_does_not_end_the_program(source, clock, kind: type[BaseException]) -> None:
+    errors = ErrorCounter()
+    sampler = Sampler(source, AgentSettings(), errors, clock.clocks)
+    watched(sampler)
+
+    def fail() -> None:
+        raise kind
+
+    source.during_capture = fail
+    source.step()
+    assert errors.counts == {"step": 1}
+
+
+def test_exception_of_a_signal_handler_in_a_step_reaches_the_program(source, clock) -> None:
+    errors = ErrorCounter()
+    sampler = Sampler(source, AgentSettings(), errors, clock.clocks)
+    watched(sampler)
+    source.during_capture = lambda: os.kill(os.getpid(), signal.SIGUSR1)
+
+    def handler(number: int, frame: object) -> None:
+        raise TimeoutError("the program's own")
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        with pytest.raises(TimeoutError, match="own"):
+            source.step()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert errors.counts == {}
 
 
 # --- costs

@@ -98,10 +98,82 @@ def test_local_rank_is_added_to_the_port(port: int, monkeypatch: pytest.MonkeyPa
 def test_silent_scrapers_take_a_bounded_number_of_threads(port: int) -> None:
     gpufrag.start(port=port)
     with contextlib.ExitStack() as silent:
-        for _ in range(serve_self.CONNECTIONS):
+        for _ in range(serve_self.MAX_CONNECTIONS):
             silent.enter_context(socket.create_connection(("127.0.0.1", port)))
         with socket.create_connection(("127.0.0.1", port), timeout=20) as refused:
             assert refused.recv(1) == b""
+
+
+LEAVES = """
+import signal, socket, struct, sys, time
+signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+import gpufrag
+gpufrag.start(port=int(sys.argv[1]))
+for _ in range(20):
+    caller = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+    caller.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    caller.sendall(b"GET /metrics HTTP/1.0\\r\\n\\r\\n")
+    caller.close()
+    time.sleep(0.01)
+time.sleep(0.3)
+print("alive")
+"""
+
+
+def test_scraper_that_leaves_does_not_end_the_process(scripts, port: int) -> None:
+    """In a program with the default action for SIGPIPE."""
+    assert scripts.run(LEAVES.replace("sys.argv[1]", repr(str(port)))) == "alive\n"
+
+
+def test_threads_take_no_signal_that_the_program_waits_for(scripts, port: int) -> None:
+    program = f"""
+import signal, os
+signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1])
+from fake_source import ScriptedSource
+import gpufrag
+from gpufrag import agent
+gpufrag.start(port={port})
+agent.start(ScriptedSource())
+while agent.latest() is None: pass
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+os.kill(os.getpid(), signal.SIGUSR1)
+print(signal.sigwait([signal.SIGUSR1]).name)
+"""
+    assert scripts.run(program) == "SIGUSR1\n"
+
+
+PRELOADS = """
+import os, sys, time
+from fake_torch import Machine, torch_of
+machine = Machine(initialised=False)
+sys.modules["torch"] = torch = torch_of(machine)
+sys.modules["torch.cuda"] = torch.cuda
+import gpufrag
+gpufrag.start(port=PORT, interval=1000)
+if (child := os.fork()) == 0:
+    machine.initialise()
+    sys.stdin.read()
+    os._exit(0)
+print("ready", flush=True)
+os.waitpid(child, 0)
+"""
+
+
+def test_forked_child_with_a_gpu_takes_over_the_port(
+    scripts, port: int, eventually: Callable[[Callable[[], object]], None]
+) -> None:
+    """gunicorn --preload: the master starts, its workers use the GPU."""
+    with scripts.start(PRELOADS.replace("PORT", str(port))) as process:
+        assert process.stdout.readline() == "ready\n"
+
+        def served() -> bool:
+            with contextlib.suppress(OSError):
+                return "gpufrag_allocator_reserved_bytes" in _scrape(port)
+            return False
+
+        eventually(served)
+        process.communicate("", timeout=60)
+    assert process.returncode == 0
 
 
 def test_port_in_use_is_one_line(port: int) -> None:

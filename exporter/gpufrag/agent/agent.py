@@ -17,7 +17,7 @@ from ..wire.error_counter import ErrorCounter
 from ..wire.folder import VARIABLE, FileName, ReportName, to_write, write_file
 from ..wire.oom_report import OomReport
 from ..wire.sample import Identity, ProcessSample, encode
-from ..wire.threads import start_thread
+from ..wire.threads import file_size_signal_blocked, start_thread
 from .identity import identify, with_rank
 from .oom_reporter import OomReporter
 from .sampler import Sampler
@@ -91,7 +91,7 @@ class Agent:
 
     def stop(self) -> None:
         """Publish a last sample and stop listening: to readers, the process has ended."""
-        self._sampler.close()
+        self._guarded(self._sampler.close)
         self._source.close()
         self._others.close()
         self._ending.set()
@@ -99,7 +99,7 @@ class Agent:
         if self._thread is not None:
             self._thread.join(STOP_TIMEOUT)
         if self._control is not None:
-            self._control.close()
+            self._guarded(self._control.close)  # the program may have closed the socket's descriptor
 
     def abandon(self) -> None:
         """In a forked child: the thread does not exist there, and the files and the socket are the parent's."""
@@ -124,10 +124,11 @@ class Agent:
             self._reporter.watching = self._source.watch_ooms(self._reporter.explain)
 
     def _keep_report(self, report: OomReport) -> None:
-        try:
-            keep_report(self._folder or self._find_folder(), report)
-        except FileNotFoundError:  # the folder was deleted, and the next sample may come too late
-            keep_report(self._find_folder(), report)
+        with file_size_signal_blocked():
+            try:
+                keep_report(self._folder or self._find_folder(), report)
+            except FileNotFoundError:  # the folder was deleted, and the next sample may come too late
+                keep_report(self._find_folder(), report)
 
     def _publish_now(self) -> None:
         """Publish a sample at once and wait for it. Not for the agent's thread."""
@@ -148,7 +149,7 @@ class Agent:
         """Count whatever fails; the next turn begins anew."""
         try:
             turn(**how)
-        except Exception as error:
+        except BaseException as error:
             self._errors.note("sampler", error, "report it, with this line")
 
     def _turn(self, last: bool = False) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -17,6 +16,7 @@ from ..errors import one_line
 from ..model.call_sites import Held, Sites, Stack, grown
 from ..model.leaks import FEWEST, LASTING, Growth, Point, Series
 from ..units import format_bytes
+from ..wire.interrupts import call_confined
 from ..wire.sample import GrowingStack, Leak
 from .schedule import Clocks, TokenBucket
 from .settings import AgentSettings
@@ -201,5 +201,4 @@ def ended_line(device: int, unit: str, growth: Growth) -> str:
 
 
 def _log(line: str) -> None:
-    with suppress(Exception):  # the program's own log handlers run below
-        logger.warning("gpufrag: %s", line)
+    call_confined(logger.warning, "gpufrag: %s", line)

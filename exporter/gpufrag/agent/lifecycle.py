@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 import threading
 from types import ModuleType
 
@@ -15,6 +16,9 @@ from .sources import Source, connect
 
 SHIM_FAILURES = "GPUFRAG_SHIM_FAILED"
 """Set by the shim if it failed; read here because nothing can be published in that process."""
+
+SERVER = f"{__name__.partition('.')[0]}.metrics.in_process_server"
+"""Loaded only if this process or its parent serves its own metrics."""
 
 _lock = threading.RLock()
 """Reentrant: a signal handler may stop the agent while the program starts or stops it."""
@@ -60,6 +64,8 @@ def begin(source: Source, settings: AgentSettings, errors: ErrorCounter | None =
             agent.start()
             _agent = agent
             atexit.register(stop)
+            if (server := sys.modules.get(SERVER)) is not None:
+                server.take_over(agent.errors)
 
 
 def running() -> bool:

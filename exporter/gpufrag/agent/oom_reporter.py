@@ -12,7 +12,6 @@ import sys
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -22,6 +21,7 @@ from ..errors import BadInput, Unavailable
 from ..model.fragmentation import Fragmentation, measure
 from ..model.verdict import Cause, Facts, judge
 from ..wire.error_counter import ErrorCounter
+from ..wire.interrupts import call_confined
 from ..wire.oom_report import Frame, OomReport, Point, headline
 from ..wire.sample import DeviceSample, Identity, Ooms, ProcessSample
 from .sampler import driver_at
@@ -107,14 +107,13 @@ class OomReporter:
         """The cause, once the report is written and logged."""
         try:
             report = self._report(fault)
-            with suppress(Exception):  # the program's own log handlers run below
-                logger.error("gpufrag: %s", headline(report))
+            call_confined(logger.error, "gpufrag: %s", headline(report))
             try:
                 self._keep(report)
             except (OSError, Unavailable) as error:
                 self._errors.note("oom", error, "its report is lost, its count is not")
             return report.cause
-        except Exception as error:  # the job's own error is about to be raised, and nothing may replace it
+        except BaseException as error:  # the job's own error is about to be raised, and nothing may replace it
             self._errors.note("oom", error, "this error is counted without a report")
             return UNEXPLAINED
 

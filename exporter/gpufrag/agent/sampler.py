@@ -88,7 +88,7 @@ class Sampler:
             try:
                 if steps.note(optimizer) and self._at_boundary(steps.count):
                     wake()
-            except Exception as error:  # the program's stack is below: nothing may reach it
+            except BaseException as error:  # the program's stack is below: nothing of ours may reach it
                 self._errors.note("step", error, "snapshots are taken by the timer if this goes on")
 
         if self._source.watch_steps(on_step):

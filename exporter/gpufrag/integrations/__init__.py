@@ -1,1 +1,1 @@
-"""Checkpoint callbacks for training frameworks, each of which is imported only by the module that is named after it."""
+"""Checkpoint callbacks for training frameworks; each module imports only the framework in its name."""

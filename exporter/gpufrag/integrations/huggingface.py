@@ -1,6 +1,6 @@
 """For Hugging Face's Trainer: `trainer.add_callback(checkpoint_callback(trainer))`.
 
-It saves as the Trainer does every `save_steps`, so that `train(resume_from_checkpoint=True)` goes on from there.
+It saves as the Trainer itself does, so `train(resume_from_checkpoint=True)` continues from there.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ..checkpoint.participant import CheckpointRequest
 
 
 def checkpoint_callback(trainer: Any) -> Any:
-    """A TrainerCallback for this Trainer. transformers is imported here, and must be installed."""
+    """Return a TrainerCallback for this Trainer. Needs transformers."""
     from transformers import TrainerCallback
 
     def save(request: CheckpointRequest) -> str:
@@ -26,7 +26,7 @@ def checkpoint_callback(trainer: Any) -> Any:
             gpufrag.on_checkpoint(save)
 
         def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-            """After scheduler and optimizer, once for all accumulated batches."""
+            """After the scheduler's and the optimizer's step, once for all accumulated batches."""
             gpufrag.step_ended(state.global_step)
 
     return CheckpointCallback()

@@ -1,6 +1,6 @@
 """For Lightning: `Trainer(…, callbacks=[checkpoint_callback("checkpoints")])`.
 
-It saves as `trainer.save_checkpoint` does, with every strategy, for `trainer.fit(…, ckpt_path=PATH)`.
+It saves with `trainer.save_checkpoint`, under every strategy; `trainer.fit(…, ckpt_path=PATH)` continues from there.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ..checkpoint.participant import CheckpointRequest
 
 
 def checkpoint_callback(folder: str | Path) -> Any:
-    """A Callback that saves into `folder`. lightning is imported here, and must be installed."""
+    """Return a Callback that saves into `folder`. Needs lightning."""
     from lightning.pytorch import Callback
 
     class CheckpointCallback(Callback):  # type: ignore[misc]
@@ -30,7 +30,7 @@ def checkpoint_callback(folder: str | Path) -> Any:
             gpufrag.on_checkpoint(save)
 
         def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-            """Where gradients are accumulated, most batches end no step."""
+            """With accumulated gradients most batches end no step."""
             if trainer.global_step != self.seen:
                 self.seen = trainer.global_step
                 gpufrag.step_ended(self.seen)

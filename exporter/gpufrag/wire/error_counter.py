@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from contextlib import suppress
+
+from .interrupts import call_confined, let_through
 
 REFUSES_THREADS = "interpreter shutdown"
 """Part of Python's message (3.12 and newer) for a thread that cannot start because the program is ending: no fault."""
@@ -18,15 +19,15 @@ class ErrorCounter:
         self._counts: Counter[str] = Counter()
 
     def note(self, source: str, error: BaseException | str, remedy: str) -> None:
-        """Count an error of `source`, and log the first one of each source."""
+        """Count an error of `source`, and log the first one. Raises what a signal handler of the program raised."""
+        if isinstance(error, BaseException):
+            let_through(error)
         self._counts[source] += 1
         if self._counts[source] == 1:
             what = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
             text = "gpufrag %s: %s; %s (training continues; further errors are only counted)"
-            if REFUSES_THREADS in what:
-                return
-            with suppress(Exception):  # the program's own log handlers run here
-                logger.warning(text, source, what, remedy)
+            if REFUSES_THREADS not in what:
+                call_confined(logger.warning, text, source, what, remedy)
 
     @property
     def counts(self) -> dict[str, int]:

@@ -6,11 +6,11 @@ our recording, the program's call takes effect and ours ends.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
 from ...wire.error_counter import ErrorCounter
+from ...wire.threads import start_thread
 from ..step_recorder import HISTORY_IN_USE, UNSUPPORTED
 from .api import REFUSALS, TorchSurface
 
@@ -84,9 +84,8 @@ class EventHistory:
         if self._prepared or self._surface.release >= REMOVES_CALLBACKS:
             return True
         if not self._enabled():
-            thread = threading.Thread(target=self._first_call, args=(record,), name="gpufrag-history", daemon=True)
             try:
-                thread.start()
+                thread = start_thread(self._first_call, "gpufrag-history", record)
             except RuntimeError:
                 return False
             thread.join()
@@ -112,7 +111,7 @@ class EventHistory:
             if self.recording:
                 try:
                     self.stop()
-                except Exception as error:  # the program's own call must go through
+                except BaseException as error:  # the program's own call must go through
                     self._errors.note("history", error, "a recording of the program may hold events from before it")
             return original(*arguments, **named)
 

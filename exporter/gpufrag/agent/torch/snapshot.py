@@ -8,6 +8,7 @@ from typing import Any
 from ...errors import BadInput
 from ...model.settings import Settings, parse_conf
 from ...wire.error_counter import ErrorCounter
+from ...wire.interrupts import let_through
 from .api import REFUSALS, TorchSurface
 
 SNAPSHOT = "_C._cuda_memorySnapshot"
@@ -30,7 +31,8 @@ def take(surface: TorchSurface, errors: ErrorCounter, events: bool = False) -> M
     for form in [form for since, form in arguments if surface.release >= since]:
         try:
             snapshot = function(*form)
-        except TypeError:  # a build from between two releases: try the older form
+        except TypeError as error:  # a build from between two releases: try the older form
+            let_through(error)
             continue
         except REFUSALS as error:
             errors.note(f"torch.{SNAPSHOT}", error, "fragmentation figures are absent")

@@ -143,7 +143,7 @@ class TorchSource:
         try:
             self._counters.setdefault(device, torch_stats.CounterMemory())  # its first request may have failed
             on_oom(Fault(device, size, free))
-        except Exception as error:  # it would replace the error that the program may catch
+        except BaseException as error:  # it would replace the error that the program may catch
             self._errors.note("oom", error, "this error is not explained")
 
     def _read_async_stats(self) -> None:

@@ -1,0 +1,140 @@
+"""Exceptions of the program's signal handlers pass through our code; no others do."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from gpufrag.wire.error_counter import ErrorCounter
+from gpufrag.wire.interrupts import call_confined, let_through, raised_by_signal_handler
+
+
+class Alarm(Exception):
+    """What a program raises in its handler."""
+
+
+@pytest.fixture
+def handled() -> Iterator[Callable[[Any], None]]:
+    """Installs a handler of SIGUSR1."""
+    before = signal.getsignal(signal.SIGUSR1)
+    yield lambda handler: signal.signal(signal.SIGUSR1, handler)
+    signal.signal(signal.SIGUSR1, before)
+
+
+def interrupted(number: int = signal.SIGUSR1) -> None:
+    """Our code, in which a signal arrives."""
+    os.kill(os.getpid(), number)
+    for _ in range(1000):
+        pass
+
+
+def by_function(number: int, frame: object) -> None:
+    raise Alarm
+
+
+def by_helper(*arguments: object) -> None:
+    by_function(0, None)
+
+
+def by_one_shot(number: int, frame: object) -> None:
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    raise SystemExit(3)
+
+
+class Handlers:
+    def method(self, number: int, frame: object) -> None:
+        raise Alarm
+
+    def __call__(self, number: int, frame: object) -> None:
+        raise Alarm
+
+
+@pytest.mark.parametrize(
+    "handler",
+    [
+        by_function,
+        by_helper,
+        by_one_shot,
+        Handlers().method,
+        Handlers(),
+        functools.partial(by_function),
+        lambda *arguments: by_function(0, None),
+    ],
+    ids=["function", "helper", "replaced", "method", "object", "partial", "lambda"],
+)
+def test_exception_of_a_signal_handler_passes_through(handled, handler: Any) -> None:
+    handled(handler)
+    with pytest.raises((Alarm, SystemExit)):
+        call_confined(interrupted)
+
+
+def test_keyboard_interrupt_of_the_user_passes_through() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        call_confined(interrupted, signal.SIGINT)
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, SystemExit, KeyboardInterrupt, GeneratorExit, MemoryError])
+def test_exception_of_called_code_is_dropped(handled, kind: type[BaseException]) -> None:
+    handled(by_function)
+
+    def fail() -> None:
+        raise kind
+
+    call_confined(fail)
+
+
+def test_exception_in_another_thread_is_ours(handled) -> None:
+    handled(by_function)
+    found: list[bool] = []
+
+    def run() -> None:
+        try:
+            by_function(0, None)
+        except Alarm as error:
+            found.append(raised_by_signal_handler(error))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert found == [False]
+
+
+def test_counted_error_lets_the_programs_exception_through(handled) -> None:
+    handled(by_function)
+    errors = ErrorCounter()
+
+    def ours() -> None:
+        try:
+            interrupted()
+        except Alarm as error:
+            errors.note("step", error, "nothing")
+
+    with pytest.raises(Alarm):
+        ours()
+    assert errors.counts == {}
+
+
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
+def test_log_handler_that_exits_does_not_end_the_program(kind: type[BaseException]) -> None:
+    class Exits(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            raise kind
+
+    logger, handler = logging.getLogger("gpufrag"), Exits()
+    logger.addHandler(handler)
+    try:
+        ErrorCounter().note("step", RuntimeError("ours"), "nothing")
+    finally:
+        logger.removeHandler(handler)
+
+
+def test_error_without_traceback_is_ours() -> None:
+    let_through(RuntimeError())
+    let_through(KeyboardInterrupt())
