@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpufrag.model.leaks import FEWEST, MOST, Growth, Point, Series, _is_new
+from gpufrag.model.leaks import FEWEST, MOST, Growth, Point, Series, _is_new, _rank_below
 
 MB = 1_000_000
 GB = 1_000 * MB
@@ -261,6 +261,22 @@ def test_reset_step_counter_starts_a_new_series() -> None:
     for step in [*range(50), *range(10)]:
         series.add(Point(step, MB * step, step))
     assert not series.decided
+    for step in [*range(50), 49]:
+        series.add(Point(step, MB * step, step))
+    assert (series.decided, series.end) == (False, 49)
+
+
+def test_height_of_the_last_group_counts_as_held() -> None:
+    earlier = [Point(step, 9 * GB if step >= 196 else 0, 0) for step in range(200)]
+    window = [Point(step, 2 * MB * step, step) for step in range(300, 360)]
+    assert not _is_new(window, earlier)
+    assert _is_new(window, earlier[:199])
+
+
+def test_interval_has_sens_rank() -> None:
+    """Kendall's statistic of 12 points has the standard deviation 14.6."""
+    assert _rank_below(12, 66) == 14
+    assert _rank_below(4, 6) == 0
 
 
 def points(amounts: Iterable[int]) -> Series:

@@ -137,6 +137,25 @@ def test_neighbours_many_times_the_request_come_before_fragmentation() -> None:
     assert (guessed.cause, "may hold 38.0 GiB" in guessed.next_step) == (Cause.FRAGMENTATION, True)
 
 
+def test_shares_of_the_device_have_exact_bounds() -> None:
+    crowded = replace(
+        HALF, requested=20 * MIB, driver_free=35 * GIB, free_cached=4 * GIB, reserved=40 * GIB, active=36 * GIB
+    )
+    crowded = replace(crowded, driver_free=0, largest_free_block=MIB)
+    assert judge(replace(crowded, others=4 * GIB)).cause is Cause.FRAGMENTATION
+    assert judge(replace(crowded, others=4 * GIB + 1)).cause is Cause.NEIGHBOURS
+    assert "nearly full" not in " ".join(judge(replace(crowded, others=0)).evidence)
+    assert "nearly full" in " ".join(judge(replace(crowded, others=0, free_cached=4 * GIB - 1)).evidence)
+    unlimited = Facts(32 * MIB, driver_free=4 * GIB, size=80 * GIB, reserved=2 * GIB, allocated=2 * GIB)
+    assert "a limit may have refused it" in judge(unlimited).evidence[0]
+    assert "a limit" not in judge(replace(unlimited, driver_free=4 * GIB - 1)).evidence[0]
+
+
+def test_impossible_request_lacks_nothing() -> None:
+    assert judge(Facts(1 << 60)).missing == ()
+    assert judge(Facts(1 << 50)).missing == ()
+
+
 def test_refused_free_memory_without_known_limit_is_unknown() -> None:
     found = judge(Facts(GIB, driver_free=30 * GIB, size=80 * GIB, reserved=10 * GIB, allocated=10 * GIB))
     assert found.cause is Cause.UNKNOWN

@@ -6,7 +6,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from ..errors import Unavailable, UsageError, one_line
@@ -20,6 +20,7 @@ from ..wire.folder import FileName, ReportName, to_read
 from ..wire.oom_report import OomReport
 from .arguments import folder_name
 
+Act = Callable[[argparse.Namespace], None]
 MOST = 1000
 """Reports that are read, the newest."""
 WHY = {
@@ -35,29 +36,24 @@ WHY = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
 
-    def action(name: str, run: object, text: str, example: str, json_help: str) -> argparse.ArgumentParser:
-        child = actions.add_parser(name, help=text, description=text, epilog=f"example: {example}")
-        child.add_argument("--json", action="store_true", help=f"print JSON ({json_help}; sizes in bytes)")
-        child.set_defaults(act=run)
+    def action(
+        name: str, act: Callable[[argparse.Namespace], None], text: str, example: str
+    ) -> argparse.ArgumentParser:
+        child = actions.add_parser(name, help=text, description=text, epilog=f"example: gpufrag oom {example}")
+        child.set_defaults(act=act)
         return child
 
-    listing = action(
-        "list", _list, "list the errors that agents reported, newest first", "gpufrag oom list --json", "one list"
-    )
-    showing = action("show", _show, "show one report", "gpufrag oom show 4711-1", "the whole report")
-    explain = action(
-        "explain",
-        _explain,
-        "find out-of-memory errors in a log (torch, TensorFlow, JAX) and name their cause",
-        "gpufrag oom explain job.log",
-        "a list with one object per error",
-    )
+    listing = action("list", _list, "list the errors that agents reported, newest first", "list --json")
+    showing = action("show", _show, "show one report", "show 4711-1")
+    explain = action("explain", _explain, "find out-of-memory errors in a log and name their cause", "explain job.log")
     showing.add_argument("id", metavar="ID", help="id from `gpufrag oom list`, or the name of the report's file")
+    explain.add_argument("file", metavar="FILE", help="a job's log, compressed or not; - for standard input")
     for child in (listing, showing):
         child.add_argument(
             "--folder", metavar="DIR", type=argument(folder_name), help="the agents' folder (default: $GPUFRAG_DIR)"
         )
-    explain.add_argument("file", metavar="FILE", help="a job's log, compressed or not; - for standard input")
+    for child in (listing, showing, explain):
+        child.add_argument("--json", action="store_true", help="print JSON (sizes in bytes, null if unknown)")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -6,11 +6,13 @@ compressed file at most MOST_RATIO times its own size, and its data takes at mos
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
 import zlib
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
 from reprlib import repr as shown
@@ -96,9 +98,22 @@ def load(source: str | Path, *, stdin: BufferedReader | None = None, max_bytes: 
     if max_bytes is None:
         max_bytes = parse_bytes(os.environ.get("GPUFRAG_MAX_SNAPSHOT") or str(MAX_BYTES))
     try:
-        return _decode(_bytes_of(source, name, stdin, max_bytes), name)
+        with without_gc():
+            return _decode(_bytes_of(source, name, stdin, max_bytes), name)
     except MemoryError:
         raise Unavailable(f"{name}: not enough memory; read it on a larger machine") from None
+
+
+@contextmanager
+def without_gc() -> Iterator[None]:
+    """Pause the cyclic garbage collector: millions of new dicts would start it again and again."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _bytes_of(source: str | Path, name: str, stdin: BufferedReader | None, max_bytes: int) -> bytes:

@@ -7,7 +7,7 @@ freed was there before, one that is allocated was not; the same with segments an
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -55,6 +55,25 @@ def rewind(events: Sequence[Event], end: Heap) -> Beginning:
     live = blocks.live()
     segments = tuple(_fill(segment, _within(live, segment), end.settings) for segment in ranges.segments())
     return Beginning(tuple(_allocations(segments)), Heap(segments, end.settings), pooled)
+
+
+def heaps_at(events: Sequence[Event], end: Heap, moments: Iterable[int]) -> dict[int, Heap]:
+    """Return the one-device heap after the first n events, for each n of `moments`, in one pass backwards.
+
+    Blocks that wait for a stream count as allocated. Raises BadInput as `rewind` does.
+    """
+    wanted = set(moments)
+    device = end.devices[0] if end.devices else 0
+    blocks, ranges = _Blocks(end), _Ranges(end)
+    heaps: dict[int, Heap] = {}
+    for index in range(len(events), min(wanted, default=0) - 1, -1):
+        if index < len(events) and (event := events[index]).address is not None:
+            (ranges if event.action in GROWS or event.action in SHRINKS else blocks).undo(index, event)
+        if index in wanted:
+            live = blocks.live()
+            segments = (_fill(segment, _within(live, segment), end.settings) for segment in ranges.segments())
+            heaps[index] = Heap(tuple(segment._replace(device=device) for segment in segments), end.settings)
+    return heaps
 
 
 def _allocations(segments: Sequence[Segment]) -> Iterator[Event]:

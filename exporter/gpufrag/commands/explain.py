@@ -1,0 +1,111 @@
+"""`gpufrag explain`: what pins the memory of a saved snapshot, and what to change."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ..errors import BadInput
+from ..units import argument, parse_memory, whole
+from .arguments import refuse_more_free_than_there_is
+
+if TYPE_CHECKING:
+    from ..reports.explain import Explained
+
+CANDIDATES = ("expandable_segments:True", "max_split_size_mb:128", "roundup_power2_divisions:4")
+MOST_EVENTS = 200_000
+"""Events of a trace up to which settings are replayed."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", metavar="FILE", help="a snapshot, with or without history, or an OOM report")
+    add_device_arguments(parser)
+    parser.add_argument("--no-whatif", action="store_true", help="do not replay the trace under other settings")
+
+
+def add_device_arguments(parser: argparse.ArgumentParser) -> None:
+    size = argument(parse_memory)
+    parser.add_argument("--driver-free", metavar="SIZE", type=size, help="the device's free memory at the snapshot")
+    parser.add_argument("--driver-size", metavar="SIZE", type=size, help="the device's memory (both: mem_get_info)")
+    parser.add_argument("--limit", metavar="SIZE", type=size, help="the process's limit (default: the device's size)")
+    parser.add_argument("--device", metavar="D", type=argument(whole(0)), help="only this device")
+    parser.add_argument("--json", action="store_true", help="print JSON (sizes in bytes, null if unknown)")
+
+
+def run(options: argparse.Namespace) -> int:
+    from ..reports import explain as report
+    from ..reports import terminal
+    from ..snapshot_file import load, name_of
+
+    name, raw = name_of(options.file), load(options.file)
+    if isinstance(raw, Mapping) and {"schema", "identity", "cause"} <= raw.keys():
+        return _explain_oom(raw, options)
+    explained = [_with_settings(each, options) for each in profiles(raw, name, options)]
+    if options.json:
+        print(json.dumps({"file": name, "devices": [report.as_record(each) for each in explained]}, indent=2))
+    else:
+        bold = terminal.bold(sys.stdout)
+        print("\n\n".join(report.as_text(each, name, bold) for each in explained))
+    return 0
+
+
+def profiles(raw: Any, name: str, options: argparse.Namespace) -> list[Explained]:
+    """Profile each device of a snapshot. Raises BadInput, UsageError."""
+    from ..reports import explain as report
+    from ..snapshot_file.profile import read_profiles
+    from ..snapshot_file.reading import without_gc
+
+    refuse_more_free_than_there_is(options.driver_free, options.driver_size)
+    given = {"free": options.driver_free, "size": options.driver_size, "limit": options.limit}
+    known = {key: value for key, value in given.items() if value is not None}
+    try:
+        with without_gc():
+            found = read_profiles(raw, known, options.device)
+    except BadInput as error:
+        raise BadInput(f"{name}: {error}") from None
+    return [report.Explained(*each) for each in found]
+
+
+def _explain_oom(raw: Mapping[str, Any], options: argparse.Namespace) -> int:
+    from ..reports import oom, terminal
+    from ..wire.oom_report import decode
+
+    report = decode(json.dumps(raw).encode())
+    if options.json:
+        print(json.dumps(oom.whole_record(report), indent=2))
+    else:
+        bold = terminal.bold(sys.stdout)
+        print(bold(f"act: {report.next_step}") + "\n\n" + oom.as_text(report, bold))
+    return 0
+
+
+def _with_settings(explained: Explained, options: argparse.Namespace) -> Explained:
+    """Replay the trace under other settings, unless it is too long."""
+    from ..model.settings import parse_conf
+    from ..model.trace.whatif import play, read_run
+    from ..reports.explain import Tried
+    from ..reports.terminal import Progress
+
+    events, end = explained.events, explained.end
+    if options.no_whatif or not events or len(events) > MOST_EVENTS:
+        return explained
+    driver = explained.profile.driver
+    try:
+        replayed = read_run(events, end, driver, driver.limit)
+    except BadInput:  # a trace with gaps can be profiled, but not replayed
+        return explained
+    tried = []
+    with Progress(sys.stderr) as progress:
+        progress.start("recorded setting")
+        before = play(replayed, end.settings, driver.limit, progress.show, packed=True)
+        for conf in CANDIDATES:
+            settings = parse_conf(conf)
+            if settings == end.settings:
+                continue
+            progress.start(conf)
+            after = play(replayed, settings, driver.limit, progress.show, packed=True)
+            tried.append(Tried(conf, before.peak_reserved - after.peak_reserved, before.failed, after.failed))
+    return explained._replace(tried=tried)

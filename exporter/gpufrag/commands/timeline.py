@@ -1,0 +1,33 @@
+"""`gpufrag timeline`: memory over a recorded trace, and what was live at the worst moment."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+from ..errors import BadInput
+from .explain import add_device_arguments, profiles
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", metavar="FILE", help="a snapshot with history; - for standard input")
+    add_device_arguments(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    from ..reports import explain as report
+    from ..reports import terminal
+    from ..snapshot_file import load, name_of
+    from ..snapshot_file.recording import HOW
+
+    name = name_of(options.file)
+    found = [each.profile for each in profiles(load(options.file), name, options) if each.profile.events]
+    if not found:
+        raise BadInput(f"{name}: has no history; {HOW}")
+    if options.json:
+        print(json.dumps({"file": name, "devices": list(map(report.timeline_record, found))}, indent=2))
+    else:
+        bold = terminal.bold(sys.stdout)
+        print("\n\n".join(report.timeline_text(profile, name, bold) for profile in found))
+    return 0

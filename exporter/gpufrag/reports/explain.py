@@ -1,0 +1,275 @@
+"""`gpufrag explain`, `timeline` and `diff` as text and JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from ..model.call_sites import Stack
+from ..model.culprits import Culprit, culprits
+from ..model.diagnosis import Finding, assess_profile, findings, where
+from ..model.fragmentation import Fragmentation
+from ..model.heap import INACTIVE, Heap
+from ..model.trace.events import Event
+from ..model.trace.profile import Moment, Profile
+from ..units import format_bytes, format_duration
+from .terminal import Emphasis
+
+SHOWN = 5
+"""Culprits, call sites and pieces of advice in the text; JSON has all."""
+UNKNOWN = "–"
+
+
+class Tried(NamedTuple):
+    """A setting under which the trace was replayed."""
+
+    conf: str
+    saves: int
+    """Bytes of peak reserved memory, against the recorded setting."""
+    failed_before: int
+    failed: int
+    """Requests that fail under it."""
+
+
+class Explained(NamedTuple):
+    profile: Profile
+    events: Sequence[Event]
+    end: Heap
+    tried: Sequence[Tried] = ()
+
+
+@dataclass(frozen=True)
+class Advice:
+    change: str
+    gain: int | None
+    """Bytes, measured with the model; None if not measured."""
+    what: str
+    """What the gain is."""
+
+
+def advice(explained: Explained, found: Sequence[Culprit], rules: Sequence[Finding]) -> list[Advice]:
+    """Return settings, code changes and findings, largest measured gain first."""
+    result = []
+    for tried in explained.tried:
+        if tried.failed <= tried.failed_before and tried.saves > 0:
+            what = "lower peak reserved"
+            if tried.failed < tried.failed_before:
+                what += f", {tried.failed_before - tried.failed} fewer failed requests"
+            result.append(Advice(f"set {tried.conf}", tried.saves, what))
+    for culprit in found:
+        gain = culprit.unpinned if culprit.allocatable is None else culprit.allocatable
+        if gain and culprit.stack:
+            what = "reclaimable" if culprit.allocatable is None else "larger possible request"
+            change = f"allocate the blocks of {where(culprit.stack)} before large ones, or copy them out and free them"
+            result.append(Advice(change, gain, what))
+    result += [Advice(rule.change, rule.gain, "less in use" if rule.gain else "not measured") for rule in rules]
+    unique = {each.change: each for each in sorted(result, key=lambda each: each.gain or 0)}
+    return sorted(unique.values(), key=lambda each: -(each.gain or 0))
+
+
+def as_record(explained: Explained) -> dict[str, Any]:
+    profile = explained.profile
+    assessment, found, rules = assess_profile(profile), _culprits(profile), findings(profile)
+    return {
+        "device": profile.device,
+        "verdict": assessment.health.value,
+        "reason": assessment.reason,
+        "events": profile.events,
+        "peak_reserved": profile.peak_reserved,
+        "peak_active": profile.peak.active,
+        "peak_fragmentation": profile.peak_fragmentation if profile.events else None,
+        "worst": moment_record(profile.worst),
+        "culprits": [
+            {
+                "stack": list(culprit.stack),
+                "blocks": culprit.blocks,
+                "bytes": culprit.size,
+                "pinned_bytes": culprit.pins,
+                "unpinned_bytes": culprit.unpinned,
+                "allocatable_bytes": culprit.allocatable,
+            }
+            for culprit in found
+        ],
+        "findings": [rule._asdict() for rule in rules],
+        "settings": [tried._asdict() for tried in explained.tried],
+        "advice": [vars(each) for each in advice(explained, found, rules)],
+    }
+
+
+def _culprits(profile: Profile) -> list[Culprit]:
+    return culprits(profile.heap, profile.driver, profile.sites)
+
+
+def as_text(explained: Explained, name: str, bold: Emphasis = str) -> str:
+    """Return the verdict first, then culprits, findings and advice."""
+    profile = explained.profile
+    assessment, found, rules = assess_profile(profile), _culprits(profile), findings(profile)
+    at = f" at the worst moment (after {profile.worst.events:,} of {profile.events:,} events)" if profile.events else ""
+    stranded = profile.worst.found.stranded
+    lines = [
+        bold(f"device {profile.device} of {name}"),
+        bold(f"{assessment.health.value}: {assessment.reason}"),
+        f"pinned between live blocks: {format_bytes(stranded)} of {format_bytes(profile.worst.reserved)} reserved{at}",
+    ]
+    if found and stranded:
+        lines += ["", bold("culprits: live blocks that pin free memory")]
+        for culprit in found[:SHOWN]:
+            lines += _culprit_lines(culprit)
+        if len(found) > SHOWN:
+            rest = sum(culprit.pins for culprit in found[SHOWN:])
+            lines.append(f"  {len(found) - SHOWN} more call sites pin {format_bytes(rest)}")
+        if not any(culprit.stack for culprit in found):
+            lines.append("  stacks: none recorded; call torch.cuda.memory._record_memory_history() at the start")
+    lines += ["", bold("findings" if rules else "No findings.")]
+    for rule in rules:
+        lines += [f"  {rule.cause}", f"    evidence  {rule.evidence}", f"    change    {rule.change}"]
+    ranked = advice(explained, found, rules)
+    if ranked:
+        lines += ["", bold("advice, largest measured gain first")]
+        for number, each in enumerate(ranked[:SHOWN], 1):
+            gain = each.what if each.gain is None else f"{format_bytes(each.gain)} {each.what}"
+            lines.append(f"  {number}. {each.change} ({gain})")
+    return "\n".join(lines)
+
+
+def _culprit_lines(culprit: Culprit) -> Iterator[str]:
+    size, pins, verb = format_bytes(culprit.size), format_bytes(culprit.pins), "pins" if culprit.blocks == 1 else "pin"
+    yield f"  {where(culprit.stack)} keeps {_counted(culprit.blocks)} ({size}) that {verb} {pins}"
+    if culprit.allocatable is not None:
+        yield f"    elsewhere: the largest possible request grows by {format_bytes(culprit.allocatable)}"
+    elif culprit.unpinned is not None:
+        yield f"    elsewhere: {format_bytes(culprit.unpinned)} more can be returned to the driver"
+
+
+def _counted(blocks: int) -> str:
+    return f"{blocks:,} block{'' if blocks == 1 else 's'}"
+
+
+def moment_record(moment: Moment) -> dict[str, Any]:
+    found = moment.found
+    return {
+        "events": moment.events,
+        "seconds": moment.time,
+        "active": moment.active,
+        "reserved": moment.reserved,
+        "stranded": found.stranded,
+        "largest_allocatable": found.largest_allocatable,
+        "fragmentation_ratio": found.ratio,
+        "margin": moment.room,
+    }
+
+
+def timeline_record(profile: Profile) -> dict[str, Any]:
+    return {
+        "device": profile.device,
+        "moments": [moment_record(moment) for moment in profile.moments],
+        "worst": moment_record(profile.worst),
+        "live_at_worst": [
+            {"stack": list(stack), "blocks": blocks, "bytes": size} for stack, blocks, size in live_sites(profile)
+        ],
+    }
+
+
+def timeline_text(profile: Profile, name: str, bold: Emphasis = str) -> str:
+    """Return a row per moment, the worst one marked, and what was live then."""
+    head = f"{'events':>12}{'time':>12}{'active':>12}{'reserved':>12}{'stranded':>12}{'ratio':>8}{'margin':>12}"
+    lines = [bold(f"device {profile.device} of {name}"), bold(head)]
+    for moment in profile.moments:
+        ratio = UNKNOWN if moment.found.ratio is None else f"{moment.found.ratio:.2f}"
+        room = UNKNOWN if moment.room is None else format_bytes(moment.room)
+        time = UNKNOWN if moment.time is None else format_duration(moment.time)
+        sizes = "".join(f"{format_bytes(s):>12}" for s in (moment.active, moment.reserved, moment.found.stranded))
+        mark = "  worst" if moment is profile.worst else ""
+        lines.append(f"{moment.events:>12,}{time:>12}{sizes}{ratio:>8}{room:>12}{mark}")
+    lines += ["", bold("live at the worst moment")]
+    for stack, blocks, size in live_sites(profile)[:SHOWN]:
+        lines.append(f"  {format_bytes(size):>10} in {_counted(blocks)}: {where(stack)}")
+    return "\n".join(lines)
+
+
+def live_sites(profile: Profile) -> list[tuple[Stack, int, int]]:
+    """Return call site, blocks and bytes of what is live at the worst moment, largest first."""
+    held = _held(profile.heap, profile.sites)
+    return sorted(((stack, *figures) for stack, figures in held.items()), key=lambda row: (-row[2], row[0]))
+
+
+def _held(heap: Heap, sites: Mapping[int, Stack]) -> dict[Stack, tuple[int, int]]:
+    held: dict[Stack, tuple[int, int]] = {}
+    for segment in heap.segments:
+        for block in segment.blocks():
+            if block.state is not INACTIVE:
+                stack = sites.get(block.address, ())
+                blocks, size = held.get(stack, (0, 0))
+                held[stack] = blocks + 1, size + block.size
+    return held
+
+
+class Side(NamedTuple):
+    """One device of one of two snapshots."""
+
+    heap: Heap
+    sites: Mapping[int, Stack]
+    found: Fragmentation
+
+
+COMPARED = ("reserved", "active", "free_cached", "stranded", "reclaimable", "largest_free_block", "captive")
+LEAST_GAP = 1 << 20
+"""Free blocks below this size are not compared."""
+
+
+def diff_record(before: Side, after: Side) -> dict[str, Any]:
+    """Compare one device of two snapshots: quantities, call sites, gaps, and suspected leaks."""
+    old, new = _held(before.heap, before.sites), _held(after.heap, after.sites)
+    changes: list[dict[str, Any]] = []
+    for stack in {*old, *new}:
+        (blocks, size), (then_blocks, then_size) = new.get(stack, (0, 0)), old.get(stack, (0, 0))
+        if (blocks, size) != (then_blocks, then_size):
+            changes.append({"stack": list(stack), "blocks": blocks - then_blocks, "bytes": size - then_size})
+    changes.sort(key=lambda change: (-abs(change["bytes"]), change["stack"]))
+    gaps, earlier = _gaps(after.heap), _gaps(before.heap)
+    return {
+        "device": after.found.device,
+        "quantities": {
+            name: {"before": getattr(before.found, name), "after": getattr(after.found, name)} for name in COMPARED
+        },
+        "call_sites": changes,
+        "leak_suspects": [
+            change for change in changes if change["bytes"] > 0 and change["blocks"] > 0 and change["stack"]
+        ],
+        "gaps_appeared": [{"address": at, "bytes": size} for at, size in sorted(gaps - earlier)],
+        "gaps_closed": [{"address": at, "bytes": size} for at, size in sorted(earlier - gaps)],
+    }
+
+
+def _gaps(heap: Heap) -> set[tuple[int, int]]:
+    """Return address and size of the free blocks of at least LEAST_GAP between others in their segment."""
+    return {
+        (block.address, block.size)
+        for segment in heap.segments
+        if len(segment.sizes) > 1
+        for block in segment.blocks()
+        if block.state is INACTIVE and block.size >= LEAST_GAP
+    }
+
+
+def diff_text(record: dict[str, Any], names: tuple[str, str], bold: Emphasis = str) -> str:
+    lines = [bold(f"device {record['device']}: {names[0]} -> {names[1]}"), ""]
+    for name, figures in record["quantities"].items():
+        change = figures["after"] - figures["before"]
+        row = f"  {name:<20}{format_bytes(figures['before']):>12}{format_bytes(figures['after']):>12}"
+        lines.append(row + (f"{'+' * (change > 0) + format_bytes(change):>12}" if change else ""))
+    for title, key in (
+        ("changes by call site", "call_sites"),
+        ("leak suspects", "leak_suspects"),
+    ):
+        lines += ["", bold(title if record[key] else f"No {title}.")]
+        for change in record[key][: 2 * SHOWN]:
+            sign = "+" if change["bytes"] > 0 else ""
+            size = f"{sign}{format_bytes(change['bytes'])}"
+            blocks = f"{change['blocks']:+,} block{'' if abs(change['blocks']) == 1 else 's'}"
+            lines.append(f"  {size:>12} in {blocks}: {where(tuple(change['stack']))}")
+    for title, key in (("appeared", "gaps_appeared"), ("closed", "gaps_closed")):
+        total = sum(gap["bytes"] for gap in record[key])
+        lines.append(f"gaps {title}: {len(record[key]):,} ({format_bytes(total)}, each at least 1 MiB)")
+    return "\n".join(lines)

@@ -1,0 +1,60 @@
+"""The profile of each device of a saved snapshot: over its trace if it has one, else of its heap."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from ..errors import BadInput, UsageError
+from ..model.allocatable import limited
+from ..model.heap import Heap
+from ..model.trace.events import Event, parse_rows, parse_trace
+from ..model.trace.profile import Profile, profile_heap, profile_trace, sites_of_blocks
+from .reading import read_raw
+
+
+class DeviceProfile(NamedTuple):
+    profile: Profile
+    events: Sequence[Event]
+    """Of its trace; empty if there is none."""
+    end: Heap
+
+
+def read_profiles(raw: Any, driver: Mapping[str, int], device: int | None = None) -> list[DeviceProfile]:
+    """Profile every device of what `load` returned, or one.
+
+    driver: free, size and limit in bytes, as far as given; they replace those of the file. Raises BadInput, and
+    UsageError for a missing device.
+    """
+    saved = read_raw(raw)
+    segments = raw["segments"] if isinstance(raw, Mapping) else raw
+    traces = _traces(raw)
+    devices = sorted({*saved.heap.devices, *traces})
+    if device is not None and device not in devices:
+        raise UsageError(f"--device {device}: the file has device {', '.join(map(str, devices)) or '(none)'}")
+    if driver and len(devices) > 1 and device is None:
+        raise UsageError(f"the file has devices {', '.join(map(str, devices))}; choose one with --device")
+    result = []
+    for index in devices if device is None else [device]:
+        heap = saved.heap.on_device(index)
+        own = limited(replace(saved.driver, **driver), heap.settings)
+        entries, events = traces.get(index, (None, ()))
+        blocks = sites_of_blocks(segments, index)
+        profile = profile_trace(entries, events, heap, own, blocks) if events else profile_heap(heap, own, blocks)
+        result.append(DeviceProfile(profile, events, heap))
+    return result
+
+
+def _traces(raw: Any) -> dict[int, tuple[Sequence[Mapping[str, Any]] | None, Sequence[Event]]]:
+    if not isinstance(raw, Mapping):
+        return {}
+    if isinstance(raw.get("events"), list):
+        columns = raw.get("events_columns")
+        if not isinstance(columns, list):
+            raise BadInput("its events have no events_columns")
+        return {0: (None, parse_rows(raw["events"], columns))}
+    traces = raw.get("device_traces")
+    if not isinstance(traces, list):
+        return {}
+    return {index: (trace, parse_trace(trace)) for index, trace in enumerate(traces) if trace}
