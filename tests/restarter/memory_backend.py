@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gpufrag.restarter import reasons
 from gpufrag.restarter.alerts import Alert
-from gpufrag.restarter.backend import BackendError, Changes, Conflict, Job, NotFound, Stage, State
+from gpufrag.restarter.backend import BackendError, Changes, Conflict, Job, NotFound, Search, Stage, State
 from gpufrag.restarter.decisions import Decision
 from gpufrag.restarter.reasons import Refused
 from gpufrag.restarter.record import PHASE, SUSPENDED, WAITING, RestartRecord
@@ -135,14 +135,14 @@ class MemoryBackend:
         found: State = self._call("state", state)
         return found
 
-    def unfinished(self) -> tuple[list[Job], BackendError | None]:
+    def unfinished(self, also_in: Collection[str] = ()) -> Search:
         def search() -> list[Job]:
             return [_seen(job) for job in self.jobs.values() if PHASE in job.annotations]
 
         try:
-            return self._call("unfinished", search), None
+            return Search(self._call("unfinished", search))
         except BackendError as error:
-            return [], error
+            return Search(error=error)
 
     def notify(self, job: Job, decision: Decision) -> None:
         self._call("notify", lambda: self.events.append(decision))

@@ -9,7 +9,7 @@ import contextlib
 import io
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -18,6 +18,8 @@ from gpufrag.restarter import server
 from gpufrag.restarter.backend import Stage
 from gpufrag.restarter.clock import Clock
 from gpufrag.restarter.kubernetes import backend
+from gpufrag.restarter.kubernetes.objects import JOB
+from gpufrag.restarter.kubernetes.permissions import role_rules
 from gpufrag.restarter.metrics import IN_PROGRESS, QUEUE
 from gpufrag.restarter.record import PHASE
 from gpufrag.restarter.settings import PolicySettings, RestarterConfig
@@ -32,6 +34,10 @@ from restarter.scene import Scene, pod_alert, scene
 START_S = 1_800_000_000.0
 CONFIG = RestarterConfig(policy=PolicySettings(dry_run=False, namespaces=("ml",)))
 MAX_TURNS = 500
+ROLE_AND_CIRCUIT = [
+    *role_rules([JOB]),
+    {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["get", "patch"]},
+]
 Make = Callable[..., dict[str, Any]]
 
 
@@ -63,11 +69,11 @@ class KilledAfter:
 class Process:
     """One restarter, with a clock that moves as far as it asks for."""
 
-    def __init__(self, it: Scene, client: Any = None, since_s: float = 0.0) -> None:
+    def __init__(self, it: Scene, client: Any = None, since_s: float = 0.0, config: RestarterConfig = CONFIG) -> None:
         self.wall_s, self.stream, self._scene = START_S + since_s, io.StringIO(), it
         clock = Clock(lambda: self.wall_s, lambda: self.wall_s - START_S + 100)
-        platform = server.kubernetes_platform(CONFIG, client or it.client, "ml", clock)
-        self.parts = server.assemble(CONFIG, platform, clock, self.stream)
+        platform = server.kubernetes_platform(config, client or it.client, "ml", clock)
+        self.parts = server.assemble(config, platform, clock, self.stream)
 
     def send(self) -> None:
         assert self.parts.worker.offer([pod_alert(self._scene.pod.name)])
@@ -247,7 +253,7 @@ def test_forbidden_lists_are_not_requested_by_every_search() -> None:
         for seconds in (0.0, 300.0, 300.0, 3600.0):
             now[0] += seconds
             before = lists(it)
-            assert it.backend.unfinished()[1] is None
+            assert it.backend.unfinished().error is None
             counts.append(lists(it) - before)
         assert counts == [10, 1, 1, 10]
 
@@ -255,6 +261,24 @@ def test_forbidden_lists_are_not_requested_by_every_search() -> None:
 def test_search_without_any_permission_is_an_error() -> None:
     with scene(manifests.job()) as it:
         it.api.users[TOKEN] = User("restarter", (), "ml")
-        assert [type(it.backend.unfinished()[1]).__name__ for _ in range(3)] == ["Denied"] * 3
+        assert [type(it.backend.unfinished().error).__name__ for _ in range(3)] == ["Denied"] * 3
         it.api.users[TOKEN] = User("restarter")
-        assert it.backend.unfinished()[1] is None
+        assert it.backend.unfinished().error is None
+
+
+def test_job_in_a_namespace_no_longer_configured_is_resumed(monkeypatch: pytest.MonkeyPatch) -> None:
+    with only(manifests.job, monkeypatch) as it:
+        made, _ = suspended(it)
+        other = replace(CONFIG, policy=replace(CONFIG.policy, namespaces=("other",)))
+        it.api.users[TOKEN] = User("restarter", tuple(ROLE_AND_CIRCUIT), "ml")
+        process = Process(it, config=other)
+        process.go()
+        assert_whole(it, made, 2)
+        assert process.outcomes == ["taken-over", "restarted"]
+
+
+def test_inaccessible_namespace_of_earlier_restarts_is_reported() -> None:
+    with scene(manifests.job()) as it:
+        it.api.users[TOKEN] = User("restarter", namespace="ml")
+        search = it.backend.unfinished(["gone"])
+        assert (search.error, search.unsearched) == (None, frozenset({"gone"}))

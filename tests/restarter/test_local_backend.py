@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from gpufrag.checkpoint.protocol import RankCommand
-from gpufrag.restarter.backend import Away, Conflict, NotFound
+from gpufrag.restarter.backend import Away, Conflict, NotFound, Search
 from gpufrag.restarter.local import backend as local
 from gpufrag.restarter.local.backend import LocalBackend, descendants
 from gpufrag.restarter.record import BY, ORDER, PHASE, WAITING
@@ -111,7 +111,7 @@ def quick(job: Supervised) -> LocalBackend:
 def test_stopped_supervisor_delays_no_other_job(job: Supervised, stopped: Supervised) -> None:
     backend = quick(job)
     assert backend.find(alert("train")).name == "job train"
-    assert backend.unfinished() == ([], None)
+    assert backend.unfinished() == Search([])
     with pytest.raises(Away, match="no usable answer"):
         backend.find(alert("stopped"))
 
@@ -123,9 +123,9 @@ def test_stopped_supervisor_in_a_restart_makes_the_search_incomplete(
     (record,) = record_of(stopped)
     marked = {**json.loads(record.read_text()), "annotations": {PHASE: WAITING}}
     record.write_text("{" if torn else json.dumps(marked))
-    found, error = quick(job).unfinished()
-    assert (found, type(error)) == ([], Away)
-    assert f"-{stopped.process.pid}-" in str(error)
+    search = quick(job).unfinished()
+    assert (search.jobs, type(search.error)) == ([], Away)
+    assert f"-{stopped.process.pid}-" in str(search.error)
 
 
 def test_silent_sockets_cost_one_timeout_together(job: Supervised) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpufrag.checkpoint.protocol import CheckpointFailed
-from gpufrag.restarter.backend import Conflict, Job, NotFound, Stage, State
+from gpufrag.restarter.backend import Conflict, Job, NotFound, Search, Stage, State
 from gpufrag.restarter.checkpoint import Checkpoint
 from gpufrag.restarter.reasons import Refused
 from gpufrag.restarter.record import CLAIMED, ORDER, PHASE, SUSPENDED, WAITING
@@ -134,10 +134,10 @@ def test_record_is_compared_and_found_again(backend: SlurmBackend, fake: FakeSlu
     backend.remember(job, {PHASE: WAITING})
     with pytest.raises(Conflict):
         backend.remember(job, {PHASE: WAITING})
-    ((marked,), error) = backend.unfinished()
-    assert (marked.annotations, error) == ({"gpufrag.dev/restart": "true", PHASE: WAITING}, None)
+    (marked,) = backend.unfinished().jobs
+    assert marked.annotations == {"gpufrag.dev/restart": "true", PHASE: WAITING}
     fake.errors["squeue --noheader"] = "slurm_load_jobs error: Invalid job id specified"
-    assert backend.unfinished() == ([], None)
+    assert backend.unfinished() == Search([])
     with pytest.raises(NotFound):
         backend.read(job)
 

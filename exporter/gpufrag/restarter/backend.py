@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol
@@ -78,6 +78,7 @@ class Job:
     """What a restart costs in addition to the work since the last checkpoint."""
     finished: bool = False
     deleting: bool = False
+    namespace: str = ""
     handle: Any = field(default=None, compare=False, repr=False)
     """For the backend that made it."""
 
@@ -114,6 +115,16 @@ class State:
     """STOPPED: the job's controller reports it too. ORDERED: the order surely had no effect."""
 
 
+@dataclass(frozen=True)
+class Search:
+    """Jobs whose restart is not complete, and why some may be missing."""
+
+    jobs: Sequence[Job] = ()
+    error: BackendError | None = None
+    unsearched: frozenset[str] = frozenset()
+    """Namespaces of earlier restarts that are neither configured nor accessible."""
+
+
 class JobBackend(Protocol):
     """A system that runs jobs. Each call is bounded in time and raises BackendError; none retries."""
 
@@ -143,5 +154,5 @@ class JobBackend(Protocol):
 
     def state(self, job: Job) -> State: ...
 
-    def unfinished(self) -> tuple[list[Job], BackendError | None]:
-        """Return the jobs whose restart is not complete, and why the list may lack some."""
+    def unfinished(self, also_in: Collection[str] = ()) -> Search:
+        """Return the jobs whose restart is not complete. `also_in`: namespaces of earlier restarts."""

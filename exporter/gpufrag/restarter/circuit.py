@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -23,6 +23,7 @@ from .settings import PolicySettings
 OPEN = f"{ANNOTATIONS}/circuit-open"
 FAILURES = f"{ANNOTATIONS}/circuit-failures"
 BEGUN = f"{ANNOTATIONS}/circuit-restarts"
+NAMESPACES = f"{ANNOTATIONS}/circuit-namespaces"
 MAX_CONFLICTS = 10
 STORE_ERRORS = (BackendError, Unavailable)
 log = logging.getLogger(__name__)
@@ -37,6 +38,8 @@ class Circuit:
     failures_s: tuple[float, ...] = ()
     begun_s: tuple[float, ...] = ()
     """When the restarts of the last hour began."""
+    namespaces: tuple[str, ...] = ()
+    """Where restarts began: searched for unfinished ones even if the config no longer lists them."""
 
     @classmethod
     def read(cls, annotations: Mapping[str, str]) -> Circuit:
@@ -45,16 +48,27 @@ class Circuit:
             annotations.get(OPEN) or None,
             read_times(annotations.get(FAILURES, "")),
             read_times(annotations.get(BEGUN, "")),
+            tuple(sorted({name for part in annotations.get(NAMESPACES, "").split(",") if (name := part.strip())})),
         )
 
     def annotations(self) -> dict[str, str | None]:
-        return {OPEN: self.opened, FAILURES: write_times(self.failures_s), BEGUN: write_times(self.begun_s)}
+        return {
+            OPEN: self.opened,
+            FAILURES: write_times(self.failures_s),
+            BEGUN: write_times(self.begun_s),
+            NAMESPACES: ",".join(self.namespaces) or None,
+        }
 
     def begun_in_hour(self, now_s: float) -> int:
         return sum(now_s - at < HOUR_S for at in self.begun_s)
 
-    def begun(self, now_s: float) -> Circuit:
-        return replace(self, begun_s=(*(at for at in self.begun_s if now_s - at < HOUR_S), now_s))
+    def begun(self, now_s: float, namespace: str = "") -> Circuit:
+        namespaces = tuple(sorted({*self.namespaces, *filter(None, [namespace])}))
+        begun_s = (*(at for at in self.begun_s if now_s - at < HOUR_S), now_s)
+        return replace(self, begun_s=begun_s, namespaces=namespaces)
+
+    def without(self, namespaces: Collection[str]) -> Circuit:
+        return replace(self, namespaces=tuple(name for name in self.namespaces if name not in namespaces))
 
     def failed(self, now_s: float, what: str, settings: PolicySettings) -> Circuit:
         """Return the state after one more restart that failed or did not help; too many open the circuit breaker."""
@@ -69,7 +83,7 @@ class Circuit:
         return replace(self, opened=self.opened or why[:500])
 
     def closed(self) -> Circuit:
-        return Circuit(begun_s=self.begun_s)
+        return Circuit(begun_s=self.begun_s, namespaces=self.namespaces)
 
 
 class CircuitStore(Protocol):
@@ -95,6 +109,8 @@ class CircuitBreaker:
     metrics: Metrics
     _unwritten: list[Change] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    namespaces: tuple[str, ...] = ()
+    """As last read."""
 
     def fleet(self, in_progress: int, history: LocalHistory) -> Fleet:
         """Raises STORE_ERRORS: then no restart may begin."""
@@ -102,10 +118,15 @@ class CircuitBreaker:
         here = history.within(HOUR_S, self.clock.steady())
         return Fleet(in_progress, max(circuit.begun_in_hour(self.clock.now()), here), circuit.opened)
 
-    def begun(self) -> None:
+    def begun(self, namespace: str = "") -> None:
         """Count a restart. Raises STORE_ERRORS."""
         now = self.clock.now()
-        self._update(lambda circuit: circuit.begun(now))
+        self._update(lambda circuit: circuit.begun(now, namespace))
+
+    def forget(self, namespaces: Collection[str]) -> None:
+        """Stop searching namespaces that have no unfinished restart."""
+        if namespaces:
+            self._update_later(lambda circuit: circuit.without(namespaces))
 
     def failed(self, what: str) -> None:
         """Count a restart that failed or did not help."""
@@ -136,6 +157,7 @@ class CircuitBreaker:
                 del self._unwritten[0]
         circuit = Circuit.read(self.store.load()[0])
         self.metrics.set(CIRCUIT_OPEN, circuit.opened is not None)
+        self.namespaces = circuit.namespaces
         return circuit
 
     def _update_later(self, change: Change) -> None:

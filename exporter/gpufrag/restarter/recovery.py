@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from ..logs import event
 from . import decisions
 from .backend import BackendError, Job
+from .circuit import CircuitBreaker
 from .decisions import DecisionLog
 from .record import CLAIMED
 from .restart import Restarter
@@ -27,6 +28,7 @@ class Recovery:
 
     restarter: Restarter
     decisions: DecisionLog
+    circuit: CircuitBreaker
     claim_lasts_s: float
     due_s: float
     complete: bool = False
@@ -37,8 +39,9 @@ class Recovery:
     def search(self, now_s: float, ours: frozenset[str], take_over: Callable[[Job], None]) -> bool:
         """Pass unfinished jobs whose uid is not in `ours` to `take_over`. Return whether the search was complete."""
         self.due_s = now_s + RETRY_SEARCH_S
-        found, error = self.restarter.backend.unfinished()
-        jobs = [job for job in found if job.uid not in ours]
+        self.circuit.refresh()
+        search = self.restarter.backend.unfinished(self.circuit.namespaces)
+        jobs = [job for job in search.jobs if job.uid not in ours]
         claims = {key: self._claims.get(key, now_s) for job in jobs if (key := _claim(job))}
         self._claims = claims
         for job in jobs:
@@ -49,9 +52,14 @@ class Recovery:
                 take_over(job)
             elif now_s - claims[key] >= self.claim_lasts_s:
                 self._remove(job)
-        if error is not None:
-            event(log, logging.WARNING, "cannot search for unfinished restarts", reason=error)
+        if search.error is not None:
+            event(log, logging.WARNING, "cannot search for unfinished restarts", reason=search.error)
             return False
+        if search.unsearched:
+            remedy = "restore the restarter's Role there, or resume its jobs manually"
+            names = ", ".join(sorted(search.unsearched))
+            event(log, logging.WARNING, "no access to a namespace of earlier restarts", namespaces=names, remedy=remedy)
+        self.circuit.forget({*self.circuit.namespaces} - search.unsearched - {job.namespace for job in search.jobs})
         self.due_s, self.complete = now_s + SEARCH_S, True
         return True
 

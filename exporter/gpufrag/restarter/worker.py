@@ -133,7 +133,7 @@ class DecisionContext:
 
     def count(self, job: Job) -> None:
         """Count a restart that begins. Raises STORE_ERRORS."""
-        self.circuit.begun()
+        self.circuit.begun(job.namespace)
         self.history.begin(job.uid, self.clock.steady())
         if job.record.ineffective:
             self.circuit.failed(f"{job.name} needs another restart")
@@ -159,7 +159,7 @@ class Worker:
         self._numbers, self._alive, self._stopped = count(1), threading.Event(), threading.Event()
         self._turned_s = self._clock.steady()
         self._recovery = Recovery(
-            self.restarter, self.decisions, 2 * self.config.checkpoint.timeout, self._clock.steady()
+            self.restarter, self.decisions, self.circuit, 2 * self.config.checkpoint.timeout, self._clock.steady()
         )
 
     @property
@@ -211,10 +211,8 @@ class Worker:
 
     def _turn(self) -> float:
         now = self._clock.steady()
-        if now >= self._recovery.due_s:
-            if self._recovery.search(now, frozenset(self._running), self._take_over):
-                self.metrics.set(SWEEP, self._clock.now())
-            self.circuit.refresh()
+        if now >= self._recovery.due_s and self._recovery.search(now, frozenset(self._running), self._take_over):
+            self.metrics.set(SWEEP, self._clock.now())
         for one in [one for one in self._running.values() if one.due_s <= now]:
             self._advance(one)
         if item := self._queue.take(now):  # only one: a suspended job must not wait for a thousand alerts

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any, NamedTuple
 
 from .. import decisions, reasons
 from ..alerts import Alert
-from ..backend import Away, BackendError, Changes, Denied, Job, State
+from ..backend import Away, BackendError, Changes, Denied, Job, Search, State
 from ..decisions import Decision
 from ..reasons import Refused
 from ..record import RestartRecord
@@ -93,7 +93,7 @@ class KubernetesBackend:
         handle: Handle = job.handle
         return handle.target.state(self.client, handle.owner, job.record)
 
-    def unfinished(self) -> tuple[list[Job], BackendError | None]:
+    def unfinished(self, also_in: Collection[str] = ()) -> Search:
         """A Role usually permits some kinds only; it is an error if it permits none."""
         found: list[Job] = []
         error: BackendError | None = None
@@ -115,7 +115,13 @@ class KubernetesBackend:
             error = denied
             for namespace in self.namespaces:  # asked again by the next search
                 del self._denied_s[namespace, places[0][1]]
-        return found, error
+        unsearched = set()
+        for namespace in set(also_in) - set(self.namespaces):
+            try:
+                found += [_job(one, None) for kind in TARGETS for one in self.client.list_marked(kind, namespace)]
+            except BackendError:
+                unsearched.add(namespace)
+        return Search(found, error, frozenset(unsearched))
 
     def pods(self, job: Job) -> tuple[Pod, ...]:
         handle: Handle = job.handle
@@ -139,6 +145,7 @@ def _job(owner: Owner, pod: Pod | None) -> Job:
         cost=TARGETS[owner.group_kind].cost,
         finished=owner.finished,
         deleting=owner.deleting,
+        namespace=owner.namespace,
         handle=Handle(owner, pod),
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from ...wire.folder import open_plain
 from ...wire.supervised_job import CONFLICT, RECORD, SOCKET, JobFile, SupervisedJob, decode
 from .. import reasons
 from ..alerts import Alert
-from ..backend import Away, BackendError, Changes, Conflict, Invalid, Job, NotFound, Stage, State
+from ..backend import Away, BackendError, Changes, Conflict, Invalid, Job, NotFound, Search, Stage, State
 from ..reasons import Refused
 from ..record import OPT_IN, PAUSE, PHASE, WAITING, RestartRecord
 
@@ -89,10 +89,10 @@ class LocalBackend:
             return State(Stage.ORDERED, runs=supervised.running)
         return State(Stage.RUNNING) if supervised.running else State(Stage.STARTING, "the supervisor starts it")
 
-    def unfinished(self) -> tuple[list[Job], BackendError | None]:
+    def unfinished(self, also_in: Collection[str] = ()) -> Search:
         """A silent supervisor is an error only if its record shows a restart, or cannot be read."""
         jobs, silent = self._jobs()
-        return [_job(job) for job in jobs if PHASE in job.annotations], silent[0] if silent else None
+        return Search([_job(job) for job in jobs if PHASE in job.annotations], silent[0] if silent else None)
 
     def ranks(self, job: Job) -> AskRanks:
         """Return what sends a command to the agents of the job's own processes."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from ...checkpoint.protocol import CheckpointFailed
 from .. import reasons
 from ..alerts import Alert
-from ..backend import BackendError, Changes, Denied, Invalid, Job, NotFound, Stage, State
+from ..backend import BackendError, Changes, Denied, Invalid, Job, NotFound, Search, Stage, State
 from ..checkpoint import Checkpoint
 from ..reasons import Refused
 from ..record import ANNOTATIONS, CLAIMED, OPT_IN, ORDER, PAUSE, PHASE, SUSPENDED, WAITING, RestartRecord
@@ -113,7 +113,7 @@ class SlurmBackend:
         held = any(part in found.reason.lower() for part in HELD)
         return State(Stage.STARTING, waits, needs_resources=queued and not held)
 
-    def unfinished(self) -> tuple[list[Job], BackendError | None]:
+    def unfinished(self, also_in: Collection[str] = ()) -> Search:
         found = []
         error: BackendError | None = None
         for key in self.state_file.marked():
@@ -124,7 +124,7 @@ class SlurmBackend:
                     continue
                 except BackendError as failure:
                     error = failure
-        return found, error
+        return Search(found, error)
 
     def _number(self, match: re.Match[str]) -> int:
         """Return the number of one job. A name comes with SLURM_JOB_ID, which belongs to one task of an array."""
