@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gpufrag.errors import Unavailable
 from gpufrag.restarter import metrics
 from gpufrag.restarter.backend import Away, Conflict
-from gpufrag.restarter.circuit import BEGUN, FAILURES, HOUR_S, OPEN, Circuit, CircuitBreaker
+from gpufrag.restarter.circuit import BEGUN, FAILURES, HOUR_S, NAMESPACES, OPEN, Circuit, CircuitBreaker
 from gpufrag.restarter.clock import Clock, LocalHistory
 from gpufrag.restarter.policy import Fleet
 from gpufrag.restarter.settings import PolicySettings
@@ -62,7 +62,7 @@ def test_closing_forgets_failures_but_not_restarts() -> None:
     assert Circuit("x", (1.0, 2.0), (3.0,)).closed() == Circuit(None, (), (3.0,))
 
 
-@given(st.dictionaries(st.sampled_from([OPEN, FAILURES, BEGUN]), st.text()))
+@given(st.dictionaries(st.sampled_from([OPEN, FAILURES, BEGUN, NAMESPACES]), st.text()))
 def test_any_annotations_can_be_read(annotations: dict[str, str]) -> None:
     circuit = Circuit.read(annotations)
     kept = {name: value for name, value in circuit.annotations().items() if value is not None}
@@ -207,3 +207,17 @@ def test_setting_the_clock_during_a_restart_does_not_delay_it() -> None:
         rig.time.wall_s += jump_s
     rig.go()
     assert rig.outcomes[-1] == "restarted restarted"
+
+
+def test_namespaces_of_restarts_are_stored_until_forgotten() -> None:
+    circuit = Circuit().begun(1.0, "ml").begun(2.0).begun(3.0, "lab").begun(4.0, "ml")
+    assert circuit.namespaces == ("lab", "ml")
+    assert Circuit.read({NAMESPACES: " ml,,lab "}).namespaces == ("lab", "ml")
+    assert circuit.closed().namespaces == ("lab", "ml")
+    assert circuit.without({"lab"}).annotations()[NAMESPACES] == "ml"
+
+
+def test_namespace_without_unfinished_restarts_is_forgotten() -> None:
+    rig = Rig(backend=MemoryBackend(circuit={NAMESPACES: "gone"}))
+    rig.turn()
+    assert NAMESPACES not in (rig.backend.circuit or {})
