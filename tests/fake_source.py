@@ -125,6 +125,21 @@ class RecordingSource(ScriptedSource):
 
 
 @dataclass
+class TracingSource(RecordingSource):
+    """One that records steps for the user."""
+
+    snapshot: dict[str, object] | None = field(default_factory=lambda: {"segments": [], "device_traces": [[]]})
+
+    def start_trace(self, max_events: int, stacks: bool) -> str | None:
+        self.calls.append("trace with stacks" if stacks else "trace")
+        return self.refusal
+
+    def finish_trace(self, read: bool) -> dict[str, object] | None:
+        self.calls.append("read trace" if read else "drop trace")
+        return self.snapshot if read else None
+
+
+@dataclass
 class LiveSource(ScriptedSource):
     """One that reports what is live, and takes `cost` seconds for it."""
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import os
+import pickle
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from ..checkpoint import participant as checkpoint
-from ..errors import Unavailable
+from ..errors import Unavailable, UsageError
 from ..wire import oom_report, recording
 from ..wire.control_server import ControlServer
 from ..wire.error_counter import ErrorCounter
@@ -25,6 +26,7 @@ from .schedule import Clocks
 from .secondary import SecondaryFrameworks, is_primary
 from .settings import AgentSettings
 from .sources import ReportsFaults, Source
+from .step_traces import MAX_STEPS
 
 ANSWER_TIMEOUT = 5.0
 """Seconds for which a caller of the control socket waits for its sample."""
@@ -33,6 +35,7 @@ PUBLISH_TIMEOUT = 0.2
 two milliseconds unless the agent's thread is measuring a large heap."""
 STOP_TIMEOUT = 2.0
 """Seconds for which the end of the process waits for the last sample."""
+RECORD_TIMEOUT = 3600.0
 REPORTS_KEPT = 8
 """Out-of-memory reports on disk per process, the latest."""
 
@@ -117,6 +120,21 @@ class Agent:
             if not self._turns.wait_for(lambda: self._samples_done >= mine, ANSWER_TIMEOUT) or self.latest is None:
                 raise Unavailable(f"no sample within {ANSWER_TIMEOUT:g} s: the process is busy; ask again later")
             return {"time": self.latest.time}
+
+    def record(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Record the next `steps` steps into a file in the folder, and return its name.
+
+        Not for the agent's thread. Raises Unavailable, and UsageError for an invalid request.
+        """
+        steps, stacks, seconds = (request.get(name) for name in ("steps", "stacks", "timeout"))
+        if type(steps) is not int or not 1 <= steps <= MAX_STEPS:
+            raise UsageError(f"steps must be a whole number from 1 to {MAX_STEPS}")
+        if type(stacks) is not bool or not isinstance(seconds, (int, float)) or not 0 < seconds <= RECORD_TIMEOUT:
+            raise UsageError(f"stacks must be true or false, timeout seconds up to {RECORD_TIMEOUT:g}")
+        snapshot = self._sampler.traces.record(steps, stacks, seconds)
+        path = (self._folder or self._find_folder()) / FileName.of(self._identity).trace
+        write_file(path, pickle.dumps(snapshot, protocol=4), mode=0o600)
+        return {"file": path.name, "steps": steps}
 
     def _watch_ooms(self) -> None:
         """Called before the first turn too: the program's first request may be the one that fails."""
@@ -217,7 +235,12 @@ class Agent:
             if self._control.path == path and self._control.reachable:
                 return
             self._control.close()
-        commands = {"ping": self._ping, "sample-now": self.sample_now, **checkpoint.commands(self._identify)}
+        commands = {
+            "ping": self._ping,
+            "sample-now": self.sample_now,
+            "record": self.record,
+            **checkpoint.commands(self._identify),
+        }
         try:
             self._control = ControlServer(path, commands, self._errors)
         except RuntimeError as error:

@@ -20,6 +20,7 @@ from .schedule import Clocks, Schedule
 from .settings import AgentSettings
 from .sources import Capture, DeviceFacts, DeviceReading, ReportsLive, Source
 from .step_recorder import INCONSISTENT, MAX_EVENTS, RECORDED, TOO_MANY_EVENTS, StepRecorder
+from .step_traces import StepTraces
 from .steps import StepCounter
 
 LONG_READING = 0.001
@@ -62,6 +63,7 @@ class Sampler:
         self._clocks = clocks or Clocks()
         self.schedule = Schedule(settings, self._clocks.wall())
         self.recorder = StepRecorder(source, self._clocks)
+        self.traces = StepTraces(source)
         self._steps: StepCounter | None = None
         self._step_seconds, self._boundary_at = 0.0, 0.0
         self._taken: deque[Taken] = deque()
@@ -106,6 +108,10 @@ class Sampler:
     def _record_or_take(self, now: float) -> bool:
         """Return whether a snapshot was taken. A recording begins at one boundary and is read at the next."""
         due = self.schedule.at_step(now)
+        if self.traces.pending and not self.recorder.underway:
+            if not self._source.graph_underway():
+                self.traces.boundary()
+            return False
         if not (due or self.recorder.underway) or self._source.graph_underway():
             return False
         if not self.recorder.underway and self._start_recording(lambda: self.recorder.start_step(self._step_seconds)):
@@ -127,7 +133,9 @@ class Sampler:
         if self.recorder.underway:
             if self.recorder.time_left <= 0:
                 self.take("timer", finish=True)
-        elif self.schedule.at_timer(self._clocks.wall()) and not self._start_recording(self.recorder.start_slice):
+        elif self.traces.pending or not self.schedule.at_timer(self._clocks.wall()):
+            return
+        elif not self._start_recording(self.recorder.start_slice):
             self.take("timer")
 
     def action_in(self) -> float:

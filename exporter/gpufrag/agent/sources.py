@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from ..model.call_sites import Sites
 from ..model.heap import Heap
@@ -121,6 +121,19 @@ class RecordsEvents(Protocol):
 
     def finish_recording(self, read: bool) -> Capture | None:
         """End the recording; with `read`, return the heap and the events that led to it."""
+        ...
+
+
+@runtime_checkable
+class RecordsTraces(Protocol):
+    """Optional: the source records some steps for the user, in torch's own form."""
+
+    def start_trace(self, max_events: int, stacks: bool) -> str | None:
+        """Record from now on, with Python stacks if wanted. Returns None, or why it cannot (see step_recorder)."""
+        ...
+
+    def finish_trace(self, read: bool) -> Mapping[str, Any] | None:
+        """End it; with `read`, return torch's snapshot. None if the program ended the recording."""
         ...
 
 

@@ -27,6 +27,7 @@ SHARED = Path("/run/gpufrag")
 SAMPLE_SUFFIX = ".json"
 SOCKET_SUFFIX = ".sock"
 RECORDING_SUFFIX = ".step"
+TRACE_SUFFIX = ".trace"
 
 _STEM = re.compile(r"(?P<host>[A-Za-z0-9._-]+)-(?P<pid>[0-9]{1,10})-(?P<start>[0-9]{1,16})")
 _REPORT = re.compile(r"(?P<stem>[A-Za-z0-9._-]+)\.oom-(?P<number>[1-9][0-9]{0,8})\.json")
@@ -71,6 +72,11 @@ class FileName(NamedTuple):
     @property
     def recording(self) -> str:
         return self.stem + RECORDING_SUFFIX
+
+    @property
+    def trace(self) -> str:
+        """What `gpufrag record` fetches and deletes."""
+        return self.stem + TRACE_SUFFIX
 
 
 class ReportName(NamedTuple):

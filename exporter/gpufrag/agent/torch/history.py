@@ -38,8 +38,8 @@ class EventHistory:
         """Whether anything but this class records."""
         return self._enabled() and not self.recording
 
-    def start(self, max_events: int) -> str | None:
-        """Record without stacks from now on. Returns None, or why not."""
+    def start(self, max_events: int, stacks: bool = False) -> str | None:
+        """Record from now on, with Python stacks of allocations if wanted. Returns None, or why not."""
         record = self._surface.find(RECORD)
         if record is None or self._surface.find(ENABLED) is None or not self._prepare(record):
             return UNSUPPORTED
@@ -47,7 +47,8 @@ class EventHistory:
             return HISTORY_IN_USE
         try:
             form = {"global_record_annotations": True} if self._surface.release >= REMOVES_CALLBACKS else {}
-            record(enabled="all", context=None, stacks="python", max_entries=max_events, **form)
+            context = "alloc" if stacks else None
+            record(enabled="all", context=context, stacks="python", max_entries=max_events, **form)
         except REFUSALS as error:
             self._errors.note(f"torch.{RECORD}", error, "peaks are absent")
             return UNSUPPORTED

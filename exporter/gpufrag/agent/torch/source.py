@@ -96,6 +96,17 @@ class TorchSource:
         self._history.stop()
         return capture
 
+    def start_trace(self, max_events: int, stacks: bool) -> str | None:
+        if not self._surface.ask("cuda.is_initialized") or self._backend() != "native":
+            return UNSUPPORTED
+        return self._history.start(max_events, stacks)
+
+    def finish_trace(self, read: bool) -> Mapping[str, Any] | None:
+        own = read and self._history.recording
+        snapshot = torch_snapshot.take(self._surface, self._errors, events=True) if own else None
+        self._history.stop()
+        return snapshot
+
     def watch_steps(self, on_step: Callable[[object], None]) -> bool:
         register = self._surface.find("optim.optimizer.register_optimizer_step_post_hook")
         if register is None or self._surface.find("cuda.is_current_stream_capturing") is None:
