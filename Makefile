@@ -4,6 +4,8 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
+# The demo needs the package only, without the developers' tools.
+DEMO := .venv-demo
 # Most of the slow tests wait for processes that they have started: more of them than cores may run beside each other.
 JOBS ?= 4
 
@@ -13,8 +15,8 @@ JOBS ?= 4
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 8
 
-demo: $(STAMP) ## two simulated ranks, a real sidecar and a live table, on any machine; ARGS="--duration 20 --once" ends by itself
-	@$(BIN)/gpufrag demo $(ARGS)
+demo: $(DEMO)/installed ## two simulated ranks, a real sidecar and a live table, on any machine; ARGS="--duration 20 --once"
+	@trap '' INT; $(DEMO)/bin/gpufrag demo $(ARGS) || [ $$? -eq 130 ]
 
 test: $(STAMP) ## the whole test suite without a GPU; ARGS="tests/model -k heap" narrows it, JOBS=0 runs it in one process
 	@$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile $(ARGS)
@@ -35,8 +37,15 @@ fix: $(STAMP) ## repair what lint and format can repair by themselves
 bench: $(STAMP) ## what it costs to read and measure a heap of 100,000 blocks
 	@$(BIN)/python benchmarks/measure.py $(ARGS)
 
+define make_venv
+test -n "$(PYTHON)" || { echo "gpufrag needs Python 3.10 or newer: install it, or name it: make PYTHON=/path/to/python3" >&2; exit 1; }
+$(1)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(1)
+$(1)/bin/python -m pip install --quiet --disable-pip-version-check --editable '$(2)'
+touch $(1)/installed
+endef
+
 $(STAMP): pyproject.toml
-	@test -n "$(PYTHON)" || { echo "gpufrag needs Python 3.10 or newer: install it, or name it: make PYTHON=/path/to/python3" >&2; exit 1; }
-	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
-	@touch $@
+	@$(call make_venv,$(VENV),.[dev])
+
+$(DEMO)/installed: pyproject.toml
+	@$(call make_venv,$(DEMO),.)

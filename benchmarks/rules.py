@@ -1,9 +1,9 @@
-"""What the rules cost a real Prometheus: a simulated fleet, scraped and evaluated for a while.
+"""The cost of the rules for a real Prometheus that scrapes a simulated fleet.
 
     PYTHONPATH=exporter python benchmarks/rules.py --jobs 50 --ranks 64 --seconds 400
 
-Needs `prometheus` on the path. Prints how long groups and rules took (the first minute left out), the series, and what
-Prometheus holds. On a machine that does other things too, put `nice -n -10` before it, as root.
+Needs `prometheus` on the path. Prints the evaluation times of groups and rules (without the first minute), the number
+of series, and the memory of Prometheus. On a busy machine, run it with `nice -n -10` as root.
 """
 
 from __future__ import annotations
@@ -54,21 +54,21 @@ def _fleet(options: argparse.Namespace) -> Iterator[str]:
     port = _free_port()
     numbers = ["--jobs", options.jobs, "--ranks", options.ranks, "--faulty", options.faulty, "--port", port]
     command = [sys.executable, "-m", "gpufrag", "simulate-fleet", *numbers, "--play", "3m"]
-    with _running(["nice", "-n", "19", *command]):  # real targets run elsewhere: they must not slow Prometheus down
+    with _running(["nice", "-n", "19", *command]):  # real targets run on other machines
         url = f"http://127.0.0.1:{port}/targets"
         _wait_for(url)
         yield url
 
 
 def _wait_for(url: str) -> None:
-    """A Prometheus that finds nobody asks again only after a minute."""
+    """Prometheus would retry an unreachable target list only after a minute."""
     for _ in range(100):
         try:
             urllib.request.urlopen(url, timeout=5).close()
             return
         except OSError:
             time.sleep(0.2)
-    sys.exit(f"{url} does not answer: what simulate-fleet printed above says why")
+    sys.exit(f"{url} does not answer; see the output of simulate-fleet above")
 
 
 @contextmanager
@@ -104,7 +104,7 @@ def _free_port() -> int:
 
 
 def _watch(url: str, seconds: float) -> list[dict[str, Any]]:
-    """Every group at every evaluation, as Prometheus tells it."""
+    """Return every group at every evaluation."""
     begun = time.monotonic()
     seen: dict[tuple[str, str], dict[str, Any]] = {}
     while (passed := time.monotonic() - begun) < seconds:
@@ -125,11 +125,10 @@ def _report(url: str, pid: int, groups: list[dict[str, Any]]) -> None:
         "slowest scrape, seconds": 'max(max_over_time(scrape_duration_seconds{job="gpufrag"}[2m]))',
     }.items():
         print(f"{what}: {_value(url, query)}")
-    print(f"Prometheus holds {format_bytes(_resident(pid))}")
+    print(f"Prometheus uses {format_bytes(_resident(pid))}")
 
 
 def _times(what: str, evaluations: list[tuple[str, float]]) -> None:
-    """The slowest first."""
     taken: dict[str, list[float]] = {}
     for name, seconds in evaluations:
         taken.setdefault(name, []).append(seconds)

@@ -1,11 +1,11 @@
-"""What a scrape of 8 ranks costs: time over HTTP on loopback, and the memory of the sidecar that answers.
+"""The cost of scraping 8 ranks: time over HTTP on loopback, and the memory of the sidecar.
 
     python3 benchmarks/scrape.py [--ranks 8] [--scrapes 1000] [--json FILE]
 
-Each rank has two snapshots of a recorded heap, a real control socket, and writes its file once a second, as an agent
-does. The scraper asks as Prometheus does: one connection, OpenMetrics, gzip. Beside it stands the floor, which no
-exporter on prometheus_client can be below: its own time to write the same families, by a bare loop in this process.
-Ends with 1 where the sidecar's memory is above --budget-mib (default 40).
+Each rank has two snapshots of a recorded heap and a real control socket, and writes its file once per second, like an
+agent. The scraper behaves like Prometheus: one connection, OpenMetrics, gzip. For comparison, it also measures the time
+that prometheus_client alone needs to write the same families. Exits with 1 if the sidecar uses more memory than
+--budget-mib (default: 40).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ WARM_UP = 50
 
 @dataclass(frozen=True)
 class Times:
-    """Of one way to do it, in milliseconds."""
+    """In milliseconds."""
 
     p50_ms: float
     p99_ms: float
@@ -55,7 +55,7 @@ class Times:
 
 @dataclass(frozen=True)
 class Report:
-    """Sizes in bytes, memory in MiB. `rss_mib` is after the last scrape; `private_mib` leaves out mapped files."""
+    """Sizes in bytes, memory in MiB. `rss_mib` is after the last scrape; `private_mib` excludes mapped files."""
 
     ranks: int
     scrapes: int
@@ -122,7 +122,7 @@ def scrape(connection: http.client.HTTPConnection, encoding: str = "gzip") -> by
 
 
 def floor(samples: list[ProcessSample], times: int) -> Times:
-    """prometheus_client's own time for families that are made already."""
+    """Measure prometheus_client alone, on families that are already built."""
 
     class Made(Collector):
         def __init__(self) -> None:
@@ -149,7 +149,7 @@ def timed(call: Callable[[], object], times: int) -> Times:
 
 @contextmanager
 def agents(folder: Path, samples: list[ProcessSample]) -> Iterator[None]:
-    """What agents do for a sidecar: listen, and write once a second."""
+    """Listen and write once per second, like agents."""
     ended = threading.Event()
     names = [FileName.of(sample.identity) for sample in samples]
     controls = [ControlServer(folder / name.socket, {}, ErrorCounter()) for name in names]
@@ -174,7 +174,7 @@ def agents(folder: Path, samples: list[ProcessSample]) -> Iterator[None]:
 
 @contextmanager
 def sidecar(folder: str) -> Iterator[tuple[int, int]]:
-    """(pid, port) of a real one, once it listens."""
+    """Run a real sidecar; yield (pid, port) once it listens."""
     command = [sys.executable, "-m", "gpufrag", "serve", "--port", "0", "--folder", folder]
     path = os.pathsep.join(filter(None, [str(ROOT / "exporter"), os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "PYTHONPATH": path}

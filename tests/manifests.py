@@ -1,4 +1,4 @@
-"""What deploy/ holds, as those see it whom people will hand it to: helm, kustomize, the schemas of Kubernetes."""
+"""The files of deploy/ as helm, kustomize and the schemas of Kubernetes see them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OLDEST, NEWEST = "1.29", "1.37"  # of Kubernetes: the first with native sidecars
 
 
 def tool(name: str, where: str) -> str:
-    """The program of this virtual environment, else of the machine; the test is skipped where there is neither."""
+    """Return the program of this virtual environment or the machine; skip the test if there is none."""
     beside = Path(sys.executable).parent / name
     found = str(beside) if beside.exists() else shutil.which(name)
     if not found:
@@ -34,14 +34,14 @@ def tool(name: str, where: str) -> str:
 
 
 def output(command: Sequence[object], given: str | None = None) -> str:
-    """What it prints; a failure tells all that it said."""
+    """Return what the command prints; fail with its output if it fails."""
     done = subprocess.run([str(word) for word in command], input=given, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
 def refusal(command: Sequence[object]) -> str:
-    """What a program says that is expected to fail."""
+    """Return the output of a command that is expected to fail."""
     done = subprocess.run([str(word) for word in command], capture_output=True, text=True)
     assert done.returncode != 0, done.stdout
     return done.stdout + done.stderr
@@ -60,7 +60,7 @@ def helm(*arguments: object) -> list[object]:
 
 
 def template(*settings: str, version: str = NEWEST, chart: Path = CHART) -> str:
-    """The chart's YAML with these --set settings."""
+    """Render the chart with these --set values."""
     chosen = [word for setting in settings for word in ("--set", setting)]
     return output(helm("template", "gpufrag", chart, "--namespace", "gpufrag", "--kube-version", version, *chosen))
 
@@ -70,7 +70,7 @@ def kustomize(folder: Path) -> list[Manifest]:
 
 
 def check(manifests: Sequence[Manifest], version: str) -> None:
-    """By the strict schemas of that minor version; custom resources are left to others."""
+    """Validate with the strict schemas of that minor version; not for custom resources."""
     validate = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate: pip install -e .[deploy]")
     for manifest in manifests:
         try:
@@ -83,13 +83,13 @@ def check(manifests: Sequence[Manifest], version: str) -> None:
 
 
 def is_core(manifest: Manifest) -> bool:
-    """Whether Kubernetes itself knows the kind."""
+    """Return whether it is a built-in kind."""
     group = str(manifest["apiVersion"]).rpartition("/")[0]
     return "." not in group or (group.endswith(".k8s.io") and not group.endswith("x-k8s.io"))
 
 
 def pods(value: Any) -> Iterator[Manifest]:
-    """Every pod template inside a manifest, whatever its kind, as a Pod."""
+    """Yield every pod template inside a manifest as a Pod."""
     if isinstance(value, dict):
         spec = value.get("spec")
         if isinstance(spec, dict) and "containers" in spec:
@@ -102,7 +102,7 @@ def pods(value: Any) -> Iterator[Manifest]:
 
 
 def lost(before: Any, after: Any, where: str = "") -> list[str]:
-    """What is in `before` and not in `after`; in lists of named things the name counts, not the place."""
+    """Return what is in `before` but not in `after`; list elements are matched by name."""
     if isinstance(before, dict) and isinstance(after, dict):
         return [fault for key, value in before.items() for fault in lost(value, after.get(key), f"{where}/{key}")]
     if isinstance(before, list) and isinstance(after, list) and all(isinstance(item, dict) for item in before):
@@ -113,7 +113,7 @@ def lost(before: Any, after: Any, where: str = "") -> list[str]:
 
 
 def restricted(pod: Manifest) -> list[str]:
-    """What the Pod Security Standard `restricted` forbids in it, so far as our pods could break it."""
+    """Return violations of the Pod Security Standard `restricted`, as far as our pods could have them."""
     spec = pod["spec"]
     whole = spec.get("securityContext", {})
     faults = [f"pod: {name}" for name in ("hostNetwork", "hostPID", "hostIPC") if spec.get(name)]
@@ -133,7 +133,7 @@ def restricted(pod: Manifest) -> list[str]:
 
 
 def node_modules(package: str) -> Path:
-    """Of the npm packages that .ci/run installs beside this virtual environment."""
+    """Return the folder of the npm packages that .ci/run installs."""
     folder = Path(sys.prefix) / "node" / "node_modules"
     if not (folder / package).is_dir():
         pytest.skip(f"the npm package {package} is not installed (see .ci/run)")

@@ -1,4 +1,4 @@
-"""A real Prometheus, a real Alertmanager and a receiver of webhooks, each for as long as a test needs it."""
+"""A real Prometheus, a real Alertmanager and a webhook receiver as context managers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ import pytest
 import yaml
 
 T = TypeVar("T")
-PATIENCE = 40.0  # seconds, for a machine that is busy with other things
+PATIENCE = 40.0  # seconds; the machine may be busy
 
 
 def executable(name: str, package: str) -> str:
@@ -39,7 +39,7 @@ def free_port() -> int:
 
 
 def eventually(look: Callable[[], T], what: str, patience: float = PATIENCE) -> T:
-    """The first result of `look` that is true; what it raises until then means: not yet."""
+    """Return the first true result of `look`; HTTP and lookup errors mean not yet."""
     deadline = time.monotonic() + patience
     last: object = None
     while time.monotonic() < deadline:
@@ -57,7 +57,7 @@ def eventually(look: Callable[[], T], what: str, patience: float = PATIENCE) -> 
 def process(
     command: Sequence[object], log: Path, environment: Mapping[str, str] | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Ended with the context; what it prints is in `log`."""
+    """Run a command until the context ends; its output is in `log`."""
     with log.open("ab") as output:
         child = subprocess.Popen(
             [str(word) for word in command],
@@ -91,14 +91,14 @@ class Prometheus:
 
     def get(self, path: str, **parameters: str) -> Any:
         answer = httpx.get(f"{self.url}/api/v1/{path}", params=parameters, trust_env=False, timeout=10)
-        if answer.status_code == httpx.codes.SERVICE_UNAVAILABLE:  # it is not up yet, and says so in plain text
+        if answer.status_code == httpx.codes.SERVICE_UNAVAILABLE:  # it is starting
             answer.raise_for_status()
         body = answer.json()
         assert body["status"] == "success", body
         return body["data"]
 
     def query(self, expr: str) -> list[dict[str, Any]]:
-        """The series of an instant query, now."""
+        """Return the series of an instant query."""
         result: list[dict[str, Any]] = self.get("query", query=expr)["result"]
         return result
 
@@ -108,7 +108,7 @@ class Prometheus:
 
 @contextmanager
 def prometheus(folder: Path, config: Mapping[str, Any]) -> Iterator[Prometheus]:
-    """With `config` as its prometheus.yml; relative paths in it count from `folder`."""
+    """Run Prometheus with `config`; relative paths start at `folder`."""
     path, port = folder / "prometheus.yml", free_port()
     path.write_text(yaml.safe_dump(dict(config)))
     command = [
@@ -126,7 +126,7 @@ def prometheus(folder: Path, config: Mapping[str, Any]) -> Iterator[Prometheus]:
 
 @contextmanager
 def alertmanager(folder: Path, config: Mapping[str, Any]) -> Iterator[str]:
-    """Yields its host:port."""
+    """Run Alertmanager; yield its host:port."""
     path, port = folder / "alertmanager.yml", free_port()
     path.write_text(yaml.safe_dump(dict(config)))
     command = [
@@ -145,14 +145,14 @@ def alertmanager(folder: Path, config: Mapping[str, Any]) -> Iterator[str]:
 
 @dataclass
 class Receiver:
-    """Takes Alertmanager's webhooks; `calls` has what came, by path."""
+    """Receives Alertmanager's webhooks; `calls` has the bodies by path."""
 
     url: str
     calls: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     tokens: set[str | None] = field(default_factory=set)
 
     def alerts(self, path: str, status: str) -> list[dict[str, Any]]:
-        """Single alerts of that status, of all groups that came in on `path`."""
+        """Return the alerts of that status from all calls on `path`."""
         groups = list(self.calls.get(path, []))
         return [alert for group in groups for alert in group["alerts"] if alert["status"] == status]
 

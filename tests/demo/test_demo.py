@@ -1,4 +1,4 @@
-"""The demo: recorded traces through the real agent, its files, a real sidecar and /metrics."""
+"""The demo: recorded traces, the real agent, a real sidecar and /metrics."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 from gpufrag.commands import demo as demo_command
 from gpufrag.demo import table, traces
 from gpufrag.errors import Unavailable
+from gpufrag.units import format_bytes
 
 METRICS = """\
 # TYPE gpufrag_steps_total counter
@@ -30,19 +31,19 @@ gpufrag_allocator_largest_allocatable_bytes{rank="10",device="0",at="timer"} 200
 """
 
 
-def demo(*flags: str) -> subprocess.CompletedProcess[str]:
+def run_demo(*flags: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "gpufrag", "demo", *flags]
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 
-def test_the_worst_moment_of_each_rank_is_shown() -> None:
+def test_table_shows_worst_moment_of_each_rank() -> None:
     first, second = table.rows(METRICS)
     assert first == table.Row("0", 7, None, None, None, None)
     assert second == table.Row("10", 9, 2048, 1000, 200, None)
     assert second.ratio == 5.0
 
 
-def test_a_moment_that_is_long_past_does_not_count() -> None:
+def test_table_ignores_old_snapshots() -> None:
     taken = """\
 # TYPE gpufrag_snapshot_timestamp_seconds gauge
 gpufrag_snapshot_timestamp_seconds{rank="10",device="0",at="boundary"} 1000
@@ -53,30 +54,37 @@ gpufrag_snapshot_timestamp_seconds{rank="10",device="0",at="timer"} %s
     assert (recent.ratio, old.ratio) == (5.0, 1.0)
 
 
-def test_a_fragmented_rank_is_marked_and_a_missing_figure_is_a_dash() -> None:
+def test_table_marks_fragmented_rank_and_missing_figures() -> None:
     lines = table.lines(table.rows(METRICS))
     assert lines[1].split() == ["0", "7", "-", "-", "-", "-", "-"]
     assert lines[2].endswith("5.00  fragmented")
     assert "\x1b[31m" in table.lines(table.rows(METRICS), colour=True)[2]
 
 
-def test_no_sidecar_is_told_in_a_line() -> None:
+def test_summary_names_the_worst_rank() -> None:
+    free = format_bytes(1000)
+    expected = f"Rank 10 is fragmented: {free} is free, but a request above 200 B fails."
+    assert table.summary(table.rows(METRICS)) == expected
+    assert table.summary([]) == "No rank is fragmented."
+
+
+def test_missing_sidecar_is_an_error() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{free.getsockname()[1]}/metrics"
-        with pytest.raises(Unavailable, match=r"does not answer \(\[Errno"):
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+        with pytest.raises(Unavailable, match="cannot reach"):
             table.scrape(url)
 
 
 @pytest.mark.parametrize("name", traces.NAMES)
-def test_a_trace_ends_as_the_real_run_did(name: str) -> None:
+def test_trace_can_be_loaded(name: str) -> None:
     trace = traces.load(name)
     assert trace.driver.limit is not None
     assert len(trace.program.operations) > 1000
 
 
-def test_the_whole_chain_shows_one_healthy_and_one_fragmented_rank() -> None:
-    done = demo("--duration", "5", "--play", "1", "--once")
+def test_demo_shows_one_healthy_and_one_fragmented_rank() -> None:
+    done = run_demo("--duration", "5", "--play", "1", "--once")
     assert done.returncode == 0, done.stderr
     _, head, healthy, fragmented = done.stdout.splitlines()
     assert head.split()[0] == "rank"
@@ -85,32 +93,40 @@ def test_the_whole_chain_shows_one_healthy_and_one_fragmented_rank() -> None:
     assert done.stderr == ""
 
 
-def test_a_port_in_use_is_told_and_nothing_stays_behind() -> None:
+def test_demo_explains_the_result_after_the_replay() -> None:
+    done = run_demo("--duration", "6", "--play", "1", "--host", "0.0.0.0")
+    assert done.returncode == 0, done.stderr
+    *_, result, closing = done.stdout.splitlines()
+    assert result.startswith("Rank 1 is fragmented: ")
+    assert closing.endswith("press Ctrl-C to stop.")
+
+
+def test_port_in_use_is_one_line() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        done = demo("--duration", "5", "--once", "--port", str(taken.getsockname()[1]))
+        done = run_demo("--duration", "5", "--once", "--port", str(taken.getsockname()[1]))
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
-    assert done.stderr.startswith("gpufrag: the sidecar ended with exit code 1: cannot listen on 127.0.0.1:")
-    assert "Address already in use" in done.stderr
+    assert done.stderr.startswith("gpufrag: the sidecar exited with code 1: cannot listen on 127.0.0.1:")
+    assert "ddress already in use" in done.stderr
     assert done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "text"),
     [
         (["--duration", "soon"], "is not a duration"),
-        (["--duration", "0"], "--duration is 1 s or more"),
-        (["--once"], "say with --duration when that is"),
+        (["--duration", "0"], "--duration must be at least 1s"),
+        (["--once"], "set the end with --duration"),
         (["--port", "-1"], "argument --port: '-1' is not a whole number from 0 to 65535"),
         (["--port", "70000"], "argument --port: '70000' is not a whole number from 0 to 65535"),
     ],
 )
-def test_a_wrong_call_is_one_line(flags: list[str], told: str) -> None:
-    done = demo(*flags)
+def test_wrong_argument_is_one_line(flags: list[str], text: str) -> None:
+    done = run_demo(*flags)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert told in done.stderr
+    assert text in done.stderr
 
 
 class Terminal(io.StringIO):
@@ -122,7 +138,7 @@ class Terminal(io.StringIO):
     ("name", "value", "escapes"),
     [("TERM", "xterm", ["\x1b[31m", "\x1b[3F"]), ("TERM", "dumb", []), ("NO_COLOR", "1", ["\x1b[3F"])],
 )
-def test_a_terminal_is_steered_only_where_it_understands(
+def test_escape_sequences_only_on_terminals_that_support_them(
     monkeypatch: pytest.MonkeyPatch, name: str, value: str, escapes: list[str]
 ) -> None:
     monkeypatch.setenv("TERM", "xterm")
@@ -131,7 +147,8 @@ def test_a_terminal_is_steered_only_where_it_understands(
     monkeypatch.setattr(sys, "stdout", Terminal())
     monkeypatch.setattr(table, "scrape", lambda url: METRICS)
     monkeypatch.setattr(demo_command, "_seconds", lambda duration: iter([None, None]))
-    demo_command._show(types.SimpleNamespace(url="", require_alive=lambda: None), None, once=False)  # type: ignore[arg-type]
+    options = types.SimpleNamespace(duration=None, once=False, gpu=False, play=60)
+    demo_command._show(types.SimpleNamespace(url="", require_alive=lambda: None), options)  # type: ignore[arg-type]
     shown = sys.stdout.getvalue()  # type: ignore[attr-defined]
     assert [escape for escape in ("\x1b[31m", "\x1b[3F") if escape in shown] == escapes
     assert escapes or "\x1b" not in shown

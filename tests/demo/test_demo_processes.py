@@ -1,4 +1,4 @@
-"""The demo's processes: none outlives it, and one that dies ends it in a line that says why."""
+"""The demo's processes: none outlives the demo, and one that dies ends it with a reason."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from gpufrag.agent import lifecycle
-from gpufrag.demo import fleet, rank
-from gpufrag.demo.process import ENDINGS, Process, uninterrupted
+from gpufrag.demo import processes, rank
+from gpufrag.demo.processes import ENDINGS, Process, uninterrupted
 from gpufrag.errors import Unavailable
 
 PATIENCE = 20.0
@@ -22,61 +22,59 @@ DIES = "import sys; print('noise', file=sys.stderr); sys.exit('gpufrag demo: no 
 LIVES = "import threading; threading.Event().wait()"
 
 
-def until(true: Callable[[], object]) -> None:
+def wait_until(true: Callable[[], object]) -> None:
     deadline = time.monotonic() + PATIENCE
     while not true():
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
 
-def told(process: Process) -> str:
-    """What is said of a process once it has ended."""
-    said: list[str] = []
+def how_ended(process: Process) -> str:
+    """What require_alive says of a process after it has ended."""
+    texts: list[str] = []
 
     def ended() -> bool:
         try:
             process.require_alive()
         except Unavailable as error:
-            said.append(str(error))
-        return bool(said)
+            texts.append(str(error))
+        return bool(texts)
 
-    until(ended)
+    wait_until(ended)
     process.end()
-    return said[0]
+    return texts[0]
 
 
 @pytest.mark.parametrize(
     ("program", "line"),
     [
-        (DIES, "rank 3 ended with exit code 1: no luck\\x1b[31m"),
-        ("raise ValueError('odd')", "rank 3 ended with exit code 1: ValueError: odd"),
-        ("raise SystemExit(5)", "rank 3 ended with exit code 5"),
-        ("import os; os.kill(os.getpid(), 9)", "rank 3 was ended by SIGKILL"),
+        (DIES, "rank 3 exited with code 1: no luck\\x1b[31m"),
+        ("raise ValueError('odd')", "rank 3 exited with code 1: ValueError: odd"),
+        ("raise SystemExit(5)", "rank 3 exited with code 5"),
+        ("import os; os.kill(os.getpid(), 9)", "rank 3 was killed by SIGKILL"),
     ],
 )
-def test_how_a_process_ended_is_one_line(program: str, line: str) -> None:
-    assert told(Process("rank 3", ["-c", program], {})) == line
+def test_process_end_is_one_line(program: str, line: str) -> None:
+    assert how_ended(Process("rank 3", ["-c", program], {})) == line
 
 
-def test_a_rank_that_dies_at_once_ends_the_demo_with_its_name_and_reason() -> None:
-    lives_and_dies = fleet.running([["-c", LIVES], ["-c", DIES]])
-    with pytest.raises(Unavailable, match=r"rank 1 ended with exit code 1: no luck"), lives_and_dies as demo:
-        until(demo.require_alive)
+def test_dead_rank_ends_the_demo_with_its_reason() -> None:
+    lives_and_dies = processes.running([["-c", LIVES], ["-c", DIES]])
+    with pytest.raises(Unavailable, match=r"rank 1 exited with code 1: no luck"), lives_and_dies as demo:
+        wait_until(demo.require_alive)
 
 
-def test_without_torch_the_demo_on_a_gpu_ends_at_once(tmp_path: Path) -> None:
+def test_gpu_demo_without_torch_ends_at_once(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError")
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     command = [sys.executable, "-m", "gpufrag", "demo", "--gpu"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
     assert done.returncode == 1
-    assert done.stderr == (
-        "gpufrag: rank 0 ended with exit code 1: the demo on a GPU needs torch; install it, or leave --gpu away\n"
-    )
+    assert done.stderr == ("gpufrag: rank 0 exited with code 1: --gpu needs torch: install it, or omit --gpu\n")
 
 
-def of_the_demo(folder: Path) -> list[int]:
-    """Processes that live, and have its folder in their environment."""
+def demo_processes(folder: Path) -> list[int]:
+    """Living processes with this folder in their environment."""
     found = []
     for entry in Path("/proc").iterdir():
         try:
@@ -89,35 +87,35 @@ def of_the_demo(folder: Path) -> list[int]:
 
 @pytest.mark.parametrize("number", ENDINGS, ids=lambda number: number.name)
 @pytest.mark.parametrize("early", [True, False], ids=["while it starts", "when it runs"])
-def test_nothing_outlives_the_demo(tmp_path: Path, number: signal.Signals, early: bool) -> None:
+def test_no_process_outlives_the_demo(tmp_path: Path, number: signal.Signals, early: bool) -> None:
     command = [sys.executable, "-m", "gpufrag", "demo", "--play", "1"]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, start_new_session=True) as demo:
         assert demo.stdout
         if early:
-            until(lambda: len(of_the_demo(tmp_path)) > 1)
+            wait_until(lambda: len(demo_processes(tmp_path)) > 1)
         else:
             demo.stdout.readline()
         demo.send_signal(number)
         demo.send_signal(signal.SIGTERM)  # one more, while it cleans up
         demo.stdout.read()
         assert demo.wait(PATIENCE) in (128 + number, 128 + signal.SIGTERM)
-    assert (list(tmp_path.iterdir()), of_the_demo(tmp_path)) == ([], [])
+    assert (list(tmp_path.iterdir()), demo_processes(tmp_path)) == ([], [])
 
 
-def test_a_signal_that_comes_while_a_process_is_begun_is_kept() -> None:
-    taken: list[int] = []
-    before = signal.signal(signal.SIGHUP, lambda number, frame: taken.append(number))
+def test_signal_during_process_start_is_delayed() -> None:
+    received: list[int] = []
+    before = signal.signal(signal.SIGHUP, lambda number, frame: received.append(number))
     try:
         with uninterrupted():
             signal.raise_signal(signal.SIGHUP)
-            assert taken == []
-        assert taken == [signal.SIGHUP]
+            assert received == []
+        assert received == [signal.SIGHUP]
     finally:
         signal.signal(signal.SIGHUP, before)
 
 
-def test_a_busy_machine_is_asked_again_at_the_end_of_a_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_final_sample_is_retried_on_busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = iter([Unavailable("busy"), Unavailable("busy"), None])
 
     def sample_now() -> None:
@@ -129,7 +127,7 @@ def test_a_busy_machine_is_asked_again_at_the_end_of_a_trace(monkeypatch: pytest
     assert list(answers) == []
 
 
-def test_an_agent_that_never_answers_is_told_by_the_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_final_sample_that_never_comes_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def sample_now() -> None:
         raise Unavailable("no sample within 1 s")
 

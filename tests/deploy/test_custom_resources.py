@@ -1,4 +1,4 @@
-"""Examples in kinds that Kubernetes does not know: by the models that their projects publish, or a schema of ours."""
+"""Examples of custom resources, checked with the models of their projects or our schema."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EXAMPLE = {"JobSet": "jobset", "TrainJob": "trainjob", "TrainingRuntime": "train
 
 
 def by_model(path: str) -> Callable[[Manifest], Any]:
-    """Reads a manifest as its project does, and gives it back: what it does not know is missing, defaults are there."""
+    """Parse a manifest with its project's model: unknown fields are lost, defaults are added."""
     pytest.importorskip("kubeflow_trainer_api", reason="kubeflow-trainer-api: pip install -e .[deploy]")
     module, _, name = path.partition(".")
     model = getattr(importlib.import_module(f"kubeflow_trainer_api.models.{module}"), name)
@@ -40,12 +40,12 @@ def built(kind: str) -> Manifest:
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_its_project_reads_it_and_knows_every_field(kind):
+def test_project_model_knows_every_field(kind):
     manifest = built(kind)
     assert lost(manifest, by_model(MODELS[kind])(manifest)) == []
 
 
-def test_a_field_that_no_project_knows_is_noticed():
+def test_unknown_field_is_found():
     manifest = built("JobSet")
     manifest["spec"]["replicaedJobs"] = []
     assert lost(manifest, by_model(MODELS["JobSet"])(manifest)) == ["/spec/replicaedJobs"]
@@ -57,7 +57,7 @@ def schema_faults(manifest: Manifest) -> list[str]:
     return [error.message for error in jsonschema.Draft202012Validator(schema).iter_errors(manifest)]
 
 
-def test_a_pytorchjob_fits_its_schema():
+def test_pytorchjob_fits_its_schema():
     assert schema_faults(built("PyTorchJob")) == []
 
 

@@ -1,4 +1,4 @@
-"""The Dockerfile: linted, and built on a Debian that is made here, as no registry is asked; what it starts runs."""
+"""The Dockerfile: linted, built on a local Debian without a registry, and run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PYTHON = "usr/bin/python3"
 
 @dataclass(frozen=True)
 class Builder:
-    """buildah with a storage of its own."""
+    """buildah with its own storage."""
 
     folder: Path
 
@@ -42,7 +42,7 @@ class Builder:
 
 @dataclass(frozen=True)
 class Image:
-    """One that was built, and a container of it."""
+    """A built image, and a container of it."""
 
     builder: Builder
     container: str
@@ -56,18 +56,18 @@ class Image:
 
     @property
     def start(self) -> list[str]:
-        """What a runtime starts if it is told nothing."""
+        """The default command of the image."""
         return [*self.config["Entrypoint"], *(self.config.get("Cmd") or [])]
 
 
 def mirror(codename: str) -> str:
-    """Of Debian, the one that this machine is set up for."""
+    """The Debian mirror that this machine uses."""
     wanted = ["--format", "$(REPO_URI)", "Created-By: Packages", f"Codename: {codename}"]
     return output([tool("apt-get", "a Debian machine"), "indextargets", *wanted]).splitlines()[0]
 
 
 def debian(folder: Path) -> Path:
-    """A minimal one with Python, of the release that this machine runs."""
+    """A minimal Debian with Python, of this machine's release."""
     debootstrap = tool("debootstrap", "Debian: debootstrap")
     release = dict(row.split("=", 1) for row in Path("/etc/os-release").read_text().splitlines() if "=" in row)
     codename = release["VERSION_CODENAME"]
@@ -77,7 +77,7 @@ def debian(folder: Path) -> Path:
 
 
 def wheels(folder: Path, python: str) -> Path:
-    """All that the images install, for that Python."""
+    """The wheels that the images install, for that Python."""
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
     output(
         [*pip, "--only-binary=:all:", "--python-version", python, "--dest", folder, f"{ROOT}[restarter]", "hatchling"]
@@ -123,16 +123,16 @@ def receiver(builder: Builder) -> Image:
     return built(builder, "receiver")
 
 
-def test_hadolint_finds_nothing():
+def test_hadolint_accepts_dockerfile():
     output([tool("hadolint", "pip install -e .[deploy]"), ROOT / "Dockerfile"])
 
 
-def test_the_sidecar_is_what_is_built_without_a_target():
+def test_default_target_is_the_sidecar():
     stages = [row for row in (ROOT / "Dockerfile").read_text(encoding="utf-8").splitlines() if row.startswith("FROM ")]
     assert stages[-1].endswith(" AS sidecar")
 
 
-def test_the_sidecar_of_the_image_serves(sidecar, tmp_path):
+def test_sidecar_image_serves(sidecar, tmp_path):
     port = free_port()
     with process(sidecar.command("timeout", 60, *sidecar.start, "--port", port), tmp_path / "log"):
         url = f"http://127.0.0.1:{port}"
@@ -140,31 +140,31 @@ def test_the_sidecar_of_the_image_serves(sidecar, tmp_path):
         assert f'version="{__version__}"' in httpx.get(f"{url}/metrics", trust_env=False).text
 
 
-def test_a_runtime_can_ask_the_sidecar_of_the_image_how_it_is(sidecar):
+def test_sidecar_image_has_a_healthcheck(sidecar):
     how, *command = sidecar.config["Healthcheck"]["Test"]
     assert how == "CMD", "no shell is needed for it"
     assert "--pid" in sidecar.run(*command, "--help")
     assert str(DEFAULT_PORT) in {row.partition("/")[0] for row in sidecar.config["ExposedPorts"]}
 
 
-def test_the_agent_is_copied_from_the_image(sidecar):
+def test_agent_can_be_copied_from_image(sidecar):
     said = sidecar.run("gpufrag", "install-agent", "/tmp/agent")
     assert said == "PYTHONPATH=/tmp/agent/gpufrag/shim"
     assert sidecar.run("diff", "-r", "/gpufrag-agent", "/tmp/agent") == ""
 
 
-def test_the_restarter_of_the_image_starts(receiver):
+def test_restarter_image_starts(receiver):
     assert receiver.start == ["gpufrag", "restarter"]
     assert ": good" in receiver.run(*receiver.start, "--check")
     receiver.run("/opt/gpufrag/bin/python", "-c", "import gpufrag.restarter.kubernetes.client, lightkube")
 
 
-def test_nobody_is_root_in_it(sidecar, receiver):
+def test_images_do_not_run_as_root(sidecar, receiver):
     assert [image.config["User"] for image in (sidecar, receiver)] == ["65532:65532"] * 2
     assert sidecar.run("id", "-u") == "65532"
 
 
-def test_there_is_no_torch_and_no_client_of_kubernetes_in_the_sidecar(sidecar):
+def test_sidecar_image_has_no_torch_or_kubernetes_client(sidecar):
     for module in ("torch", "lightkube"):
         done = subprocess.run(sidecar.command("/opt/gpufrag/bin/python", "-c", f"import {module}"), capture_output=True)
         assert b"ModuleNotFoundError" in done.stderr

@@ -1,4 +1,4 @@
-"""The configs in deploy/, as their own programs see them."""
+"""The configs in deploy/, checked by their own programs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def read(path: Path) -> Any:
 
 
 def without_kubernetes(config: dict[str, Any]) -> dict[str, Any]:
-    """The same with an empty list of targets where pods are discovered: Debian builds Prometheus without that."""
+    """Replace Kubernetes discovery by an empty list of targets: Debian's Prometheus does not support it."""
     config = copy.deepcopy(config)
     for section in (*config["scrape_configs"], *config.get("alerting", {}).get("alertmanagers", [])):
         if section.pop("kubernetes_sd_configs", None):
@@ -39,7 +39,7 @@ def without_kubernetes(config: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("path", PROMETHEUS, ids=lambda path: path.name)
-def test_promtool_accepts_it(path, tmp_path):
+def test_promtool_accepts_config(path, tmp_path):
     config = without_kubernetes(read(path))
     (tmp_path / "prometheus.yml").write_text(yaml.safe_dump(config))
     (tmp_path / "rules.yaml").write_text((DEPLOY / "prometheus" / "rules.yaml").read_text(encoding="utf-8"))
@@ -48,7 +48,7 @@ def test_promtool_accepts_it(path, tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_kubernetes_discovery_is_of_pods():
+def test_kubernetes_config_discovers_pods():
     config = read(DEPLOY / "prometheus" / "kubernetes.yml")
     assert [row["kubernetes_sd_configs"] for row in config["scrape_configs"]] == [[{"role": "pod"}]]
 
@@ -61,7 +61,7 @@ POD = {
 }
 LABEL = "__meta_kubernetes_pod_label_"
 PODS = {
-    # pod: (what discovery tells beside the above, its job_name; None where it is no target)
+    # pod: (additional discovery labels, its job_name; None if it is not a target)
     "bare": ({}, "bare"),
     "web-6c5-x": ({"__meta_kubernetes_pod_controller_name": "web-6c5", f"{LABEL}app_kubernetes_io_name": "web"}, "web"),
     "llm-0-abc": ({f"{LABEL}batch_kubernetes_io_job_name": "llm"}, "llm"),
@@ -74,8 +74,8 @@ PODS = {
 }  # fmt: skip
 
 
-def test_kubernetes_pods_get_the_name_of_their_job(tmp_path):
-    """The real relabelling, on what discovery would say of each pod."""
+def test_kubernetes_targets_have_job_names(tmp_path):
+    """The real relabelling, on the labels that discovery sets."""
     config = without_kubernetes(read(DEPLOY / "prometheus" / "kubernetes.yml"))
     (scrape,) = config["scrape_configs"]
     scrape["static_configs"] = [
@@ -89,13 +89,13 @@ def test_kubernetes_pods_get_the_name_of_their_job(tmp_path):
     assert {(target["labels"]["namespace"], target["labels"]["node"]) for target in targets} == {("ml", "gpu-1")}
 
 
-def test_example_targets_are_what_file_sd_reads():
+def test_example_targets_are_valid():
     for entry in json.loads((DEPLOY / "prometheus" / "targets" / "example.json").read_text()):
         assert entry.keys() == {"targets", "labels"}
         assert "job_name" in entry["labels"]
 
 
-def test_a_large_fleet_still_keeps_what_the_rules_read():
+def test_large_config_keeps_what_rules_read():
     config = read(DEPLOY / "prometheus" / "large.yml")
     drop = "|".join(row["regex"] for row in config["scrape_configs"][0]["metric_relabel_configs"])
     expressions = " ".join(rule["expr"] for group in groups(Config(off=())) for rule in group["rules"])
@@ -107,7 +107,7 @@ def amtool(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True)
 
 
-def test_amtool_accepts_the_routing():
+def test_amtool_accepts_routing():
     done = amtool("check-config", ALERTMANAGER)
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -123,8 +123,8 @@ ROUTES = {
 
 
 @pytest.mark.parametrize("alert", ROUTES)
-def test_where_an_alert_goes(alert):
-    """With the labels that the rule really gives it."""
+def test_alert_is_routed_to_receivers(alert):
+    """With the labels of the rule."""
     rule = next(rule for group in groups(Config()) for rule in group["rules"] if rule.get("alert") == alert)
     labels = [f"{name}={value}" for name, value in {"alertname": alert, **rule["labels"]}.items()]
     done = amtool(
@@ -133,19 +133,19 @@ def test_where_an_alert_goes(alert):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_a_webhook_call_is_about_one_job():
+def test_webhook_call_is_about_one_job():
     routes = [route for route in read(ALERTMANAGER)["route"]["routes"] if route["receiver"] == "restarter"]
     assert [route["group_by"] for route in routes] == [["alertname", "cluster", "namespace", "job_name"]]
     (receiver,) = [row for row in read(ALERTMANAGER)["receivers"] if row["name"] == "restarter"]
     assert [hook["send_resolved"] for hook in receiver["webhook_configs"]] == [False]
 
 
-def test_an_alert_hushes_those_of_its_own_job_only():
-    """Also where jobs are told apart by the name of the scrape alone."""
+def test_inhibition_is_within_one_job():
+    """Also if only the scrape name distinguishes jobs."""
     rules = read(ALERTMANAGER)["inhibit_rules"]
     assert [set(rule["equal"]) for rule in rules] == [set(Config().job_labels)] * len(rules)
 
 
-def test_hushed_alerts_are_ones_that_there_are():
+def test_inhibited_alerts_exist():
     named = re.findall(r'alertname = "(\w+)"', ALERTMANAGER.read_text(encoding="utf-8"))
     assert set(named) - {rule.get("alert") for group in groups(Config()) for rule in group["rules"]} == set()

@@ -1,4 +1,4 @@
-"""Simulated ranks: their figures are of recorded traces, and go on as those of a living job do."""
+"""Simulated ranks replay recorded traces and behave like a living job."""
 
 import re
 from itertools import pairwise
@@ -34,23 +34,23 @@ def worst_ratio(view):
     return max(snapshot.measured.ratio for snapshot in device.snapshots)
 
 
-def test_only_the_faulty_rank_fragments(films):
+def test_only_faulty_rank_fragments(films):
     ratios = {rank.sample.identity.rank: worst_ratio(rank) for rank in seen(films, FAULTY, 600).ranks}
     assert ratios.pop(FAULTY.fragmenting) > 4
     assert max(ratios.values()) < 2
 
 
-def test_a_healthy_job_is_so_at_every_time(films):
+def test_healthy_job_never_fragments(films):
     assert max(worst_ratio(rank) for second in range(0, 3600, 7) for rank in seen(films, HEALTHY, second).ranks) < 2
 
 
-def test_a_restart_cures_the_faulty_rank(films):
+def test_restart_cures_faulty_rank(films):
     before, after = (seen(films, FAULTY, second).ranks[FAULTY.fragmenting] for second in (1799, 1801))
     assert (worst_ratio(before) > 4, worst_ratio(after) > 4) == (True, False)
     assert after.sample.identity.start == before.sample.identity.start + PERIOD.restart
 
 
-def test_counters_never_fall_while_a_process_lives(films):
+def test_counters_never_decrease(films):
     for before, after in pairwise(seen(films, FAULTY, second) for second in range(0, 1790, 10)):
         for one, next_one in zip(before.ranks, after.ranks):
             old, new = (vars(rank.sample.devices[0].totals.counters) for rank in (one, next_one))
@@ -58,12 +58,12 @@ def test_counters_never_fall_while_a_process_lives(films):
             assert next_one.sample.steps > one.sample.steps
 
 
-def test_every_error_that_is_counted_has_a_cause(films):
+def test_every_oom_has_a_cause(films):
     (device,) = seen(films, FAULTY, 600).ranks[FAULTY.fragmenting].sample.devices
     assert sum(device.ooms.causes.values()) == device.totals.counters.ooms > 0
 
 
-def test_namespaces_and_faults_are_spread():
+def test_jobs_are_spread_over_namespaces():
     jobs = fleet.jobs(50, 64, faulty=5)
     assert len({job.name for job in jobs}) == 50
     assert len({job.namespace for job in jobs}) == 5
@@ -76,7 +76,7 @@ def running(films):
         yield found
 
 
-def test_every_target_answers_with_its_job(running):
+def test_every_target_serves_its_job(running):
     targets = running.get("/targets").json()
     assert [found["labels"]["job_name"] for found in targets] == [job.name for job in JOBS]
     for found in targets:
@@ -84,16 +84,22 @@ def test_every_target_answers_with_its_job(running):
         assert found["targets"] == [f"127.0.0.1:{running.port}"]
 
 
-def test_no_such_job(running):
+def test_unknown_job_is_not_found(running):
     assert running.get("/jobs/nobody/metrics").status_code == 404
 
 
-def test_without_detail_there_are_no_histograms(running):
+def test_index_lists_targets_and_jobs(running):
+    lines = running.get("/").text.splitlines()
+    assert lines[1].endswith("/targets")
+    assert len(lines) == 2 + len(JOBS)
+
+
+def test_no_detail_leaves_out_histograms(running):
     assert "_bucket" not in running.get("/jobs/job-00/metrics").text
 
 
-def test_a_large_fleet_keeps_sixty_series_a_rank(films):
-    """Those of a rank with two moments, and of its device, that large.yml keeps: the same as without detail."""
+def test_large_config_keeps_60_series_per_rank(films):
+    """large.yml keeps the same series as --no-detail."""
     (scrape,) = yaml.safe_load((TESTS.parent / "deploy/prometheus/large.yml").read_text())["scrape_configs"]
     drop = re.compile("|".join(row["regex"] for row in scrape["metric_relabel_configs"]))
     text = metrics.render(seen(films, HEALTHY, 600))[1].decode()
@@ -108,6 +114,6 @@ def test_a_large_fleet_keeps_sixty_series_a_rank(films):
 @pytest.mark.parametrize(
     "flags", [["--jobs", "0"], ["--ranks", "-1"], ["--play", "0s"], ["--play", "soon"], ["--faulty", "5"]]
 )
-def test_refused(flags, capsys):
+def test_wrong_argument_is_refused(flags, capsys):
     assert main(["simulate-fleet", *flags]) == 2
     assert capsys.readouterr().err.count("\n") == 1

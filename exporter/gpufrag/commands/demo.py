@@ -1,4 +1,4 @@
-"""`gpufrag demo`: two ranks, their sidecar, and a table of what /metrics says."""
+"""`gpufrag demo`: two simulated ranks, a real sidecar, and a table of their metrics."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import time
 from collections.abc import Iterator, Sequence
 from types import FrameType
 
-from ..demo import fleet, table, traces
-from ..demo.process import ENDINGS
+from ..demo import processes, table, traces
+from ..demo.processes import ENDINGS
 from ..errors import Unavailable, UsageError
 from ..reports import terminal
 from ..units import argument, parse_duration, whole
@@ -21,28 +21,43 @@ PLAY_SECONDS = 8.0  # short enough for `--duration 20` to show the traces' end
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--duration", type=argument(parse_duration), help="end after this long (default: at Ctrl-C)")
+    duration = argument(parse_duration)
+    parser.add_argument(
+        "--duration", metavar="TIME", type=duration, help="stop after this time, for example 20s (default: at Ctrl-C)"
+    )
     parser.add_argument("--once", action="store_true", help="print the table once, at the end, for scripts")
-    parser.add_argument("--play", type=argument(parse_duration), default=PLAY_SECONDS, help="how long the traces take")
-    parser.add_argument("--port", type=argument(whole(0, 65535)), help="the sidecar's port (default: a free one)")
+    parser.add_argument(
+        "--play",
+        metavar="TIME",
+        type=duration,
+        default=PLAY_SECONDS,
+        help="replay the recorded allocations within this time, for example 1m (default: 8s)",
+    )
+    parser.add_argument(
+        "--host",
+        metavar="ADDRESS",
+        default="127.0.0.1",
+        help="address of the sidecar; 0.0.0.0 lets containers and other hosts reach it (default: 127.0.0.1)",
+    )
+    parser.add_argument("--port", type=argument(whole(0, 65535)), help="port of the sidecar (default: a free one)")
     parser.add_argument("--gpu", action="store_true", help="train a small model on a real GPU instead (needs torch)")
 
 
 def run(options: argparse.Namespace) -> int:
     if options.duration is None and options.once:
-        raise UsageError("--once prints the table at the end: say with --duration when that is")
+        raise UsageError("--once prints the table at the end: set the end with --duration")
     if options.duration is not None and options.duration < SHORTEST:
-        raise UsageError(f"--duration is {SHORTEST:.0f} s or more: the table is drawn once a second")
+        raise UsageError(f"--duration must be at least {SHORTEST:.0f}s")
     for number in ENDINGS:
         signal.signal(number, _end)
-    with fleet.running(_ranks(options.gpu, options.play), options.port) as demo:
-        print(f"metrics: {demo.url}/metrics   ranks: {demo.url}/", flush=True)
-        _show(demo, options.duration, options.once)
+    with processes.running(_ranks(options.gpu, options.play), options.host, options.port) as demo:
+        print(f"metrics: {demo.url}/metrics   page: {demo.url}/", flush=True)
+        _show(demo, options)
     return 0
 
 
 def _end(signum: int, frame: FrameType | None) -> None:
-    """Unwinds, so that the ranks and the sidecar are ended too; a second signal must not cut that short."""
+    """Unwind, so that all processes are stopped; a second signal must not interrupt that."""
     for number in ENDINGS:
         signal.signal(number, signal.SIG_IGN)
     raise SystemExit(128 + signum)
@@ -54,23 +69,28 @@ def _ranks(gpu: bool, play: float) -> list[list[str]]:
     return [["-m", "gpufrag.demo.rank", name, str(play)] for name in traces.NAMES]
 
 
-def _show(demo: fleet.Fleet, duration: float | None, once: bool) -> None:
+def _show(demo: processes.Demo, options: argparse.Namespace) -> None:
     lines: list[str] = []
-    for _ in _seconds(duration):
+    told, played = False, time.monotonic() + options.play + 2
+    for _ in _seconds(options.duration):
         demo.require_alive()
         drawn = len(lines)
-        lines = table.lines(table.rows(table.scrape(f"{demo.url}/metrics")), colour=terminal.colours(sys.stdout))
-        if not once:
+        rows = table.rows(table.scrape(demo.url))
+        lines = table.lines(rows, colour=terminal.colours(sys.stdout))
+        if not options.once and not told:
             _draw(lines, over=drawn if terminal.understands(sys.stdout) else 0)
-    if once:
+        if not (told or options.once or options.gpu) and time.monotonic() > played:
+            told = True
+            print(f"\n{table.summary(rows)} The replay has ended, and the ranks keep their memory.", flush=True)
+            print(f"Open {demo.url}/ for details; press Ctrl-C to stop.", flush=True)
+    if options.once:
         _draw(lines)
     if len(lines) < 2:
-        said = demo.last_words()
-        raise Unavailable(f"no rank was seen on /metrics: {said or 'give it more time with --duration'}")
+        raise Unavailable(f"no rank is on /metrics: {demo.last_errors() or 'allow more time with --duration'}")
 
 
 def _seconds(duration: float | None) -> Iterator[None]:
-    """Once a second until `duration` seconds have passed, and at its end."""
+    """Yield once per second until `duration` seconds have passed, and at its end."""
     end = math.inf if duration is None else time.monotonic() + duration
     while (left := end - time.monotonic()) > 0:
         time.sleep(min(1.0, left))
@@ -78,6 +98,6 @@ def _seconds(duration: float | None) -> Iterator[None]:
 
 
 def _draw(lines: Sequence[str], over: int = 0) -> None:
-    """Print the table, over the `over` lines of the one before."""
+    """Print the table, over the `over` lines of the previous one."""
     up = f"\x1b[{over}F\x1b[J" if over else ""
     print(up + "\n".join(lines), flush=True)

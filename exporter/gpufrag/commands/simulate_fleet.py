@@ -1,4 +1,4 @@
-"""`gpufrag simulate-fleet`: as many jobs and ranks as one likes, for load tests and demonstrations."""
+"""`gpufrag simulate-fleet`: any number of jobs and ranks, for load tests and demonstrations."""
 
 from __future__ import annotations
 
@@ -8,20 +8,27 @@ from ..units import argument, parse_duration, whole
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    some, any_number = argument(whole(1, 100_000)), argument(whole(0))
-    parser.add_argument("--jobs", type=some, default=4, help="how many jobs; default 4")
-    parser.add_argument("--ranks", type=some, default=8, help="ranks of each job; default 8")
+    some, duration = argument(whole(1, 100_000)), argument(parse_duration)
+    parser.add_argument("--jobs", metavar="N", type=some, default=4, help="number of jobs (default: 4)")
+    parser.add_argument("--ranks", metavar="N", type=some, default=8, help="ranks per job (default: 8)")
     parser.add_argument(
-        "--faulty", type=any_number, default=1, help="jobs with a rank that fragments its memory; default 1"
-    )
-    parser.add_argument("--play", type=argument(parse_duration), default=300.0, help="how fast it does so; default 5m")
-    parser.add_argument(
-        "--restart", type=argument(parse_duration), default=1800.0, help="when that rank begins anew; default 30m"
+        "--faulty", metavar="N", type=argument(whole(0)), default=1, help="jobs with a fragmenting rank (default: 1)"
     )
     parser.add_argument(
-        "--port", type=argument(whole(0, 65535)), default=9836, help="on the loopback address; 0 takes any free one"
+        "--play", metavar="TIME", type=duration, default=300.0, help="time until it is fragmented, as 10m (default: 5m)"
     )
-    parser.add_argument("--no-detail", dest="detail", action="store_false", help="only what alerts and rules read")
+    parser.add_argument(
+        "--restart", metavar="TIME", type=duration, default=1800.0, help="time until it restarts, as 1h (default: 30m)"
+    )
+    parser.add_argument(
+        "--host", metavar="ADDRESS", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)"
+    )
+    parser.add_argument(
+        "--port", type=argument(whole(0, 65535)), default=9836, help="port; 0 chooses a free one (default: 9836)"
+    )
+    parser.add_argument(
+        "--no-detail", dest="detail", action="store_false", help="leave out metrics that no alert or rule reads"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -33,9 +40,9 @@ def run(options: argparse.Namespace) -> int:
     from ..web.listen import Address
 
     if options.play <= 0 or options.restart <= 0:
-        raise UsageError("--play and --restart are above 0")
+        raise UsageError("--play and --restart must be above 0")
     if options.faulty > options.jobs:
-        raise UsageError(f"--faulty {options.faulty}: there are {options.jobs} jobs; raise --jobs, or lower it")
+        raise UsageError(f"--faulty {options.faulty} is more than --jobs {options.jobs}")
     jobs = fleet.jobs(options.jobs, options.ranks, options.faulty)
     films = {name: film(name) for name in (fleet.HEALTHY, fleet.FRAGMENTING)}
     period = fleet.Period(options.play, options.restart)
@@ -43,11 +50,11 @@ def run(options: argparse.Namespace) -> int:
         server.app(jobs, films, period, detail=options.detail),
         started=lambda address: print(f"targets for http_sd_configs: http://{address}/targets", flush=True),
     )
-    connections = 2 * options.jobs + 16  # Prometheus keeps one for each target
+    connections = 2 * options.jobs + 16  # Prometheus keeps one per target
     runner.run(
         service,
         WebSettings(
-            listen_address=str(Address("127.0.0.1", options.port)),
+            listen_address=str(Address(options.host, options.port)),
             max_requests=connections,
             max_connections=connections,
         ),

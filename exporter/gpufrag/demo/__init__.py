@@ -1,1 +1,1 @@
-"""The whole chain without a GPU: recorded traces, a simulated allocator, real agents, a real sidecar."""
+"""The whole chain without a GPU: recorded traces on a simulated allocator, real agents, a real sidecar."""

@@ -1,7 +1,7 @@
-"""One rank of the demo, a process of its own: `python -m gpufrag.demo.rank TRACE SECONDS`.
+"""One rank of the demo: `python -m gpufrag.demo.rank TRACE SECONDS`.
 
-It replays a recorded trace on the simulated allocator, as fast as to be through in SECONDS, and then holds what
-it has until it is ended. The agent inside it is the real one.
+It replays a recorded trace on the simulated allocator within SECONDS, then keeps its memory until it is stopped. Its
+agent is the real one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .source import SimulatedSource
 from .traces import load
 
 STEPS = 200
-"""Into how many optimizer steps a trace is cut; the trace itself does not tell."""
+"""Optimizer steps that the trace is divided into; the trace has none."""
 TRIES = 10
 
 
@@ -36,16 +36,16 @@ def main(name: str, seconds: float) -> None:
         source.step()
         time.sleep(seconds / STEPS)
     sample_the_end()
-    threading.Event().wait()  # hold the heap until a signal ends the process
+    threading.Event().wait()  # keep the heap until a signal ends the process
 
 
 def sample_the_end() -> None:
-    """The end of a trace is what it is shown for: it must not fall between two snapshots. Raises Unavailable."""
+    """Take a snapshot of the end of the trace, which the demo is about. Raises Unavailable."""
     for left in reversed(range(TRIES)):
         try:
             lifecycle.sample_now()
             return
-        except Unavailable:  # the machine is busy: nothing changes any more, so that a later look sees the same
+        except Unavailable:  # the machine is busy; the heap no longer changes, so a later snapshot is the same
             if not left:
                 raise
 

@@ -1,4 +1,4 @@
-"""A source whose framework is the simulator: to the agent it looks like torch in a training process."""
+"""A source of the agent whose framework is the simulated allocator, in place of torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DEVICE = 0
 
 
 class SimulatedSource:
-    """Reads `allocator` under `lock`, which whoever drives the allocator holds too."""
+    """Reads `allocator` under `lock`, which the replay also holds."""
 
     framework = "simulator"
     framework_version = None
@@ -51,7 +51,7 @@ class SimulatedSource:
         self._on_step = None
 
     def step(self) -> None:
-        """What an optimizer's hook would do at the end of a step."""
+        """End a step, like an optimizer's hook."""
         if self._on_step is not None:
             self._on_step(self)
 

@@ -1,24 +1,27 @@
-"""The demo's table: what a Prometheus would read from /metrics, as one line a rank."""
+"""The demo's table: what Prometheus would read from /metrics, one line per rank."""
 
 from __future__ import annotations
 
-import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from ..errors import Unavailable
+from ..metrics import names
+from ..metrics.names import Label
 from ..units import format_bytes
+from ..web.client import Client
 
-TRIGGER = 4.0  # the ratio above which a job is called fragmented
+TRIGGER = 4.0
+"""A rank with a higher ratio is marked as fragmented."""
 OLD_SECONDS = 5.0
-"""A snapshot that is so much older than its rank's latest is of another state: the demo's agents look each second."""
+"""A snapshot this much older than the rank's latest is ignored: the demo's agents take one per second."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One rank, in bytes; None is what its sample does not tell (yet)."""
+    """One rank, in bytes; None if its sample does not have the figure (yet)."""
 
     rank: str
     steps: int | None
@@ -32,49 +35,39 @@ class Row:
         return self.free_total / self.largest_allocatable if self.free_total and self.largest_allocatable else None
 
 
-def scrape(url: str, timeout: float = 5.0) -> str:
-    """The text of /metrics. Raises Unavailable."""
-    try:
-        with urllib.request.urlopen(url, timeout=timeout) as answer:
-            text: str = answer.read().decode()
-            return text
-    except OSError as error:
-        raise Unavailable(
-            f"{url} does not answer ({getattr(error, 'reason', error)}); is the sidecar running?"
-        ) from None
-
-
-def rows(text: str) -> list[Row]:
-    """One row a rank, in the order of ranks; of recent snapshots at several moments, the one with the worst ratio."""
-    found: dict[str, dict[str, dict[str, float]]] = {}
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            if (field := _COLUMNS.get(sample.name)) and (rank := sample.labels.get("rank")):
-                sums = found.setdefault(rank, {}).setdefault(sample.labels.get("at", ""), {})
-                sums[field] = sums.get(field, 0.0) + sample.value
-    return [_worst(rank, found[rank]) for rank in sorted(found, key=lambda rank: (len(rank), rank))]
-
-
 _COLUMNS = {
-    "gpufrag_steps_total": "steps",
-    "gpufrag_snapshot_timestamp_seconds": "taken",
-    "gpufrag_allocator_reserved_bytes": "reserved",
-    "gpufrag_allocator_free_total_bytes": "free_total",
-    "gpufrag_allocator_largest_allocatable_bytes": "largest_allocatable",
-    "gpufrag_allocator_stranded_bytes": "stranded",
+    names.STEPS: "steps",
+    names.SNAPSHOT_TIMESTAMP: "taken",
+    names.RESERVED: "reserved",
+    names.FREE_TOTAL: "free_total",
+    names.LARGEST_ALLOCATABLE: "largest_allocatable",
+    names.STRANDED: "stranded",
 }
 
 
+def scrape(url: str) -> str:
+    """Return the text of /metrics. Raises Unavailable."""
+    answer = Client(url).get("/metrics")
+    if answer.status != 200:
+        raise Unavailable(f"{answer.url} answered with status {answer.status}")
+    return answer.text
+
+
+def rows(text: str) -> list[Row]:
+    """Return one row per rank, sorted; of recent snapshots at several moments, the one with the worst ratio."""
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for sample in (sample for family in text_string_to_metric_families(text) for sample in family.samples):
+        if (field := _COLUMNS.get(sample.name)) and (rank := sample.labels.get(Label.RANK)):
+            sums = found.setdefault(rank, {}).setdefault(sample.labels.get(Label.AT, ""), {})
+            sums[field] = sums.get(field, 0.0) + sample.value
+    return [_worst(rank, found[rank]) for rank in sorted(found, key=lambda rank: (len(rank), rank))]
+
+
 def _worst(rank: str, by_moment: Mapping[str, Mapping[str, float]]) -> Row:
-    always = by_moment.get("", {})
-    moments = _recent([figures for at, figures in by_moment.items() if at]) or [{}]
-    candidates = [_row(rank, {**always, **figures}) for figures in moments]
-    return max(candidates, key=lambda row: row.ratio or 0.0)
-
-
-def _recent(moments: Sequence[Mapping[str, float]]) -> list[Mapping[str, float]]:
+    moments = [figures for at, figures in by_moment.items() if at]
     latest = max((figures.get("taken", 0.0) for figures in moments), default=0.0)
-    return [figures for figures in moments if latest - figures.get("taken", latest) <= OLD_SECONDS]
+    recent = [figures for figures in moments if latest - figures.get("taken", latest) <= OLD_SECONDS] or [{}]
+    return max((_row(rank, {**by_moment.get("", {}), **figures}) for figures in recent), key=lambda row: row.ratio or 0)
 
 
 def _row(rank: str, figures: Mapping[str, float]) -> Row:
@@ -84,7 +77,7 @@ def _row(rank: str, figures: Mapping[str, float]) -> Row:
 
 
 def lines(rows: Sequence[Row], colour: bool = False) -> list[str]:
-    """Aligned text, the header first; a ratio above the trigger is marked (and red where colours are wanted)."""
+    """Return aligned text with a header; fragmented ranks are marked (red if `colour`)."""
     head = ("rank", "steps", "reserved", "free_total", "largest_allocatable", "stranded", "ratio")
     table = [head, *(_cells(row) for row in rows)]
     widths = [max(len(line[column]) for line in table) for column in range(len(head))]
@@ -103,3 +96,12 @@ def _marked(line: str, row: Row, colour: bool) -> str:
     if row.ratio is None or row.ratio <= TRIGGER:
         return line
     return f"\x1b[31m{line}  fragmented\x1b[0m" if colour else f"{line}  fragmented"
+
+
+def summary(rows: Sequence[Row]) -> str:
+    """Return one sentence about the worst rank."""
+    worst = max(rows, key=lambda row: row.ratio or 0.0, default=None)
+    if worst is None or worst.ratio is None or worst.ratio <= TRIGGER:
+        return "No rank is fragmented."
+    free, largest = format_bytes(worst.free_total or 0), format_bytes(worst.largest_allocatable or 0)
+    return f"Rank {worst.rank} is fragmented: {free} is free, but a request above {largest} fails."

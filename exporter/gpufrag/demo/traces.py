@@ -1,4 +1,4 @@
-"""The recorded traces that the demo's ranks replay: what a real allocator on a GPU was asked for."""
+"""The recorded traces that the demo's ranks replay: requests to a real allocator on a GPU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..model.trace.program import Program
 from ..model.trace.reading import read_program
 
 NAMES = ("train-cap4", "cache-default")
-"""By rank: a small decoder with varying lengths, healthy; a cache of odd sizes that fragments its heap."""
+"""By rank: a small decoder with varying lengths (healthy); a cache of odd sizes (fragmented)."""
 
 
 @dataclass(frozen=True)

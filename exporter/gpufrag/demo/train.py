@@ -1,4 +1,4 @@
-"""The demo's rank on a real GPU: a small model, trained on batches whose length varies, until it is ended."""
+"""The demo's rank on a real GPU: trains a small model on batches of varying length until it is stopped."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ def main() -> None:
     try:
         import torch
     except ImportError:
-        raise Unavailable("the demo on a GPU needs torch; install it, or leave --gpu away") from None
+        raise Unavailable("--gpu needs torch: install it, or omit --gpu") from None
     if not torch.cuda.is_available():
-        raise Unavailable("torch sees no GPU here; leave --gpu away to replay recorded traces instead")
+        raise Unavailable("--gpu needs a GPU that torch can use: omit --gpu to replay recorded traces")
     start(interval=1.0)
     rng = random.Random(0)
     model = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(512, 8, batch_first=True), 6).cuda()

@@ -1,4 +1,4 @@
-"""A recorded trace, replayed once: what an agent would have said of it, step by step."""
+"""A recorded trace, replayed once: what an agent would have sampled, step by step."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ..source import SimulatedSource
 from ..traces import Trace, load
 
 STEPS = 40
-"""Into how many optimizer steps a trace is cut; the trace itself does not tell."""
-_LOOKS = 8  # at the heap within a step: the fullest is its peak, the emptiest its boundary
+"""Optimizer steps that the trace is divided into; the trace has none."""
+_LOOKS = 8  # snapshots within a step: the fullest is its peak, the emptiest its boundary
 
 
 @dataclass(frozen=True)
 class Frame:
-    """What a source says of the allocator at the end of one step, and its heap at two moments of it."""
+    """The source's reading at the end of a step, and the heap at its boundary and peak."""
 
     reading: DeviceReading
     boundary: Fragmentation
@@ -34,7 +34,7 @@ class Film:
 
 
 def film(name: str) -> Film:
-    """Of one of demo.traces.NAMES; takes some 0.3 s."""
+    """Replay one of demo.traces.NAMES."""
     trace = load(name)
     allocator = Allocator(trace.settings, trace.driver)
     replay = Replay(trace.program, allocator)

@@ -1,4 +1,4 @@
-"""Jobs whose ranks walk through films, as a sidecar would see them at a given time."""
+"""Jobs whose ranks replay films, as a sidecar would see them at a given time."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from .film import Film, Frame
 HEALTHY, FRAGMENTING = "train-cap4", "cache-default"
 DEVICES_PER_HOST = 8
 _STEP_SECONDS = 0.5
-_CONTEXT = 500 << 20  # what CUDA itself takes of a device
+_CONTEXT = 500 << 20  # CUDA's own memory
 _SNAPSHOT_SECONDS = 0.0007
 _SNAPSHOT_EVERY = 10.0
 
 
 @dataclass(frozen=True)
 class Job:
-    """One training job; of a faulty one, rank `fragmenting` goes from bad to worse until it is restarted."""
+    """One training job. In a faulty one, the rank `fragmenting` fragments until it is restarted."""
 
     name: str
     namespace: str
@@ -30,14 +30,14 @@ class Job:
 
 @dataclass(frozen=True)
 class Period:
-    """In seconds: how long a film is played; then its last frame is shown, until the rank is restarted."""
+    """Seconds in which a film is played, and after which the rank restarts. In between, it stays at the last frame."""
 
     play: float = 300.0
     restart: float = 1800.0
 
 
 def jobs(number: int, ranks: int, faulty: int) -> list[Job]:
-    """`number` jobs of `ranks` ranks, in five namespaces; the first `faulty` have a fragmenting rank."""
+    """Return `number` jobs of `ranks` ranks in five namespaces; the first `faulty` have a fragmenting rank."""
     return [
         Job(f"job-{n:02}", f"team-{n % 5}", ranks, fragmenting=(7 * n) % ranks if n < faulty else None)
         for n in range(number)
@@ -45,7 +45,7 @@ def jobs(number: int, ranks: int, faulty: int) -> list[Job]:
 
 
 def see(job: Job, films: Mapping[str, Film], period: Period, begun: float, now: float) -> Fleet:
-    """The job at the time `now` (seconds of the system clock), having begun at `begun`."""
+    """Return the job at Unix time `now`, if it started at `begun`."""
     ranks = tuple(_rank(job, number, films, period, begun, now) for number in range(job.ranks))
     read = CollectorResult(True, 0.002)
     return Fleet(now, ranks, tuple(_devices(ranks)), {"folder": read, "join": read, "nvml": read})
@@ -67,7 +67,7 @@ def _rank(job: Job, number: int, films: Mapping[str, Film], period: Period, begu
 
 
 def _shown(frames: Sequence[Frame], played: float, offset: int) -> Frame:
-    """A film that is over stands still at its end (`played` is its share); one with an offset is a little ahead."""
+    """Return the frame at the share `played` of the film; ranks with an offset are slightly ahead."""
     return frames[min(int(played * len(frames)) + offset % 5, len(frames) - 1)]
 
 
@@ -92,7 +92,7 @@ def _sample(film: Film, frame: Frame, uuid: str, device: int, now: float) -> Dev
 
 
 def _unexplained(totals: Totals | None) -> Ooms:
-    """The errors that the trace met: nobody has looked into them."""
+    """Return the errors of the trace, with unknown causes."""
     met = (totals.counters.ooms if totals else None) or 0
     return Ooms({cause.value: met if cause is Cause.UNKNOWN else 0 for cause in Cause})
 

@@ -1,4 +1,4 @@
-"""The HTTP side: /jobs/NAME/metrics for each job, and /targets, by which Prometheus finds them (http_sd_configs)."""
+"""The HTTP server: /jobs/NAME/metrics for each job, and /targets for Prometheus (http_sd_configs)."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def app(
     detail: bool = True,
     clock: Callable[[], float] = time.time,
 ) -> Starlette:
-    """The jobs begin when it is made."""
+    """The jobs start when this is called."""
     by_name, begun, worker = {job.name: job for job in jobs}, clock(), SerialExecutor("gpufrag-fleet")
 
     async def scrape(request: Request) -> Response:
         job = by_name.get(request.path_params["job"])
         if job is None:
-            return PlainTextResponse("no such job; /targets lists them\n", 404)
+            return PlainTextResponse("no such job; see /targets\n", 404)
         accept = request.headers.get("accept", "")
         content_type, body = await worker.run(
             lambda: metrics.render(see(job, films, period, begun, clock()), accept, detail=detail)
@@ -43,11 +43,15 @@ def app(
         found = [target(job, request.url.netloc) for job in jobs]
         return Response(json.dumps(found), media_type="application/json")
 
-    return make_app([Route("/targets", targets), Route("/jobs/{job}/metrics", scrape)])
+    async def index(request: Request) -> Response:
+        paths = ["targets", *(f"jobs/{job.name}/metrics" for job in jobs)]
+        return PlainTextResponse("gpufrag simulate-fleet\n" + "".join(f"{request.base_url}{p}\n" for p in paths))
+
+    return make_app([Route("/", index), Route("/targets", targets), Route("/jobs/{job}/metrics", scrape)])
 
 
 def target(job: Job, address: str) -> dict[str, object]:
-    """As a service discovery writes it; what belongs to a pod in a cluster is set here."""
+    """Return a target of http_sd_configs, with the labels that a cluster's service discovery would add."""
     labels = {
         "__metrics_path__": f"/jobs/{job.name}/metrics",
         "instance": f"{job.name}-0:9836",
