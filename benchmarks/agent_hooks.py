@@ -1,12 +1,11 @@
-"""What the agent costs where it does nothing dear: per step, per second, and at the start of a Python process.
+"""The small costs of the agent: per step, per second, and at the start of a Python process.
 
     PYTHONPATH=exporter python3 benchmarks/agent_hooks.py [--out agent_hooks.json]
 
-Needs neither torch nor a GPU. `step` is the whole hook after an optimizer's step that takes no snapshot and no reading
-(steps counted, peaks and leaks watched for), called as torch calls it by a stand-in for torch; `second` is what
-the agent's thread does every second on the CPU (read, encode, publish) over a simulated heap with a snapshot of two
-moments, without torch's own part of it, which agent_pause.py measures; `shim` is what PYTHONPATH adds to the start of
-an interpreter. Medians.
+Needs neither torch nor a GPU. `step` is the hook after an optimizer step that records nothing (it counts steps and
+watches for leaks), called by a stand-in for torch. `second` is the CPU time of the agent's thread every second (read,
+encode, publish) for a simulated heap with snapshots of two moments, without torch's own part, which agent_pause.py
+measures. `shim` is what PYTHONPATH adds to the start of an interpreter. Medians.
 """
 
 from __future__ import annotations

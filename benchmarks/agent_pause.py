@@ -1,10 +1,10 @@
-"""How long a sample holds a training process, by the number of blocks in its heap.
+"""How long a snapshot holds up a training process, by the number of blocks in its heap.
 
     PYTHONPATH=exporter python3 benchmarks/agent_pause.py [--out agent_pause.json]
 
-The heap is many small tensors, every other one freed. `copy` is torch's snapshot, which keeps all threads from running
-Python; `measure` is the agent's own work on the copy, for which it shares the interpreter; `stats` is the cheap
-reading of every second. Medians, in milliseconds.
+The heap is many small tensors, every other one freed. `copy` is torch's snapshot, during which no thread runs Python;
+`measure` is the agent's work on the copy, which shares the interpreter; `stats` is the cheap reading of every second.
+Medians, in milliseconds.
 """
 
 from __future__ import annotations

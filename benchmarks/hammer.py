@@ -1,11 +1,10 @@
-"""Eight threads that allocate without a pause under an agent that looks every 50 ms: does any of them stop?
+"""Eight threads that allocate without a pause next to an agent that samples every 50 ms: does any of them stop?
 
     PYTHONPATH=exporter python3 -m gpufrag run --interval 0.05 --budget 0.5 -- python3 benchmarks/hammer.py
 
-Each thread has a stream of its own, keeps some hundred tensors alive, shares some between streams, and runs into the
-memory limit again and again, so that flushes, retries and out-of-memory errors are among what the agent meets. One of
-them also steps an optimizer. Ends with 1 where a thread made no progress for 30 s; prints what was done, and what the
-agent published.
+Each thread has its own stream, keeps some hundred tensors alive, shares some between streams, and reaches the memory
+limit again and again, so the agent meets flushes, retries and out-of-memory errors. One thread also steps an
+optimizer. Exits with 1 if a thread makes no progress for 30 s; prints the work done and what the agent published.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ GIB, MIB = 1 << 30, 1 << 20
 LIMIT = 6 * GIB
 THREADS = 8
 STUCK = 30.0
-"""Seconds without a request by some thread that are called a deadlock."""
+"""Seconds without a request by some thread: a deadlock."""
 REPORT_EVERY = 20.0
 """Seconds."""
 

@@ -2,11 +2,10 @@
 
     PYTHONPATH=exporter python3 benchmarks/leak_detection.py [--out leak_detection.json] [--steps 600]
 
-Each loop (benchmarks/leak_loops.py) is a process of its own under `gpufrag run`, all on one device at once; a step
-takes some 60 ms. `told` is the step at which the agent's line came into the log, `published` that at which the figure
-was in its sample, `stall` the share of wall time that it took of the training in all. A leak that begins in the midst
-of a training and one with the allocator's history on (which names the place) are run besides, and not judged by the 60
-steps. Exits with 1 where a leak is missed or a healthy loop is called one.
+Each loop (benchmarks/leak_loops.py) is a process under `gpufrag run`, all on one device at once; a step takes about
+60 ms. `told` is the step at which the agent logged the leak, `published` the step at which its sample contained it,
+`stall` the agent's share of wall time. A leak that begins late and one with the allocator's history on (which names
+the line) run too, without the limit of 60 steps. Exits with 1 if a leak is missed or a healthy loop is reported.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The training loops of benchmarks/leak_detection.py: two that leak, six that only look as if they might.
+"""The training loops of benchmarks/leak_detection.py: some leak, six only look like it.
 
     python3 leak_loops.py NAME STEPS
 
-Under `gpufrag run`. Prints, as one line of JSON, at which step the agent told of a leak, and what it published.
+Run it under `gpufrag run`. Prints one line of JSON: the step at which the agent reported a leak, and what it published.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""NVIDIA's compute-sanitizer over a training loop with the agent in it: no access of memory that is not its own.
+"""NVIDIA's compute-sanitizer over a training loop with an agent: no invalid memory access.
 
     PYTHONPATH=exporter python3 benchmarks/memcheck.py [--steps 60] [--out memcheck.json]
 
-The loop trains a small decoder; the agent copies the heap every 50 ms, at boundaries and at peaks, follows steps in
-between, and explains one out-of-memory error that the loop survives. Ends with compute-sanitizer's exit code.
+The loop trains a small decoder; the agent records steps every 50 ms and explains one out-of-memory error that the loop
+survives. Exits with compute-sanitizer's exit code.
 
-Calls that fail are not reported, for one is meant to fail; and no stack of the host is looked up, for a Python one
-needs the interpreter's lock, within the allocator's: every thread that asks torch for statistics takes them the other
-way round. A loop that stands still for a minute shows the stacks of its threads and is given up.
+Failing calls are not reported, because one is meant to fail. Host stacks are not looked up: a Python stack needs the
+interpreter's lock inside the allocator's, and every thread that reads torch's statistics takes them in the opposite
+order. A loop that makes no progress for a minute prints the stacks of its threads and is killed.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""A million samples of one agent: its process must not grow, nor gather threads or descriptors.
+"""A million samples of one agent: its process must not grow in memory, threads or descriptors.
 
     PYTHONPATH=exporter python benchmarks/soak.py [--samples 1000000] [--out soak.json]
 
-The agent is the whole one: it steps, copies and measures the heap of a simulated allocator, publishes its file each
-time, listens on its socket and is asked for a sample now and then. Ends with 1 where the resident memory grew by more
-than 1 MiB after the first tenth of the samples, or the number of threads or descriptors changed.
+The complete agent copies and measures the heap of a simulated allocator, publishes its file each time, listens on its
+socket and answers a request for a sample now and then. Exits with 1 if resident memory grew by more than 1 MiB after
+the first tenth of the samples, or the number of threads or descriptors changed.
 """
 
 from __future__ import annotations

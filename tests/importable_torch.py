@@ -1,4 +1,4 @@
-"""A module `torch` that real Python processes can import: fake_torch's machine, whose CUDA begins when it is told."""
+"""A module `torch` for real Python processes: fake_torch's machine, whose CUDA starts with `machine.initialise()`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ deadline = time.monotonic() + 20
 while agent and agent.latest() is None and time.monotonic() < deadline: time.sleep(0.005)
 print("agent" if agent and agent.latest() else "no agent", flush=True)
 """
-"""A program that does; it tells whether it had an agent by then."""
+"""A program that uses a GPU and prints whether it has an agent by then."""
 
 
 def torch_path(folder: Path) -> list[str]:

@@ -25,5 +25,5 @@ def test_the_pauses_are_those_of_the_recorded_run() -> None:
 def test_the_paired_stretches_are_those_of_the_recorded_run() -> None:
     found = recorded("agent_overhead.json")
     assert len(found["pairs"]) == 8
-    assert f"{found['ratio']:.4f} times the one without" in PAGE
-    assert f"95 % interval goes from {found['low']:.4f} to {found['high']:.4f}" in PAGE
+    assert f"{found['ratio']:.4f} times the time without" in PAGE
+    assert f"95 % interval {found['low']:.4f} to {found['high']:.4f}" in PAGE
