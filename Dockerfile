@@ -9,6 +9,7 @@ ARG PIP_FIND_LINKS
 WORKDIR /source
 COPY pyproject.toml README.md LICENSE ./
 COPY exporter exporter
+COPY docs/runbooks docs/runbooks
 RUN python3 -m venv /opt/gpufrag \
     && /opt/gpufrag/bin/pip install --no-cache-dir --disable-pip-version-check . \
     && /opt/gpufrag/bin/gpufrag install-agent /gpufrag-agent

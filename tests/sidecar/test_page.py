@@ -1,4 +1,4 @@
-"""The landing page: its rows, and that nothing from outside becomes markup."""
+"""The page: its rows and texts, and that foreign text never becomes markup."""
 
 from __future__ import annotations
 
@@ -7,165 +7,260 @@ import hashlib
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
 from fake_agents import process_sample
 from gpufrag.metrics.view import CollectorResult, Fleet, RankView
 from gpufrag.sidecar import page
+from gpufrag.sidecar.history import History
+from gpufrag.sidecar.page import Surroundings
+from gpufrag.sidecar.procfs import AgentProcess
+from gpufrag.web.html import Cell, Column
 from gpufrag.wire.oom_report import Frame, OomReport
-from gpufrag.wire.sample import Identity
+from gpufrag.wire.sample import Counters, GrowingStack, Identity, Leak, ProcessSample, Sums
 
 NOW = 1042.0
+FOLDER = Path("/run/gpufrag")
+EVIL = "<script>alert('x')</script>&\"$style ${ranks}"
+LEAK = Leak("step", 2e6, 1.9e6, 2.1e6, 10, 90)
 
 
 class Outline(HTMLParser):
-    """Checks that tags nest, and collects what is of interest."""
+    """Checks that tags nest, and collects links and text."""
 
-    VOID = ("meta", "link", "br", "img", "input", "hr")
+    VOID = ("meta", "link", "br", "img", "input", "hr", "path", "line", "rect")
 
     def __init__(self, text: str) -> None:
         super().__init__()
         self.open: list[str] = []
-        self.tags: set[str] = set()
+        self.tags: list[str] = []
         self.links: list[str] = []
         self.text = ""
         self.feed(text)
         assert self.open == []
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        self.tags.add(tag)
+        self.tags.append(tag)
         self.links += [value or "" for name, value in attributes if name in ("href", "src", "action")]
+        assert not [name for name, _ in attributes if name.startswith("on") or name == "style"]
         if tag not in self.VOID:
             self.open.append(tag)
 
+    def handle_startendtag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attributes)
+        if tag not in self.VOID:
+            self.open.pop()
+
     def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
+        if tag not in self.VOID:
+            assert self.open.pop() == tag
 
     def handle_data(self, data: str) -> None:
         self.text += data
 
 
-def outline(fleet: Fleet) -> Outline:
-    return Outline(page.render(fleet).decode())
+def outline(fleet: Fleet, *processes: AgentProcess) -> Outline:
+    return Outline(page.render(fleet, Surroundings(FOLDER, History(), processes)).decode())
 
 
-def test_a_row_tells_the_figures_of_the_latest_snapshot() -> None:
+def shown(columns: tuple[Column, ...], row: list[Cell]) -> dict[str, str]:
+    return {column.name: cell.text for column, cell in zip(columns, row, strict=True)}
+
+
+def ranks(fleet: Fleet) -> list[dict[str, str]]:
+    return [shown(page.RANK_COLUMNS, row) for row in page.rank_rows(fleet, History())]
+
+
+def fleet_of(sample: ProcessSample, alive: bool = True, **changes: object) -> Fleet:
+    """A fleet of one rank whose device has these changes."""
+    devices = tuple(replace(device, **changes) for device in sample.devices)  # type: ignore[arg-type]
+    return Fleet(NOW, (RankView(replace(sample, devices=devices), alive),))
+
+
+def test_row_has_the_values_of_the_latest_snapshot_and_the_peak() -> None:
     sample = process_sample(3, time=1000.0)
-    (device,) = sample.devices
-    late = replace(device.snapshots[0], time=1001.0, measured=replace(device.snapshots[0].measured, free_total=5 << 30))
-    sample = replace(sample, devices=(replace(device, snapshots=(late, *device.snapshots)),))
-    measured = late.measured
-    (row,) = page.rank_rows(Fleet(NOW, (RankView(sample),)))
-    assert row._replace(largest_allocatable="", stranded="", reserved="", limit="") == page.RankRow(
-        "3", "3", "alive", "42.0 s", f"{measured.ratio:.2f}", "good", "5.00 GiB", "", "", "", ""
-    )
+    (snapshot, *_) = sample.devices[0].snapshots
+    late = replace(snapshot, time=1001.0, at="timer", measured=replace(snapshot.measured, free_total=5 << 30))
+    peak = replace(snapshot, time=999.0, at="peak", measured=replace(snapshot.measured, free_total=None))
+    (row,) = ranks(fleet_of(sample, snapshots=(peak, snapshot, late)))
+    assert (row["rank"], row["device"], row["state"], row["age"]) == ("3", "3", "alive", "42.0 s")
+    assert (row["ratio"], row["free total"]) == (f"{late.measured.ratio:.2f}", "5.00 GiB")
+    assert row["at the peak"] == "–"
 
 
-@pytest.mark.parametrize(("ahead", "told"), [(0.5, "0 s"), (7200.0, "ahead by 2 h"), (-2.0, "2.00 s")])
-def test_a_time_ahead_of_the_clock_is_told(ahead: float, told: str) -> None:
-    fleet = Fleet(NOW, (RankView(process_sample(time=NOW + ahead)),), ooms=(_oom(time=NOW + ahead),))
-    assert [row.age for row in page.rank_rows(fleet)] == [row["age"] for row in page.oom_rows(fleet)] == [told]
+@pytest.mark.parametrize(("ratio", "css"), [(41, "bad"), (40, "good")])
+def test_ratio_above_the_trigger_is_marked(ratio: int, css: str) -> None:
+    (snapshot, *_) = process_sample().devices[0].snapshots
+    measured = replace(snapshot.measured, free_total=ratio, largest_allocatable=10)
+    fleet = fleet_of(process_sample(), snapshots=(replace(snapshot, measured=measured, at="peak"),))
+    (row,) = page.rank_rows(fleet, History())
+    assert [cell.css for cell in row[4:6]] == [css, css]
+    tiles = outline(fleet).text.partition("Ranks")[0]
+    assert f"Highest ratio at the peak{ratio / 10:.2f}rank 0, device 0" in tiles.replace("\n", "")
 
 
-def test_a_ratio_above_the_trigger_is_marked() -> None:
-    sample = process_sample()
-    (device,) = sample.devices
-    bad = replace(device.snapshots[0].measured, free_total=41, largest_allocatable=10)
-    sample = replace(sample, devices=(replace(device, snapshots=(replace(device.snapshots[0], measured=bad),)),))
-    (row,) = page.rank_rows(Fleet(NOW, (RankView(sample),)))
-    assert (row.ratio, row.verdict) == ("4.10", "bad")
-
-
-def test_what_is_not_known_is_a_dash_and_never_a_zero() -> None:
-    (device,) = process_sample().devices
-    bare = replace(process_sample(), devices=(replace(device, snapshots=()),))
-    dead = RankView(process_sample(1), alive=False)
+def test_unknown_value_is_a_dash() -> None:
+    bare = fleet_of(process_sample(), snapshots=()).ranks[0]
+    exited = RankView(process_sample(1), alive=False)
     none = RankView(replace(process_sample(2), devices=()))
-    for row in page.rank_rows(Fleet(NOW, (RankView(bare), dead, none))):
-        figures = (row.ratio, row.free_total, row.largest_allocatable, row.stranded, row.reserved, row.limit)
-        assert set(figures) == {"–"}
+    for row in ranks(Fleet(NOW, (bare, exited, none))):
+        names = ("ratio", "at the peak", "free total", "largest allocatable", "stranded")
+        assert {row[name] for name in names} == {"–"}
+        assert row["reserved / limit"] == "– / –"
 
 
-def test_processes_without_a_rank_are_named_by_their_pid() -> None:
-    (row,) = page.rank_rows(Fleet(NOW, (RankView(process_sample(None, pid=77)),)))
-    assert row.rank == "process 77"
+def test_allocator_without_snapshots_shows_its_sums() -> None:
+    sums = Sums(1000.0, reserved=100 << 30, free_total=80 << 30, largest_allocatable=16 << 30)
+    (row,) = ranks(fleet_of(process_sample(3), totals=None, snapshots=(), sums=sums, limit=101 << 30, framework="jax"))
+    assert (row["device"], row["ratio"], row["stranded"]) == ("3 (jax)", "5.00", "–")
+    assert (row["free total"], row["reserved / limit"]) == ("80.0 GiB", "100 GiB / 101 GiB")
 
 
-def test_sources_tell_why_they_failed() -> None:
+def test_agent_cost_is_its_share_of_the_lifetime() -> None:
+    sample = process_sample(time=1000.0, start=900.0)
+    sample = replace(sample, health=replace(sample.health, stall_seconds={"snapshot": 0.03, "stats": 0.02}))
+    assert ranks(Fleet(NOW, (RankView(sample),)))[0]["agent cost"] == "0.050%"
+
+
+def test_process_without_rank_is_named_by_its_pid() -> None:
+    assert ranks(Fleet(NOW, (RankView(process_sample(None, pid=77)),)))[0]["rank"] == "process 77"
+
+
+@pytest.mark.parametrize(("ahead", "age"), [(0.5, "0 s"), (7200.0, "ahead by 2 h"), (-2.0, "2.00 s")])
+def test_time_in_the_future_is_shown(ahead: float, age: str) -> None:
+    fleet = Fleet(NOW, (RankView(process_sample(time=NOW + ahead)),), ooms=(an_oom(time=NOW + ahead),))
+    assert ranks(fleet)[0]["age"] == shown(page.OOM_COLUMNS, page.oom_rows(fleet)[0])["age"] == age
+
+
+def test_sources_show_why_they_failed() -> None:
     collectors = {"nvml": CollectorResult(False, None, "no library"), "folder": CollectorResult(True, 0.002)}
-    rows = page.collector_rows(Fleet(NOW, collectors=collectors, skipped={"torn": 2, "alien": 0, "newer": 1}))
-    assert rows == [
-        {"name": "folder", "state": "read", "took": "2.00 ms", "reason": ""},
-        {"name": "nvml", "state": "not read", "took": "–", "reason": "no library"},
-        {"name": "files skipped", "state": "not read", "took": "–", "reason": "1 newer: upgrade this gpufrag"},
-        {"name": "files skipped", "state": "not read", "took": "–", "reason": "2 torn"},
+    rows = page.source_rows(Fleet(NOW, collectors=collectors, skipped={"torn": 2, "alien": 0, "newer": 1}))
+    assert [tuple(cell.text for cell in row) for row in rows] == [
+        ("folder", "read", "2.00 ms", ""),
+        ("nvml", "not read", "–", "no library"),
+        ("files skipped", "not read", "–", "1 newer: upgrade this gpufrag"),
+        ("files skipped", "not read", "–", "2 torn"),
     ]
 
 
-def test_the_page_is_whole_and_fetches_nothing() -> None:
-    ranks = tuple(RankView(process_sample(rank)) for rank in range(8))
-    seen = outline(Fleet(NOW, ranks, collectors={"folder": CollectorResult(True, 0.1)}))
-    assert not seen.tags & {"script", "link", "img", "iframe", "object", "form"}
-    assert seen.links == ["metrics", "-/healthy", "-/ready"]
-    assert "8 alive, 0 dead" in seen.text
-
-
-def test_ranks_that_are_denied_are_counted_beside_the_others_and_the_way_out_is_told() -> None:
+def test_denied_ranks_are_counted_with_the_remedy() -> None:
     text = outline(Fleet(NOW, (RankView(process_sample()),), skipped={"denied": 3})).text
     assert "1 alive, 0 dead, 3 denied" in text
     assert "3 denied: run the sidecar as the job's user, or make the folder" in text
 
 
-def test_without_ranks_it_says_what_to_do() -> None:
-    assert "gpufrag run -- COMMAND" in outline(Fleet(NOW)).text
+@pytest.mark.parametrize(
+    ("processes", "expected"),
+    [
+        ((), "No ranks. Start a job with `gpufrag run -- COMMAND`."),
+        (
+            (AgentProcess(7, None), AgentProcess(8, "/run/gpufrag")),
+            "2 Python processes have the agent but no CUDA",
+        ),
+        (
+            (AgentProcess(7, "/other"),),
+            "Processes with the agent write to another folder (/other)",
+        ),
+    ],
+)
+def test_missing_ranks_are_explained(processes: tuple[AgentProcess, ...], expected: str) -> None:
+    text = outline(Fleet(NOW), *processes).text
+    assert expected in text
+    assert "Samples are read from /run/gpufrag." in text
 
 
-def test_nothing_from_outside_becomes_markup() -> None:
-    evil = "<script>alert('x')</script>&\"$style ${ranks}"
-    sample = process_sample(None)
-    sample = replace(sample, identity=replace(sample.identity, host=evil, framework=evil))
-    collectors = {evil: CollectorResult(False, None, evil)}
-    seen = outline(Fleet(NOW, (RankView(sample),), (), collectors, {evil: 1}))
-    assert "script" not in seen.tags
-    assert seen.text.count(evil) == 3
-
-
-def test_the_policy_allows_its_own_style_and_nothing_else() -> None:
-    (style,) = re.findall(r"<style>(.*?)</style>", page.render(Fleet(NOW)).decode(), re.DOTALL)
-    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    policy = page.HEADERS["content-security-policy"]
-    assert policy.startswith(f"default-src 'none'; style-src 'sha256-{digest}';")
-    assert "unsafe" not in policy
-
-
-def _oom(**changes: object) -> OomReport:
+def an_oom(**changes: object) -> OomReport:
     report = OomReport(
-        Identity("host", 7, 1.0, rank=3), 2, NOW - 90, 0, 3 << 30, "fragmentation", ("no piece was large enough",),
+        Identity("host", 7, 1.0, rank=3), 2, NOW - 90, 0, 3 << 30, "fragmentation", ("no free block is big enough",),
         next_step="restart", stack=(Frame("/srv/job/train.py", 40, "forward"),),
     )  # fmt: skip
     return replace(report, **changes)  # type: ignore[arg-type]
 
 
-def test_an_error_has_a_row_with_its_verdict_and_the_first_piece_of_evidence() -> None:
-    (row,) = page.oom_rows(Fleet(NOW, ooms=(_oom(),)))
-    assert row == {
-        "id": "7-2", "age": "1 min 30 s", "rank": "3", "device": "0", "cause": "fragmentation",
-        "requested": "3.00 GiB", "evidence": "no piece was large enough", "place": "job/train.py:40",
-        "file": "/srv/job/train.py", "next_step": "restart",
+def test_oom_row_links_to_its_report() -> None:
+    fleet = Fleet(NOW, ooms=(an_oom(),))
+    (row,) = page.oom_rows(fleet)
+    assert shown(page.OOM_COLUMNS, row) == {
+        "report": "7-2", "age": "1 min 30 s", "rank": "3", "device": "0", "verdict": "fragmentation",
+        "requested": "3.00 GiB", "why": "no free block is big enough", "where": "job/train.py:40",
     }  # fmt: skip
-    assert "no piece was large enough" in outline(Fleet(NOW, ooms=(_oom(),))).text
+    assert f"oom/{page.report_name(an_oom())}" in outline(fleet).links
+    assert "no free block is big enough" in Outline(page.render_report(an_oom()).decode()).text
 
 
-def test_only_the_latest_errors_are_shown() -> None:
-    assert len(page.oom_rows(Fleet(NOW, ooms=(_oom(),) * 100))) == page.OOMS
+def test_only_the_latest_ooms_are_listed() -> None:
+    assert len(page.oom_rows(Fleet(NOW, ooms=(an_oom(),) * 100))) == page.MAX_OOMS
 
 
-def test_without_errors_it_says_so() -> None:
-    assert "None that is still kept." in outline(Fleet(NOW)).text
+@pytest.mark.parametrize(
+    ("ooms", "expected"),
+    [
+        (0, "No recent out-of-memory errors."),
+        (
+            87,
+            "the allocators counted 87 out-of-memory errors (rank 0: 87)",
+        ),
+    ],
+)
+def test_missing_reports_agree_with_the_counter(ooms: int, expected: str) -> None:
+    totals = process_sample().devices[0].totals
+    assert totals is not None
+    fleet = fleet_of(process_sample(), totals=replace(totals, counters=Counters(ooms=ooms)))
+    assert expected in outline(fleet).text
 
 
-def test_nothing_from_a_report_becomes_markup() -> None:
-    evil = "<script>alert('x')</script>\"$style"
-    report = _oom(cause=evil, evidence=(evil,), next_step=evil, stack=(Frame(evil, 1, evil),))
-    assert "script" not in outline(Fleet(NOW, ooms=(report,))).tags
+def test_leak_row_says_how_to_find_the_code() -> None:
+    (row,) = page.leak_rows(fleet_of(process_sample(3), leak=LEAK))
+    assert shown(page.LEAK_COLUMNS, row) == {
+        "rank": "3", "device": "3", "grows by": "1.91 MiB per step", "seen": "step 10 to 90",
+        "where": "record the allocator's history to find the code (docs/leaks.md)",
+    }  # fmt: skip
+    assert row[2].title == "99 % interval: 1.81 MiB to 2.00 MiB"
+
+
+def test_leak_with_stacks_names_the_code() -> None:
+    stacks = (GrowingStack(1 << 30, 500, ("train.py:7 step", "train.py:90 main")), GrowingStack(1 << 20, 2, ()))
+    (row,) = page.leak_rows(fleet_of(process_sample(3), leak=replace(LEAK, stacks=stacks)))
+    assert row[-1].text == "1.00 GiB more at train.py:7 step < train.py:90 main; 1.00 MiB more at no Python stack"
+
+
+@pytest.mark.parametrize(("leak", "alive"), [(None, True), (Leak("step"), True), (Leak("second"), True), (LEAK, False)])
+def test_no_leak_gives_one_line(leak: Leak | None, alive: bool) -> None:
+    fleet = fleet_of(process_sample(), alive, leak=leak)
+    assert page.leak_rows(fleet) == []
+    assert "No leaks detected." in outline(fleet).text
+
+
+def test_page_loads_nothing_from_elsewhere() -> None:
+    fleet = Fleet(NOW, tuple(RankView(process_sample(rank)) for rank in range(8)))
+    seen = outline(fleet)
+    assert not set(seen.tags) & {"link", "img", "iframe", "object", "form"}
+    assert seen.tags.count("script") == 1
+    assert seen.links == ["metrics", "-/healthy", "-/ready", "runbooks/"]
+    assert "8 alive, 0 dead" in seen.text
+
+
+def test_foreign_text_never_becomes_markup() -> None:
+    sample = process_sample(None)
+    sample = replace(sample, identity=replace(sample.identity, host=EVIL, framework=EVIL))
+    report = an_oom(cause=EVIL, evidence=(EVIL,), next_step=EVIL, stack=(Frame(EVIL, 1, EVIL),))
+    leak = replace(LEAK, stacks=(GrowingStack(1, 1, (EVIL,)),))
+    fleet = fleet_of(sample, leak=leak, framework=EVIL)
+    fleet = replace(fleet, collectors={EVIL: CollectorResult(False, None, EVIL)}, skipped={EVIL: 1}, ooms=(report,))
+    seen = outline(fleet, AgentProcess(1, EVIL))
+    assert seen.tags.count("script") == 1
+    assert seen.text.count(EVIL) >= 7
+    assert "script" not in Outline(page.render_report(report).decode()).tags
+
+
+def test_policy_allows_its_own_style_and_script_only() -> None:
+    text = page.render(Fleet(NOW), Surroundings(FOLDER, History())).decode()
+    policy = page.HEADERS["content-security-policy"]
+    for tag, directive in (("style", "style-src"), ("script", "script-src")):
+        (content,) = re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
+        assert f"{directive} 'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}';" in policy
+    assert policy.startswith("default-src 'none'; ")
+    assert "unsafe" not in policy
+    assert "script-src" not in page.PLAIN_HEADERS["content-security-policy"]

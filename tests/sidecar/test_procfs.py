@@ -62,6 +62,25 @@ def test_missing_proc_shows_nothing(tmp_path: Path) -> None:
     assert procfs.visible_processes([1], tmp_path) == VisibleProcesses({}, complete=False)
 
 
+def add_python(proc: Path, pid: int, program: str = "/usr/bin/python3.11", **environment: str) -> None:
+    (proc / str(pid)).mkdir()
+    (proc / str(pid) / "cmdline").write_text(f"{program}\0train.py\0")
+    (proc / str(pid) / "environ").write_text("".join(f"{name}={value}\0" for name, value in environment.items()))
+
+
+def test_python_processes_with_the_agent_are_found(proc: Path) -> None:
+    add_python(proc, 1, GPUFRAG_AGENT_PATH="/lib", GPUFRAG_DIR="/run/x")
+    add_python(proc, 2, PYTHONPATH="/a:/lib/gpufrag/shim")
+    add_python(proc, 3, PYTHONPATH="/a")
+    add_python(proc, 4, program="/bin/sh", GPUFRAG_AGENT_PATH="/lib")
+    (proc / "5").mkdir()  # another user's: nothing can be read
+    assert procfs.agent_processes(proc) == [procfs.AgentProcess(1, "/run/x"), procfs.AgentProcess(2, None)]
+
+
+def test_missing_proc_has_no_agent_processes(tmp_path: Path) -> None:
+    assert procfs.agent_processes(tmp_path / "none") == []
+
+
 @pytest.mark.real
 @pytest.mark.skipif(not procfs.PROC.joinpath("self/stat").exists(), reason="no /proc on this system")
 def test_real_child_is_found_with_its_start() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import re
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,9 +18,15 @@ from fake_agents import FakeAgent, process_sample
 from gpufrag import metrics
 from gpufrag.config.sidecar import FolderSettings, MetricsSettings, NvmlSettings, ServeConfig
 from gpufrag.sidecar import server
+from gpufrag.sidecar.procfs import AgentProcess
 from gpufrag.sidecar.server import Sidecar
+from gpufrag.wire.folder import FileName, ReportName
+from gpufrag.wire.oom_report import OomReport, encode
+from gpufrag.wire.sample import Identity
+from helpers import TESTS
 from running_server import PATIENCE, Running, received, running
 
+ROOT = TESTS.parent
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 
 
@@ -125,6 +132,35 @@ def test_page_has_its_content_policy(served: Running, agents: list[FakeAgent]) -
     assert "2 alive, 0 dead" in answer.text
 
 
+def test_oom_report_has_a_page(served: Running, tmp_path: Path) -> None:
+    report = OomReport(Identity("host", 7, 1.0, rank=3), 2, 1000.0, 0, 3 << 30, "fragmentation", ("no block fits",))
+    name = ReportName(FileName.of(report.identity), report.number).file
+    (tmp_path / name).write_bytes(encode(replace(report, time=time.time())))
+    assert f'href="oom/{name}"' in served.get("/").text
+    answer = served.get(f"/oom/{name}")
+    assert "no block fits" in answer.text
+    assert "script-src" not in answer.headers["content-security-policy"]
+    assert served.get("/oom/none").status_code == 404
+
+
+@pytest.mark.parametrize("name", [path.stem for path in (ROOT / "docs" / "runbooks").glob("*.md")])
+def test_runbook_is_served(served: Running, name: str) -> None:
+    for path in (f"/runbooks/{name}", f"/runbooks/{name}.md"):
+        assert f"# {name}" in served.get(path).text
+    assert name in served.get("/runbooks/").text
+
+
+@pytest.mark.parametrize("name", ["None", "%2e%2e", "%2e%2e%2fREADME", "GpuMemoryTight.md.md"])
+def test_other_runbook_is_not_found(served: Running, name: str) -> None:
+    assert served.get(f"/runbooks/{name}").status_code == 404
+
+
+def test_page_explains_missing_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "agent_processes", lambda: [AgentProcess(7, "/other")])
+    with running(sidecar(tmp_path).service()) as one:
+        assert "write to another folder (/other)" in one.get("/").text
+
+
 def test_sidecar_is_ready_after_the_first_reading(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(server, "FIRST_READ_SECONDS", 0.02)
     folder = tmp_path / "later"
@@ -193,8 +229,6 @@ def test_simultaneous_scrapes_are_answered(served: Running, agents: list[FakeAge
 
 
 def wait_until(true: Callable[[], bool]) -> None:
-    import time
-
     deadline = time.monotonic() + PATIENCE
     while not true():
         assert time.monotonic() < deadline

@@ -7,7 +7,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..wire.folder import VARIABLE
+from ..wire.processes import environment_of
+
 PROC = Path("/proc")
+AGENT_VARIABLE = "GPUFRAG_AGENT_PATH"
+SHIM = "gpufrag/shim"
 FIRST_PID_NAMESPACE = "pid:[4026531836]"  # the kernel's fixed number (PROC_PID_INIT_INO)
 
 
@@ -64,5 +69,35 @@ def _boot_time(proc: Path) -> float | None:
 def _in_first_namespace(proc: Path) -> bool:
     try:
         return os.readlink(proc / "self/ns/pid") == FIRST_PID_NAMESPACE
+    except OSError:
+        return False
+
+
+@dataclass(frozen=True)
+class AgentProcess:
+    """A Python process that loads the agent. `folder` is its GPUFRAG_DIR, if set."""
+
+    pid: int
+    folder: str | None
+
+
+def agent_processes(proc: Path = PROC) -> list[AgentProcess]:
+    """Return the visible Python processes that were started with the agent, whether they use a GPU or not."""
+    found = []
+    for entry in sorted(proc.iterdir() if proc.is_dir() else (), key=lambda path: path.name):
+        if not entry.name.isdecimal():
+            continue
+        environment = environment_of(int(entry.name), proc)
+        folders = environment.get("PYTHONPATH", "").split(os.pathsep)
+        if AGENT_VARIABLE not in environment and not any(folder.rstrip("/").endswith(SHIM) for folder in folders):
+            continue
+        if _is_python(entry):
+            found.append(AgentProcess(int(entry.name), environment.get(VARIABLE) or None))
+    return found
+
+
+def _is_python(process: Path) -> bool:
+    try:
+        return os.path.basename((process / "cmdline").read_bytes().split(b"\0")[0]).startswith(b"python")
     except OSError:
         return False

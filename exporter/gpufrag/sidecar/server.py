@@ -22,6 +22,8 @@ from ..web.listen import Address
 from ..web.runner import Reload, Service
 from . import page
 from .control import add_api, checkpoint_api
+from .history import History
+from .procfs import agent_processes
 from .sample_files import REMEDIES, Skip
 from .source import FleetSource, nvml_collector
 
@@ -30,6 +32,9 @@ PROBES = frozenset({"/-/healthy", "/-/ready"})
 FIRST_READ_SECONDS = 1.0
 REREAD_SECONDS = 30.0
 GZIP_LEVEL = 1  # shrinks to a ninth already; higher levels take longer than they save
+PACKAGE = Path(__file__).resolve().parents[1]
+RUNBOOK_FOLDERS = (PACKAGE / "runbooks", PACKAGE.parents[1] / "docs" / "runbooks")  # of a wheel, of a source tree
+RUNBOOKS = {path.stem: path for folder in RUNBOOK_FOLDERS for path in folder.glob("*.md")}
 log = logging.getLogger(__name__)
 
 
@@ -43,11 +48,15 @@ class Sidecar:
         self._executor = SerialExecutor("gpufrag-scrape")
         self._source = FleetSource(folder(config), config.folder, nvml_collector(config.nvml), config.analysis)
         self._detail = config.metrics.detail
+        self._history = History()
         self._checkpoint_api = checkpoint_api(config.control, lambda: self._source.folder)
 
     def service(self) -> Service:
         routes = [
             Route("/", self._page),
+            Route("/oom/{name}", self._report),
+            Route("/runbooks/", self._runbooks),
+            Route("/runbooks/{name}", self._runbook),
             Route("/metrics", self._metrics),
             Route("/-/healthy", self._healthy),
             Route("/-/ready", self._ready),
@@ -69,8 +78,36 @@ class Sidecar:
         return Response(body, headers=headers | ({"content-encoding": "gzip"} if zipped else {}))
 
     async def _page(self, request: Request) -> Response:
-        body = await self._executor.run(lambda: page.render(self._source.read()))
-        return Response(body, headers=page.HEADERS)
+        return Response(await self._executor.run(self._render_page), headers=page.HEADERS)
+
+    def _render_page(self) -> bytes:
+        fleet = self._read()
+        alone = not any(rank.alive for rank in fleet.ranks)
+        processes = agent_processes() if alone else ()
+        return page.render(fleet, page.Surroundings(self._source.folder, self._history, processes))
+
+    async def _report(self, request: Request) -> Response:
+        fleet = await self._executor.run(self._read)
+        for report in fleet.ooms:
+            if page.report_name(report) == request.path_params["name"]:
+                return Response(page.render_report(report), headers=page.PLAIN_HEADERS)
+        return PlainTextResponse("no such report\n", 404)
+
+    async def _runbooks(self, request: Request) -> Response:
+        names = "\n".join(f"runbooks/{name}" for name in sorted(RUNBOOKS))
+        return Response(page.render_text("Runbooks", names), headers=page.PLAIN_HEADERS)
+
+    async def _runbook(self, request: Request) -> Response:
+        name = request.path_params["name"].removesuffix(".md")
+        if name not in RUNBOOKS:
+            return PlainTextResponse("no such runbook\n", 404)
+        text = RUNBOOKS[name].read_text(encoding="utf-8")
+        return Response(page.render_text(name, text), headers=page.PLAIN_HEADERS)
+
+    def _read(self) -> Fleet:
+        fleet = self._source.read()
+        self._history.add(fleet)
+        return fleet
 
     async def _healthy(self, request: Request) -> Response:
         return PlainTextResponse("ok\n")
@@ -83,13 +120,13 @@ class Sidecar:
         return PlainTextResponse(f"ready, but ranks denied: {denied}; {DENIED}\n" if denied else "ready\n")
 
     def _scrape(self, accept: str, zipped: bool) -> tuple[str, bytes]:
-        content_type, body = _render(self._source.read(), accept, self._detail)
+        content_type, body = _render(self._read(), accept, self._detail)
         return content_type, gzip.compress(body, GZIP_LEVEL, mtime=0) if zipped else body
 
     async def _keep_reading(self) -> None:
         """Read without a scrape too: it makes the sidecar ready and cleans the folder."""
         while True:
-            await self._executor.run(self._source.read)
+            await self._executor.run(self._read)
             await asyncio.sleep(FIRST_READ_SECONDS if self._source.waiting_for else REREAD_SECONDS)
 
     def _started(self, address: Address) -> None:

@@ -1,185 +1,320 @@
-"""The landing page: which ranks there are, how they fare, and what could not be read. One file, nothing fetched."""
+"""The sidecar's page: ranks, out-of-memory errors, leaks, sources. JavaScript only refreshes it."""
 
 from __future__ import annotations
 
 import html
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from string import Template
-from typing import NamedTuple
 
 from ... import __version__
 from ...metrics.places import NamedRank, name_ranks
 from ...metrics.view import CollectorResult, Fleet
+from ...model.fragmentation import Fragmentation
+from ...reports import oom
 from ...units import format_bytes, format_duration
-from ...web.html import HEADERS, STYLE, filled, template
+from ...web.html import STYLE, Cell, Column, page_headers, table, template
+from ...wire.folder import FileName, ReportName
 from ...wire.oom_report import OomReport
-from ...wire.sample import DeviceSample, Snapshot
+from ...wire.sample import DeviceSample, GrowingStack
+from ..history import History, key_of, latest_values
+from ..procfs import AgentProcess
 from ..sample_files import REMEDIES, Skip
-from .leaks import leak_rows
+from .charts import memory_bar, sparkline
 
-__all__ = ["HEADERS", "RankRow", "rank_rows", "render"]
-
-_FOLDER = Path(__file__).parent
-_REMEDIES = {reason.value: remedy for reason, remedy in REMEDIES.items()}
-_TRIGGER = 4.0
-_APART = 1.0  # seconds
-NONE = "–"
-OOMS = 20
-"""So many of the latest out-of-memory errors are shown."""
-
-
-class RankRow(NamedTuple):
-    """A line of the table of ranks; every value is text for people."""
-
-    rank: str
-    device: str
-    state: str
-    age: str
-    ratio: str
-    verdict: str
-    """A class name: `bad` above the trigger, else `good`; `unknown` without a ratio."""
-    free_total: str
-    largest_allocatable: str
-    stranded: str
-    reserved: str
-    limit: str
+FOLDER = Path(__file__).parent
+SCRIPT = (FOLDER / "live.js").read_text()
+HEADERS = page_headers(SCRIPT)
+PLAIN_HEADERS = page_headers()
+TRIGGER = 4.0
+CLOCK_TOLERANCE_S = 1.0
+UNKNOWN = "–"
+MAX_OOMS = 20
+MAX_LISTED = 5
+NO_HISTORY = "record the allocator's history to find the code (docs/leaks.md)"
 
 
-def render(fleet: Fleet) -> bytes:
-    """The whole page; whatever comes from outside is escaped."""
-    now = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(fleet.time))
-    page = _template("index").substitute(
+@dataclass(frozen=True)
+class Surroundings:
+    """What the page shows in addition to the fleet."""
+
+    folder: Path
+    history: History
+    agent_processes: Sequence[AgentProcess] = ()
+    """Processes with the agent; looked for only if no rank is alive."""
+
+
+def render(fleet: Fleet, around: Surroundings) -> bytes:
+    page = template(FOLDER / "index.html").substitute(
         style=STYLE,
+        script=SCRIPT,
         version=html.escape(__version__),
-        time=now,
+        time=time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(fleet.time)),
+        tiles=_tiles(fleet),
         summary=html.escape(_summary(fleet)),
-        ranks=_fill("rank", (row._asdict() for row in rank_rows(fleet))) or _template("no_ranks").substitute(),
-        ooms=_fill("oom", oom_rows(fleet)) or _template("no_ooms").substitute(),
-        leaks=_fill("leak", leak_rows(fleet)) or _template("no_leaks").substitute(),
-        collectors=_fill("collector", collector_rows(fleet)),
+        folder=html.escape(str(around.folder)),
+        ranks=table(RANK_COLUMNS, rank_rows(fleet, around.history), "No ranks. " + no_ranks_hint(around)),
+        ooms=table(OOM_COLUMNS, oom_rows(fleet), no_ooms_text(fleet)),
+        leaks=table(LEAK_COLUMNS, leak_rows(fleet), "No leaks detected."),
+        sources=table(SOURCE_COLUMNS, source_rows(fleet), "No sources."),
     )
     return page.encode()
 
 
-def rank_rows(fleet: Fleet) -> list[RankRow]:
-    """A row a device of each rank; a process without a device has one row too."""
+def render_text(title: str, text: str) -> bytes:
+    """Return a page with one text, such as an OOM report."""
+    page = template(FOLDER / "text.html").substitute(
+        style=STYLE, title=html.escape(title), text=html.escape(text), version=html.escape(__version__)
+    )
+    return page.encode()
+
+
+def render_report(report: OomReport) -> bytes:
+    return render_text(f"OOM report {report.id}", oom.as_text(report))
+
+
+def report_name(report: OomReport) -> str:
+    """Return the name of the report's file, which is unique in its folder."""
+    return ReportName(FileName.of(report.identity), report.number).file
+
+
+def _tiles(fleet: Fleet) -> str:
+    """The most important values, each with the rank that has it."""
+    peaks, largest, stranded, ooms = [], [], 0, 0
+    for rank, device in _living_devices(fleet):
+        where = f"rank {_name(rank)}, device {_device_name(device)}"
+        at_peak = latest_values(device, "peak")
+        values = latest_values(device)
+        if at_peak and at_peak.ratio is not None:
+            peaks.append((at_peak.ratio, where))
+        if values and values.largest_allocatable is not None:
+            largest.append((values.largest_allocatable, where))
+        if isinstance(values, Fragmentation):
+            stranded += values.stranded
+        ooms += _oom_count(device)
+    tiles = []
+    if peaks:
+        ratio, where = max(peaks)
+        tiles.append(("Highest ratio at the peak", f"{ratio:.2f}", where, "bad" if ratio > TRIGGER else ""))
+    if largest:
+        size, where = min(largest)
+        tiles.append(("Smallest largest allocatable", format_bytes(size), where, ""))
+        tiles.append(("Stranded", format_bytes(stranded), "all ranks", ""))
+        tiles.append(("Out-of-memory errors", str(ooms), "since the processes started", "bad" if ooms else ""))
+    items = "".join(
+        f'<li>{html.escape(name)}<b class="{css}">{html.escape(value)}</b><small>{html.escape(where)}</small></li>\n'
+        for name, value, where, css in tiles
+    )
+    return f'<ul class="tiles">\n{items}</ul>\n' if items else ""
+
+
+def _living_devices(fleet: Fleet) -> Iterator[tuple[NamedRank, DeviceSample]]:
+    for rank in name_ranks(fleet.ranks):
+        for device in rank.view.sample.devices if rank.view.alive else ():
+            yield rank, device
+
+
+RANK_COLUMNS = (
+    Column("rank"),
+    Column("device", "number"),
+    Column("state"),
+    Column("age", "number"),
+    Column("ratio", "number"),
+    Column("at the peak", "number"),
+    Column("free total", "number"),
+    Column("largest allocatable", "number"),
+    Column("stranded", "number"),
+    Column("reserved / limit", "number"),
+    Column("agent cost", "number"),
+)
+
+
+def rank_rows(fleet: Fleet, history: History) -> list[list[Cell]]:
+    """Return a row per device of each rank; a process without a device has one row too."""
     return [
-        _row(rank, device, fleet.time)
+        _rank_row(rank, device, fleet.time, history)
         for rank in name_ranks(fleet.ranks)
         for device in (rank.view.sample.devices or (None,))
     ]
 
 
-def _row(rank: NamedRank, device: DeviceSample | None, now: float) -> RankRow:
-    sample = rank.view.sample
-    found = _figures(device) if device and rank.view.alive else _Figures()
-    ratio = found.ratio
-    return RankRow(
-        rank=", ".join(value if name == "rank" else f"{name} {value}" for name, value in rank.labels.items()),
-        device=_place(device) if device else NONE,
-        state=rank.view.state,
-        age=_age(now - sample.time),
-        ratio=NONE if ratio is None else f"{ratio:.2f}",
-        verdict="unknown" if ratio is None else "bad" if ratio > _TRIGGER else "good",
-        free_total=_bytes(found.free_total),
-        largest_allocatable=_bytes(found.largest_allocatable),
-        stranded=_bytes(found.stranded),
-        reserved=_bytes(found.reserved),
-        limit=_bytes(found.limit),
-    )
+def _rank_row(rank: NamedRank, device: DeviceSample | None, now: float, history: History) -> list[Cell]:
+    sample, alive = rank.view.sample, rank.view.alive
+    values = latest_values(device) if device and alive else None
+    peak = latest_values(device, "peak") if device and alive else None
+    heap = values if isinstance(values, Fragmentation) else None
+    points = history.points(key_of(rank, device)) if device and alive else ()
+    limit = heap.limit if heap else device.limit if device and values else None
+    return [
+        Cell(_name(rank), "" if alive else "dead"),
+        Cell(_device_name(device) if device else UNKNOWN),
+        Cell(rank.view.state, "" if alive else "dead"),
+        Cell(_age(now - sample.time)),
+        _ratio_cell(values.ratio if values else None, sparkline([point.ratio for point in points], TRIGGER)),
+        _ratio_cell(peak.ratio if peak else None),
+        Cell(_bytes(values.free_total if values else None)),
+        Cell(
+            _bytes(values.largest_allocatable if values else None),
+            markup=sparkline([point.largest_allocatable for point in points]),
+        ),
+        Cell(_bytes(heap.stranded if heap else None)),
+        Cell(
+            f"{_bytes(values.reserved if values else None)} / {_bytes(limit)}", markup=memory_bar(heap) if heap else ""
+        ),
+        Cell(_agent_cost(rank) if alive else UNKNOWN),
+    ]
 
 
-def _age(seconds: float) -> str:
-    """Whoever dates ahead of this clock by more than the two may be read apart, is told to."""
-    return format_duration(max(0.0, seconds)) if seconds > -_APART else f"ahead by {format_duration(-seconds)}"
+def _ratio_cell(ratio: float | None, markup: str = "") -> Cell:
+    if ratio is None:
+        return Cell(UNKNOWN, markup=markup)
+    return Cell(f"{ratio:.2f}", "bad" if ratio > TRIGGER else "good", markup=markup)
 
 
-class _Figures(NamedTuple):
-    ratio: float | None = None
-    free_total: int | None = None
-    largest_allocatable: int | None = None
-    stranded: int | None = None
-    reserved: int | None = None
-    limit: int | None = None
+def _name(rank: NamedRank) -> str:
+    return ", ".join(value if name == "rank" else f"{name} {value}" for name, value in rank.labels.items())
 
 
-def _figures(device: DeviceSample) -> _Figures:
-    """Of the latest snapshot; of an allocator that has none, the sums that it tells."""
-    if latest := _latest(device):
-        told = latest.measured
-        return _Figures(told.ratio, told.free_total, told.largest_allocatable, told.stranded, told.reserved, told.limit)
-    if sums := device.sums:
-        return _Figures(sums.ratio, sums.free_total, sums.largest_allocatable, None, sums.reserved, device.limit)
-    return _Figures()
-
-
-def _place(device: DeviceSample) -> str:
+def _device_name(device: DeviceSample) -> str:
     return f"{device.device} ({device.framework})" if device.framework else str(device.device)
 
 
-def _latest(device: DeviceSample) -> Snapshot | None:
-    return max(device.snapshots, key=lambda snapshot: snapshot.time, default=None)
+def _age(seconds: float) -> str:
+    """A time in the future beyond the tolerance is shown: the clocks differ."""
+    if seconds > -CLOCK_TOLERANCE_S:
+        return format_duration(max(0.0, seconds))
+    return f"ahead by {format_duration(-seconds)}"
 
 
-def oom_rows(fleet: Fleet) -> list[dict[str, str]]:
-    """The latest errors, one a row, of processes that have ended too."""
-    return [_oom_row(report, fleet.time) for report in fleet.ooms[:OOMS]]
+def _agent_cost(rank: NamedRank) -> str:
+    """The share of the process's time for which the agent held it."""
+    sample = rank.view.sample
+    lifetime = sample.time - sample.identity.start
+    return f"{sum(sample.health.stall_seconds.values()) / lifetime:.3%}" if lifetime > 0 else UNKNOWN
 
 
-def _oom_row(report: OomReport, now: float) -> dict[str, str]:
+def no_ranks_hint(around: Surroundings) -> str:
+    """Say what was found instead of a rank, and what to do."""
+    folders = {one.folder for one in around.agent_processes if one.folder}
+    elsewhere = sorted(folder for folder in folders if Path(folder) != around.folder)
+    if elsewhere:
+        shown = ", ".join(elsewhere[:MAX_LISTED])
+        return (
+            f"Processes with the agent write to another folder ({shown}); this sidecar reads {around.folder}. "
+            "Start it with --folder, or give both the same GPUFRAG_DIR."
+        )
+    if around.agent_processes:
+        pids = ", ".join(str(one.pid) for one in around.agent_processes[:MAX_LISTED])
+        return (
+            f"{len(around.agent_processes)} Python processes have the agent but no CUDA allocator yet (pid {pids}): "
+            "they have not used a GPU, or their torch is a CPU build."
+        )
+    return "Start a job with `gpufrag run -- COMMAND`. Its GPUFRAG_DIR must be the folder above."
+
+
+OOM_COLUMNS = (
+    Column("report"),
+    Column("age", "number"),
+    Column("rank"),
+    Column("device", "number"),
+    Column("verdict"),
+    Column("requested", "number"),
+    Column("why", "text"),
+    Column("where"),
+)
+
+
+def oom_rows(fleet: Fleet) -> list[list[Cell]]:
+    """Return a row per recent error, of exited processes too."""
+    return [_oom_row(report, fleet.time) for report in fleet.ooms[:MAX_OOMS]]
+
+
+def _oom_row(report: OomReport, now: float) -> list[Cell]:
     who, place = report.identity, report.place
-    return {
-        "id": report.id,
-        "age": _age(now - report.time),
-        "rank": f"process {who.pid}" if who.rank is None else str(who.rank),
-        "device": str(report.device),
-        "cause": report.cause,
-        "requested": format_bytes(report.requested),
-        "evidence": next(iter(report.evidence), NONE),
-        "place": f"{'/'.join(Path(place.file).parts[-2:])}:{place.line}" if place else NONE,
-        "file": place.file if place else "",
-        "next_step": report.next_step,
-    }
+    return [
+        Cell(report.id, link=f"oom/{report_name(report)}"),
+        Cell(_age(now - report.time)),
+        Cell(f"process {who.pid}" if who.rank is None else str(who.rank)),
+        Cell(str(report.device)),
+        Cell(report.cause),
+        Cell(format_bytes(report.requested)),
+        Cell(next(iter(report.evidence), UNKNOWN), title=report.next_step),
+        Cell(f"{'/'.join(Path(place.file).parts[-2:])}:{place.line}", title=place.file) if place else Cell(UNKNOWN),
+    ]
 
 
-def collector_rows(fleet: Fleet) -> list[dict[str, str]]:
-    rows = [_collector_row(name, result) for name, result in sorted(fleet.collectors.items())]
-    for reason, count in sorted(fleet.skipped.items()):
-        if count:
-            rows.append({"name": "files skipped", "state": "not read", "took": NONE, "reason": _skipped(reason, count)})
+def no_ooms_text(fleet: Fleet) -> str:
+    counts = [(_name(rank), _oom_count(device)) for rank, device in _living_devices(fleet)]
+    counted = [f"rank {name}: {count}" for name, count in counts if count]
+    if not counted:
+        return "No recent out-of-memory errors."
+    return (
+        f"No recent reports. Since their processes started, the allocators counted {sum(count for _, count in counts)} "
+        f"out-of-memory errors ({', '.join(counted[:MAX_LISTED])}); their reports were deleted or not written."
+    )
+
+
+def _oom_count(device: DeviceSample) -> int:
+    source = device.totals or device.sums
+    return (source.counters.ooms or 0) if source else 0
+
+
+LEAK_COLUMNS = (
+    Column("rank"),
+    Column("device", "number"),
+    Column("grows by", "number"),
+    Column("seen"),
+    Column("where", "text"),
+)
+
+
+def leak_rows(fleet: Fleet) -> list[list[Cell]]:
+    """Return a row per device of each running process that leaks."""
+    return [
+        [
+            Cell(_name(rank)),
+            Cell(_device_name(device)),
+            Cell(
+                f"{format_bytes(round(leak.rate))} per {leak.unit}",
+                title=f"99 % interval: {format_bytes(round(leak.low))} to {format_bytes(round(leak.high))}",
+            ),
+            Cell(f"{leak.unit} {leak.begin:.0f} to {leak.end:.0f}"),
+            Cell("; ".join(map(_growth, leak.stacks)) or NO_HISTORY),
+        ]
+        for rank, device in _living_devices(fleet)
+        if (leak := device.leak) is not None and leak.rate > 0
+    ]
+
+
+def _growth(stack: GrowingStack) -> str:
+    return f"{format_bytes(stack.grown)} more at {' < '.join(stack.frames) or 'no Python stack'}"
+
+
+SOURCE_COLUMNS = (Column("source"), Column("state"), Column("took", "number"), Column("reason", "text"))
+
+
+def source_rows(fleet: Fleet) -> list[list[Cell]]:
+    rows = [_source_row(name, result) for name, result in sorted(fleet.collectors.items())]
+    remedies = {reason.value: f": {remedy}" for reason, remedy in REMEDIES.items()}
+    rows += [
+        [Cell("files skipped"), Cell("not read"), Cell(UNKNOWN), Cell(f"{count} {reason}{remedies.get(reason, '')}")]
+        for reason, count in sorted(fleet.skipped.items())
+        if count
+    ]
     return rows
 
 
-def _skipped(reason: str, count: int) -> str:
-    """How many, why, and what to do where that is known."""
-    return f"{count} {reason}" + (f": {_REMEDIES[reason]}" if reason in _REMEDIES else "")
-
-
-def _collector_row(name: str, result: CollectorResult) -> dict[str, str]:
-    return {
-        "name": name,
-        "state": "read" if result.success else "not read",
-        "took": NONE if result.duration_seconds is None else format_duration(result.duration_seconds),
-        "reason": result.reason or "",
-    }
+def _source_row(name: str, result: CollectorResult) -> list[Cell]:
+    took = UNKNOWN if result.duration_seconds is None else format_duration(result.duration_seconds)
+    return [Cell(name), Cell("read" if result.success else "not read"), Cell(took), Cell(result.reason or "")]
 
 
 def _summary(fleet: Fleet) -> str:
     denied = fleet.skipped.get(Skip.DENIED.value)
-    return ", ".join(f"{count} {state}" for state, count in fleet.states.items()) + (
-        f", {denied} denied" * bool(denied)
-    )
+    counts = [f"{count} {state}" for state, count in fleet.states.items()]
+    return ", ".join([*counts, f"{denied} denied"] if denied else counts)
 
 
 def _bytes(size: int | None) -> str:
-    return NONE if size is None else format_bytes(size)
-
-
-def _fill(name: str, rows: Iterable[Mapping[str, str]]) -> str:
-    return filled(_FOLDER / f"{name}.html", rows)
-
-
-def _template(name: str) -> Template:
-    return template(_FOLDER / f"{name}.html")
+    return UNKNOWN if size is None else format_bytes(size)

@@ -1,0 +1,71 @@
+"""The page in a real browser: it updates itself under its own content policy, and fits a phone."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fake_agents import FakeAgent
+from gpufrag.config.sidecar import NvmlSettings, ServeConfig
+from gpufrag.sidecar import page
+from gpufrag.sidecar.server import Sidecar
+from running_server import Running, running
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.skipif(BROWSER is None, reason="no chromium: the page was NOT tested in a browser"),
+]
+
+
+def browse(url: str, profile: Path, *flags: str) -> str:
+    """Return the page's DOM after 20 s of its own, virtual time."""
+    assert BROWSER
+    command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}", *flags]
+    command += ["--virtual-time-budget=20000", "--dump-dom", url]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=True).stdout
+
+
+@pytest.fixture
+def sidecar(tmp_path: Path) -> Sidecar:
+    config = ServeConfig(nvml=NvmlSettings(enabled=False))
+    return Sidecar(config, lambda _: tmp_path, lambda: config)
+
+
+def test_page_updates_itself(
+    sidecar: Sidecar, agent: FakeAgent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent.start()
+    render = page.render
+
+    def render_then_exit(*arguments: Any) -> bytes:
+        content = render(*arguments)
+        agent.die()
+        return content
+
+    monkeypatch.setattr(page, "render", render_then_exit)
+    with running(sidecar.service()) as one:
+        dom = browse(one.url(), tmp_path / "profile")
+    assert re.search(r"0 alive, 1 dead", dom)
+    assert 'role="status"></span>' in dom
+
+
+def test_page_says_that_the_sidecar_is_gone(sidecar: Sidecar, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    servers: list[Running] = []
+    render: Callable[..., bytes] = page.render
+
+    def render_then_end(*arguments: Any) -> bytes:
+        servers[0].call(servers[0].server.end)
+        return render(*arguments)
+
+    monkeypatch.setattr(page, "render", render_then_end)
+    with running(sidecar.service()) as one:
+        servers.append(one)
+        dom = browse(one.url(), tmp_path / "profile")
+    assert "Not updated: the sidecar does not answer" in dom
