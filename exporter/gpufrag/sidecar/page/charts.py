@@ -60,5 +60,5 @@ def memory_bar(heap: Fragmentation) -> str:
         rects.append(f'<rect class="{css}" x="{left:.2f}" width="{width:.2f}" height="12">{title}</rect>')
         left += width
     label = ", ".join(f"{name} {format_bytes(size)}" for _, size, name in parts)
-    size = f'width="{BAR_WIDTH}" height="12" viewBox="0 0 {BAR_WIDTH} 12"'
-    return f'<svg class="bar" {size} preserveAspectRatio="none" role="img" aria-label="{label}">{"".join(rects)}</svg>'
+    geometry = f'width="{BAR_WIDTH}" height="12" viewBox="0 0 {BAR_WIDTH} 12" preserveAspectRatio="none"'
+    return f'<svg class="bar" {geometry} role="img" aria-label="{label}">{"".join(rects)}</svg>'
