@@ -43,6 +43,12 @@ def test_web_config_it_names_is_validated(tmp_path: Path, capsys: pytest.Capture
     assert "hunter2" not in shown
 
 
+def test_web_config_without_its_flag_gets_a_hint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "web.yml").write_text("http_server_config: {http2: false}")
+    assert main(["check-config", str(tmp_path / "web.yml")]) == 2
+    assert capsys.readouterr().err.splitlines()[-1].endswith("web.yml is a web config file: check it with --web")
+
+
 def test_web_config_is_validated_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "web.yml").write_text("http_server_config: {http2: false}")
     assert main(["check-config", "--web", str(tmp_path / "web.yml")]) == 0

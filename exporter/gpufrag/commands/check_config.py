@@ -13,13 +13,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from ..config import sidecar
+    from ..errors import GpufragError, UsageError
     from ..web import auth, listen
     from ..web.config import read_files
 
     if options.web:
         read_files(options.file)
     else:
-        config = sidecar.load(options.file)
+        try:
+            config = sidecar.load(options.file)
+        except UsageError as error:
+            try:
+                read_files(options.file)
+            except GpufragError:
+                raise error from None
+            raise UsageError(*error.args, f"{options.file} is a web config file: check it with --web") from None
         if config.control.token_file:
             auth.TokenFile(config.control.token_file).check()
         listen.parse(config.web.listen_address, f"{options.file}: web.listen_address")
