@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import yaml
 
@@ -86,6 +87,8 @@ def job(stack: ExitStack, folder: Path, name: str) -> Job:
     found.folder.mkdir()
     command = python("-m", "gpufrag", "serve", "--folder", found.folder, "--port", found.port)
     stack.enter_context(monitoring.process(command, folder / f"{name}.log"))
+    ready = f"http://127.0.0.1:{found.port}/-/ready"
+    eventually(lambda: httpx.get(ready, trust_env=False).is_success, f"the sidecar of {name} is ready")
     return found
 
 
