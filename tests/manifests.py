@@ -26,8 +26,8 @@ OLDEST, NEWEST = "1.29", "1.37"  # of Kubernetes: the first with native sidecars
 
 def tool(name: str, where: str) -> str:
     """Return the program of this virtual environment or the machine; skip the test if there is none."""
-    beside = Path(sys.executable).parent / name
-    found = str(beside) if beside.exists() else shutil.which(name)
+    local = Path(sys.executable).parent / name
+    found = str(local) if local.exists() else shutil.which(name)
     if not found:
         pytest.skip(f"{name} is not installed ({where})")
     return found

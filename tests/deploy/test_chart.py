@@ -93,8 +93,8 @@ def test_names_that_look_like_numbers_stay_text():
 
 
 def test_injection_needs_kubernetes_1_36():
-    said = refusal(helm("template", "x", CHART, "--kube-version", "1.35", "--set", "injection.enabled=true"))
-    assert "needs Kubernetes 1.36" in said
+    message = refusal(helm("template", "x", CHART, "--kube-version", "1.35", "--set", "injection.enabled=true"))
+    assert "needs Kubernetes 1.36" in message
 
 
 def operator_faults(manifests: list[Manifest]) -> str:

@@ -148,8 +148,8 @@ def test_sidecar_image_has_a_healthcheck(sidecar):
 
 
 def test_agent_can_be_copied_from_image(sidecar):
-    said = sidecar.run("gpufrag", "install-agent", "/tmp/agent")
-    assert said == "PYTHONPATH=/tmp/agent/gpufrag/shim"
+    line = sidecar.run("gpufrag", "install-agent", "/tmp/agent")
+    assert line == "PYTHONPATH=/tmp/agent/gpufrag/shim"
     assert sidecar.run("diff", "-r", "/gpufrag-agent", "/tmp/agent") == ""
 
 

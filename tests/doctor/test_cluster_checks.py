@@ -96,7 +96,7 @@ def test_rejected_token_fails_once(api):
     api.users.clear()
     results = look_at_all(api)
     assert list(results) == ["credentials"]
-    assert "401" in told(results["credentials"], Fail)
+    assert "401" in text_of(results["credentials"], Fail)
 
 
 def test_missing_namespace_fails_and_stops(api):
@@ -104,11 +104,11 @@ def test_missing_namespace_fails_and_stops(api):
     assert isinstance(look(api, "namespace"), Ok)
     results = look_at_all(api, "nowhere")
     assert list(results) == ["credentials", "namespace"]
-    assert "namespace nowhere does not exist" in told(results["namespace"], Fail)
+    assert "namespace nowhere does not exist" in text_of(results["namespace"], Fail)
 
 
 def test_administrator_may_restart_everything(api):
-    assert "Job.batch" in told(look(api, "permissions"), Ok)
+    assert "Job.batch" in text_of(look(api, "permissions"), Ok)
 
 
 def test_role_of_chart_is_enough_for_its_kinds(api):
@@ -119,25 +119,25 @@ def test_role_of_chart_is_enough_for_its_kinds(api):
 def test_missing_permission_is_named_with_its_purpose(api):
     rules = [rule for rule in role_rules([LEADER_WORKER_SET]) if rule["resources"] != ["pods/eviction"]]
     api.users[TOKEN] = User("restarter", tuple(rules), "ml")
-    assert "create pods/eviction (" in told(look(api, "permissions"), Fail)
+    assert "create pods/eviction (" in text_of(look(api, "permissions"), Fail)
 
 
 def test_role_without_kinds_restarts_nothing(api):
     api.users[TOKEN] = User("restarter", tuple(role_rules([])), "ml")
-    assert "may restart nothing in ml" in told(look(api, "permissions"), Fail)
+    assert "may restart nothing in ml" in text_of(look(api, "permissions"), Fail)
 
 
 def test_labelled_pod_without_sidecar_fails(api):
     run_job(api, label=True)
     assert look(api, "injection") == Ok("2 labelled pod(s), all with the sidecar")
     api.world.apply(manifests.job(name="bare", template=labelled(manifests.job()["spec"]["template"])))
-    assert "without the sidecar" in told(look(api, "injection"), Fail)
+    assert "without the sidecar" in text_of(look(api, "injection"), Fail)
 
 
 def test_no_pod_with_sidecar_warns_and_stops(api):
     install(api)
     api.world.apply(manifests.job())
-    assert "no pod of ml has the sidecar" in told(look_at_all(api)["pods"], Warn)
+    assert "no pod of ml has the sidecar" in text_of(look_at_all(api)["pods"], Warn)
     assert not look_at_all(api).keys() & {"sidecars", "volumes", "podmonitor", "jobs"}
 
 
@@ -155,7 +155,7 @@ def test_sidecar_among_main_containers_warns(api):
         spec["containers"].append(sidecar)
 
     run_job(api, bind)
-    assert "a Job never completes" in told(look(api, "sidecars"), Warn)
+    assert "a Job never completes" in text_of(look(api, "sidecars"), Warn)
     assert isinstance(look(api, "volumes"), Ok)
 
 
@@ -170,7 +170,7 @@ def test_sidecar_among_main_containers_warns(api):
 )
 def test_folder_that_is_not_shared_is_reported(api, change, kind, text):
     run_job(api, change)
-    assert text in told(look(api, "volumes"), kind)
+    assert text in text_of(look(api, "volumes"), kind)
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_pod_monitor_selection_follows_the_operator(api, spec, selected):
     if selected:
         assert look(api, "podmonitor") == Ok("gpufrag-sidecars selects all 2 pod(s)")
     else:
-        assert "no PodMonitor selects it (gpufrag-sidecars)" in told(look(api, "podmonitor"), Fail)
+        assert "no PodMonitor selects it (gpufrag-sidecars)" in text_of(look(api, "podmonitor"), Fail)
 
 
 def test_only_pod_monitors_that_select_are_named(api):
@@ -209,7 +209,7 @@ def test_only_pod_monitors_that_select_are_named(api):
 
 def test_no_pod_monitor_warns(api):
     run_job(api)
-    assert "no PodMonitor in ml or gpufrag" in told(look(api, "podmonitor"), Warn)
+    assert "no PodMonitor in ml or gpufrag" in text_of(look(api, "podmonitor"), Warn)
 
 
 def test_jobs_that_opted_in_are_named(api):
@@ -228,7 +228,7 @@ def test_jobs_that_opted_in_are_named(api):
 def test_job_that_cannot_be_restarted_warns(api, annotations, text):
     run_job(api)
     annotate(api, **annotations)
-    assert text in told(look(api, "jobs"), Warn)
+    assert text in text_of(look(api, "jobs"), Warn)
 
 
 def test_pod_without_job_warns(api):
@@ -236,7 +236,7 @@ def test_pod_without_job_warns(api):
     pod["metadata"] = {"name": "alone", "namespace": "ml"}
     pod["spec"]["containers"][0]["image"] = "local/training:1"
     api.world.apply({**pod, "status": {"phase": "Running"}})
-    assert "1 pod(s) belong to no job that can be restarted: " in told(look(api, "jobs"), Warn)
+    assert "1 pod(s) belong to no job that can be restarted: " in text_of(look(api, "jobs"), Warn)
 
 
 @pytest.mark.parametrize(("age_s", "kind"), [(7200, Fail), (60, Ok)])
@@ -259,17 +259,17 @@ def test_job_left_suspended_fails(api, age_s, kind):
 )
 def test_restarter_state_is_reported(api, policy, kind, text):
     install(api, **policy)
-    assert text in told(look(api, "restarter"), kind)
+    assert text in text_of(look(api, "restarter"), kind)
 
 
 def test_restarter_that_is_not_installed_fails(api):
     config_map(api, "gpufrag-restarter-config", "{}")
-    assert "is not installed" in told(look(api, "restarter"), Fail)
+    assert "is not installed" in text_of(look(api, "restarter"), Fail)
 
 
 def test_open_circuit_warns_with_its_cause(api):
     install(api, circuit="3 restarts failed")
-    assert "3 restarts failed" in told(look(api, "circuit"), Warn)
+    assert "3 restarts failed" in text_of(look(api, "circuit"), Warn)
 
 
 def circuit_rule() -> dict[str, Any]:
@@ -291,13 +291,13 @@ def test_missing_permission_to_open_the_circuit_fails(api, changes):
     install(api)
     reads = {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["get"]}
     api.users[TOKEN] = User("restarter", (reads, {**circuit_rule(), **changes}), "gpufrag")
-    found = told(look(api, "circuit"), Fail)
+    found = text_of(look(api, "circuit"), Fail)
     assert "restarter may not patch ConfigMap gpufrag/gpufrag-restarter (" in found
 
 
 def test_forbidden_check_is_unknown(api):
     api.users[TOKEN] = User("restarter", tuple(role_rules([JOB])), "ml")
-    assert "could not look" in told(look(api, "restarter"), Unknown)
+    assert "could not look" in text_of(look(api, "restarter"), Unknown)
 
 
 def test_doctor_only_reads(api):
@@ -309,6 +309,6 @@ def test_doctor_only_reads(api):
     assert {one.method for one in api.log if not one.path.endswith("reviews")} == {"GET"}
 
 
-def told(result: Result, kind: type[Result]) -> str:
+def text_of(result: Result, kind: type[Result]) -> str:
     assert isinstance(result, kind), result
     return result.text

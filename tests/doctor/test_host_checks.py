@@ -57,24 +57,24 @@ def identified(agent: FakeAgent, **changes: Any) -> None:
     agent.publish(identity=replace(agent.sample.identity, **changes))
 
 
-def told(result: Result, kind: type[Result]) -> str:
+def text_of(result: Result, kind: type[Result]) -> str:
     assert isinstance(result, kind), result
     return result.text
 
 
 def test_private_folder_is_fine(agent):
-    assert "mode 0700" in told(look("folder", agent.folder), Ok)
+    assert "mode 0700" in text_of(look("folder", agent.folder), Ok)
 
 
 def test_missing_folder_and_file_fail(tmp_path):
-    assert "does not exist" in told(look("folder", tmp_path / "absent"), Fail)
+    assert "does not exist" in text_of(look("folder", tmp_path / "absent"), Fail)
     (tmp_path / "file").touch()
-    assert "is not a folder" in told(look("folder", tmp_path / "file"), Fail)
+    assert "is not a folder" in text_of(look("folder", tmp_path / "file"), Fail)
 
 
 def test_folder_where_everyone_can_remove_files_warns(tmp_path):
     tmp_path.chmod(0o777)
-    assert "every user can remove" in told(look("folder", tmp_path), Warn)
+    assert "every user can remove" in text_of(look("folder", tmp_path), Warn)
     tmp_path.chmod(0o1777)
     assert isinstance(look("folder", tmp_path), Ok)
 
@@ -102,7 +102,7 @@ def test_unreadable_sample_file_is_reported_with_remedy(agent, content, text):
         agent.publish(schema=99)
     else:
         agent.leave(content)
-    found = told(look("ranks", agent.folder), Warn)
+    found = text_of(look("ranks", agent.folder), Warn)
     assert text in found
     assert agent.name.sample in found
 
@@ -119,7 +119,7 @@ def test_no_rank_says_what_is_running_instead(tmp_path, folder):
     where, proc = tmp_path / folder, tmp_path / "proc"
 
     def found() -> str:
-        return told(look("ranks", where, proc=proc), Warn)
+        return text_of(look("ranks", where, proc=proc), Warn)
 
     assert "no process of this user has the agent; start a job" in found()
     process(proc, 7, PYTHONPATH="/gpufrag/gpufrag/shim:/app")
@@ -130,8 +130,8 @@ def test_no_rank_says_what_is_running_instead(tmp_path, folder):
 
 def test_age_of_samples(agent):
     assert look("samples", agent.folder) == Ok("the oldest is 10 s old")
-    assert "rank 0 has written no sample for 300 s" in told(look("samples", agent.folder, now=1300.0), Fail)
-    assert "from the future" in told(look("samples", agent.folder, now=0.0), Warn)
+    assert "rank 0 has written no sample for 300 s" in text_of(look("samples", agent.folder, now=1300.0), Fail)
+    assert "from the future" in text_of(look("samples", agent.folder, now=0.0), Warn)
 
 
 def test_rank_that_answers_is_fine(agent):
@@ -150,7 +150,7 @@ def test_rank_that_answers_is_fine(agent):
 
 def test_silent_rank_warns(agent, monkeypatch):
     monkeypatch.setattr("gpufrag.doctor.ranks.ANSWER_WITHIN_S", 0.05)
-    assert "rank 0 is alive but does not answer" in told(look("sockets", agent.folder), Warn)
+    assert "rank 0 is alive but does not answer" in text_of(look("sockets", agent.folder), Warn)
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_silent_rank_warns(agent, monkeypatch):
 )
 def test_step_hook_is_reported(agent, steps, kind, text):
     agent.publish(steps=steps)
-    assert text in told(look("steps", agent.folder), kind)
+    assert text in text_of(look("steps", agent.folder), kind)
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_step_hook_is_reported(agent, steps, kind, text):
 )
 def test_ranks_that_cannot_save_warn(tmp_path, saves, kind, text):
     with live_ranks(tmp_path / "agents", saves) as live:
-        assert text in told(look("checkpoint", tmp_path / "agents"), kind)
+        assert text in text_of(look("checkpoint", tmp_path / "agents"), kind)
         assert [rank.saved for rank in live] == [[]] * len(saves), "status must not save"
 
 
@@ -188,7 +188,7 @@ def test_ranks_that_cannot_save_warn(tmp_path, saves, kind, text):
 )
 def test_untested_torch_version_warns(agent, framework, version, kind, text):
     identified(agent, framework=framework, framework_version=version)
-    assert text in told(look("versions", agent.folder), kind)
+    assert text in text_of(look("versions", agent.folder), kind)
 
 
 def test_driver_shows_the_gpus_of_ranks(agent):
@@ -196,10 +196,12 @@ def test_driver_shows_the_gpus_of_ranks(agent):
     assert isinstance(look("nvml", agent.folder, reading(device.uuid)), Ok)
     agent.publish(devices=(replace(device, uuid=device.uuid.removeprefix("GPU-")),))
     assert isinstance(look("nvml", agent.folder, reading(device.uuid)), Ok)
-    assert "rank 0 uses a GPU that NVML does not show" in told(look("nvml", agent.folder, reading("GPU-other")), Warn)
+    assert "rank 0 uses a GPU that NVML does not show" in text_of(
+        look("nvml", agent.folder, reading("GPU-other")), Warn
+    )
 
 
 def test_missing_nvml_warns_and_lost_gpu_fails(agent):
-    assert "the library is not installed" in told(look("nvml", agent.folder), Warn)
+    assert "the library is not installed" in text_of(look("nvml", agent.folder), Warn)
     lost = reading(problems=(Problem(3, "GPU is lost", lost=True),))
-    assert told(look("nvml", agent.folder, lost), Fail) == "GPU 3: GPU is lost"
+    assert text_of(look("nvml", agent.folder, lost), Fail) == "GPU 3: GPU is lost"

@@ -26,7 +26,7 @@ def server() -> Iterator[Answers]:
         yield answers
 
 
-def told(result: Result, kind: type[Result]) -> str:
+def text_of(result: Result, kind: type[Result]) -> str:
     assert isinstance(result, kind), result
     return result.text
 
@@ -50,7 +50,7 @@ def sidecar(url: str, tmp_path) -> Result:
 )
 def test_sidecar_state_is_reported(server, tmp_path, ready, metrics, kind, text):
     server.by_path |= {"/-/ready": ready, "/metrics": metrics}
-    assert text in told(sidecar(server.url, tmp_path), kind)
+    assert text in text_of(sidecar(server.url, tmp_path), kind)
 
 
 def test_missing_sidecar_fails(tmp_path):
@@ -74,7 +74,7 @@ def test_unreachable_prometheus_fails_once():
         pass
     outcomes = list(examine("prometheus", prometheus.CHECKS, prometheus.Prometheus(Client(gone.url))))
     assert [outcome.check for outcome in outcomes] == ["reachable"]
-    assert "query=" not in told(outcomes[0].result, Fail)
+    assert "query=" not in text_of(outcomes[0].result, Fail)
 
 
 @pytest.mark.parametrize("body", ["<html>", "[", '{"status": "error"}'])
@@ -97,11 +97,11 @@ def test_rules_that_are_missing_or_broken_are_reported(server):
     load(server, [*shipped(), {"name": "Foreign", "health": "err"}])
     assert isinstance(look(server, "rules"), Ok)
     load(server, [])
-    assert "nothing restarts jobs" in told(look(server, "rules"), Fail)
+    assert "nothing restarts jobs" in text_of(look(server, "rules"), Fail)
     load(server, shipped()[:-1])
-    assert shipped()[-1]["name"] in told(look(server, "rules"), Warn)
+    assert shipped()[-1]["name"] in text_of(look(server, "rules"), Warn)
     load(server, [{**rule, "health": "err", "lastError": "too many series"} for rule in shipped()])
-    assert "too many series" in told(look(server, "rules"), Fail)
+    assert "too many series" in text_of(look(server, "rules"), Fail)
 
 
 QUERIES = {
@@ -133,7 +133,7 @@ def answer(server: Answers, **values: float) -> None:
 )
 def test_targets_are_counted_by_sidecar(server, values, kind, text):
     answer(server, **values)
-    assert text in told(look(server, "targets"), kind)
+    assert text in text_of(look(server, "targets"), kind)
 
 
 def test_targets_without_job_labels_warn(server):
@@ -152,8 +152,8 @@ def test_alertmanager_must_answer(server):
     with answering({}) as stopped:
         pass
     server.by_path["/-/healthy"] = (200, "ok")
-    assert "nobody receives alerts" in told(listed(server), Fail)
+    assert "nobody receives alerts" in text_of(listed(server), Fail)
     assert isinstance(listed(server, server.url), Ok)
-    assert "no Alertmanager answers" in told(listed(server, stopped.url), Fail)
-    assert "does not answer" in told(listed(server, server.url, stopped.url), Warn)
+    assert "no Alertmanager answers" in text_of(listed(server, stopped.url), Fail)
+    assert "does not answer" in text_of(listed(server, server.url, stopped.url), Warn)
     assert isinstance(listed(server, "http://alertmanager.invalid:9093"), Unknown)

@@ -79,8 +79,8 @@ def test_kubernetes_targets_have_job_names(tmp_path):
     config = without_kubernetes(read(DEPLOY / "prometheus" / "kubernetes.yml"))
     (scrape,) = config["scrape_configs"]
     scrape["static_configs"] = [
-        {"targets": [f"{name}:9836"], "labels": {**POD, "__meta_kubernetes_pod_name": name, **told}}
-        for name, (told, _) in PODS.items()
+        {"targets": [f"{name}:9836"], "labels": {**POD, "__meta_kubernetes_pod_name": name, **labels}}
+        for name, (labels, _) in PODS.items()
     ]
     with monitoring.prometheus(tmp_path, {"scrape_configs": [scrape]}) as prometheus:
         targets = eventually(lambda: prometheus.get("targets")["activeTargets"], "targets are known")

@@ -28,7 +28,7 @@ _HEAD = 0.62
 _BACKGROUND, _PANEL = "#111217", "#181B1F"
 _ROOM = {"timeseries": (0.75, 0.25, 0.7), "status-history": (1.15, 0.25, 0.55), "heatmap": (0.75, 0.5, 0.3),
          "barchart": (0.75, 0.2, 0.6)}  # fmt: skip
-_BESIDE = (0.75, 3.95, 0.3)
+_WITH_TABLE = (0.75, 3.95, 0.3)
 """Inches left free at the left, right and lower edge, by kind of panel."""
 _STYLE = {"axes.facecolor": _PANEL, "axes.edgecolor": _PANEL, "xtick.color": TEXT, "ytick.color": TEXT,
           "xtick.labelsize": 8, "ytick.labelsize": 8, "font.family": "DejaVu Sans"}  # fmt: skip
@@ -64,8 +64,8 @@ def _panel(figure: Figure, panel: Panel, view: View, answers: list[list[Curve]])
     if not any(answers):
         _write(figure, x + width / 2 - 0.3, y + height / 2, "No data", size=11)
         return
-    beside = panel.get("options", {}).get("legend", {}).get("placement") == "right"
-    left, right, low = _BESIDE if beside else _ROOM.get(panel["type"], (0.12, 0.12, 0.1))
+    on_the_right = panel.get("options", {}).get("legend", {}).get("placement") == "right"
+    left, right, low = _WITH_TABLE if on_the_right else _ROOM.get(panel["type"], (0.12, 0.12, 0.1))
     _content(figure, (x + left, y + 0.45, width - left - right, height - 0.45 - low), panel, view, answers)
 
 

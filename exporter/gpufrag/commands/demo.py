@@ -71,16 +71,16 @@ def _ranks(gpu: bool, play: float) -> list[list[str]]:
 
 def _show(demo: processes.Demo, options: argparse.Namespace) -> None:
     lines: list[str] = []
-    told, played = False, time.monotonic() + options.play + 2
+    explained, played = False, time.monotonic() + options.play + 2
     for _ in _seconds(options.duration):
         demo.require_alive()
         drawn = len(lines)
         rows = table.rows(table.scrape(demo.url))
         lines = table.lines(rows, colour=terminal.colours(sys.stdout))
-        if not options.once and not told:
+        if not options.once and not explained:
             _draw(lines, over=drawn if terminal.understands(sys.stdout) else 0)
-        if not (told or options.once or options.gpu) and time.monotonic() > played:
-            told = True
+        if not (explained or options.once or options.gpu) and time.monotonic() > played:
+            explained = True
             print(f"\n{table.summary(rows)} The replay has ended, and the ranks keep their memory.", flush=True)
             print(f"Open {demo.url}/ for details; press Ctrl-C to stop.", flush=True)
     if options.once:
