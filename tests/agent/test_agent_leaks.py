@@ -1,4 +1,4 @@
-"""A leak as the whole agent tells it: in the job's log, in its file, and in a scrape."""
+"""A leak reported by the complete agent: in the log, in its sample, and in a scrape."""
 
 from __future__ import annotations
 

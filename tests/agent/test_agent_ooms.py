@@ -1,4 +1,4 @@
-"""What an out-of-memory error leaves behind: a report and a count that outlive the process, written before its end."""
+"""An out-of-memory error leaves a report and a count that outlive the process."""
 
 from __future__ import annotations
 

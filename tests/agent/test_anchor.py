@@ -1,4 +1,4 @@
-"""The anchor: one block through torch's own allocator, freed at once, or a counted reason why not."""
+"""The anchor: one block through torch's own allocator, freed at once, or a counted obstacle."""
 
 from __future__ import annotations
 

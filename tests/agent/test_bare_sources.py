@@ -1,4 +1,4 @@
-"""JAX and TensorFlow tell what they tell, and are never asked before the program has initialised a GPU."""
+"""JAX and TensorFlow: their figures, read only after the program has initialised a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who the process is, by the launchers' variables."""
+"""Which process this is, by the launchers' variables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where memory grows: named with history on, and only of what outlives its step."""
+"""Call sites of growing memory: named with history on, and only for memory that outlives its step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Growing memory is noticed at step boundaries, within its budget, and told once."""
+"""Growing memory is found at step boundaries, within its budget, and logged once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The agent in real processes: begun once, forked, spawned, replaced, ended in every way."""
+"""The agent in real processes: started once, forked, spawned, replaced, ended in every way."""
 
 from __future__ import annotations
 

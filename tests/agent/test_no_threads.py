@@ -1,4 +1,4 @@
-"""Where there are no more threads (a limit of the container, an interpreter that ends), the program goes on."""
+"""Without threads (a limit of the container, an interpreter that ends) the program continues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The black box: what a report holds, that it is bounded, and that nothing of it reaches the job."""
+"""OOM reports: their content, their bounds, and that no failure reaches the job."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fake_source import HandClock, ScriptedSource
-from gpufrag.agent import oom_reporter as blackbox
+from gpufrag.agent import oom_reporter
 from gpufrag.agent.oom_reporter import OomReporter
 from gpufrag.agent.sources import Capture, Fault
 from gpufrag.model.allocatable import Driver
@@ -29,39 +29,41 @@ DEVICE = DeviceSample(0, "native")
 
 @dataclass
 class Bench:
-    """A black box over a scripted source, and what it kept and told."""
+    """A reporter over a scripted source, its reports, and how often it published."""
 
     source: ScriptedSource = field(default_factory=ScriptedSource)
     clock: HandClock = field(default_factory=HandClock)
     errors: ErrorCounter = field(default_factory=ErrorCounter)
     kept: list[OomReport] = field(default_factory=list)
-    told: int = 0
+    published: int = 0
     keep: Callable[[OomReport], None] | None = None
 
     def __post_init__(self) -> None:
-        self.box = OomReporter(self.capture, lambda: IDENTITY, self._keep, self._tell, self.errors, self.clock.clocks)
-        self.box.watching = True
+        self.reporter = OomReporter(
+            self.capture, lambda: IDENTITY, self._keep, self._publish, self.errors, self.clock.clocks
+        )
+        self.reporter.watching = True
 
     def capture(self) -> Capture | None:
         return self.source.capture()
 
     def fail(self, requested: int = 40 * GIB, device: int = 0) -> None:
-        self.box.explain(Fault(device, requested, self.source.free))
+        self.reporter.explain(Fault(device, requested, self.source.free))
 
     def sample(self, **changes: object) -> ProcessSample:
         return ProcessSample(IDENTITY, self.clock.now, (DEVICE,), **changes)  # type: ignore[arg-type]
 
     @property
     def causes(self) -> dict[str, int]:
-        ooms = self.box.counted(self.sample()).devices[0].ooms
+        ooms = self.reporter.counted(self.sample()).devices[0].ooms
         assert ooms is not None
         return {cause: count for cause, count in ooms.causes.items() if count}
 
     def _keep(self, report: OomReport) -> None:
         (self.keep or self.kept.append)(report)
 
-    def _tell(self) -> None:
-        self.told += 1
+    def _publish(self) -> None:
+        self.published += 1
 
 
 @pytest.fixture
@@ -83,11 +85,11 @@ def test_report_has_request_heap_and_verdict(bench: Bench) -> None:
 
 def test_counts_are_published_after_a_report(bench: Bench) -> None:
     bench.fail()
-    assert bench.told == 1
+    assert bench.published == 1
 
 
 def test_every_cause_is_counted_from_zero(bench: Bench) -> None:
-    ooms = bench.box.counted(bench.sample()).devices[0].ooms
+    ooms = bench.reporter.counted(bench.sample()).devices[0].ooms
     assert ooms is not None
     assert ooms.causes == dict.fromkeys((cause.value for cause in Cause), 0)
     assert (ooms.last_time, ooms.last_requested) == (None, None)
@@ -97,21 +99,21 @@ def test_counts_are_in_the_sample(bench: Bench) -> None:
     bench.fail(100 * GIB)
     bench.clock.tick(5)
     bench.fail(90 * GIB)
-    ooms = bench.box.counted(bench.sample()).devices[0].ooms
+    ooms = bench.reporter.counted(bench.sample()).devices[0].ooms
     assert bench.causes == {"limit": 2}
     assert ooms is not None
     assert (ooms.last_time, ooms.last_requested) == (bench.clock.now, 90 * GIB)
 
 
 def test_framework_without_faults_has_no_counts(bench: Bench) -> None:
-    bench.box.watching = False
-    assert bench.box.counted(bench.sample()).devices == (DEVICE,)
+    bench.reporter.watching = False
+    assert bench.reporter.counted(bench.sample()).devices == (DEVICE,)
 
 
 def test_report_has_the_last_sixty_samples(bench: Bench) -> None:
     for step in range(100):
         bench.clock.tick(1)
-        bench.box.remember(bench.sample(steps=step))
+        bench.reporter.remember(bench.sample(steps=step))
     bench.fail()
     (report,) = bench.kept
     assert [point.time for point in report.recent] == [bench.clock.now - 59 + i for i in range(60)]
@@ -132,7 +134,7 @@ def test_failing_log_handler_is_harmless(bench: Bench, monkeypatch: pytest.Monke
     def fail(*words: object) -> None:
         raise RuntimeError("a handler")
 
-    monkeypatch.setattr(blackbox.logger, "error", fail)
+    monkeypatch.setattr(oom_reporter.logger, "error", fail)
     bench.fail()
     assert len(bench.kept) == 1
 
@@ -143,7 +145,7 @@ def test_full_disk_loses_only_the_report(bench: Bench) -> None:
 
     bench.keep = full
     bench.fail(100 * GIB)
-    assert (bench.causes, bench.errors.counts, bench.told) == ({"limit": 1}, {"oom": 1}, 1)
+    assert (bench.causes, bench.errors.counts, bench.published) == ({"limit": 1}, {"oom": 1}, 1)
 
 
 def test_report_without_heap_has_the_rest(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,7 +160,7 @@ def test_unknown_heap_leaves_the_rest_of_the_report(bench: Bench, error: Excepti
     def fail(*words: object) -> None:
         raise error
 
-    monkeypatch.setattr(blackbox, "measure_heap", fail)
+    monkeypatch.setattr(oom_reporter, "measure_heap", fail)
     bench.fail()
     assert bench.kept[0].measured is None
     assert bench.errors.counts == {"oom": 1}
@@ -230,7 +232,7 @@ def test_report_is_bounded_and_encodable(conf: str, names: list[str], samples: i
     capture = Capture(lambda: heap, reading, {}, conf)
     bench.source.capture = lambda: capture  # type: ignore[method-assign]
     for _ in range(samples):
-        bench.box.remember(bench.sample())
+        bench.reporter.remember(bench.sample())
     called_by(names, bench.fail)
     assert len(encode(bench.kept[0])) < MAX_BYTES // 2
 

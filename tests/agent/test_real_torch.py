@@ -1,4 +1,4 @@
-"""Real torch, its CPU build included: launchers, workers and children that use no GPU have no agent that wakes."""
+"""Real torch, CPU builds included: launchers, workers and children without a GPU have no agent."""
 
 from __future__ import annotations
 

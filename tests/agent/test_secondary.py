@@ -1,4 +1,4 @@
-"""A process that uses two frameworks: one agent, one sample, and the devices of both in it, told apart."""
+"""A process with two frameworks: one agent, one sample, the devices of both."""
 
 from __future__ import annotations
 

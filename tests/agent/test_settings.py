@@ -1,4 +1,4 @@
-"""What the environment and the caller may ask of the agent."""
+"""Settings from the environment and from arguments."""
 
 from __future__ import annotations
 

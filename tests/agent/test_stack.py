@@ -1,4 +1,4 @@
-"""Where the program is: its frames, bounded, and the main thread's where the asking one has none."""
+"""The Python stack of a report: bounded, and the main thread's if the calling one has none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""gpufrag.start(): what a script sees of it."""
+"""gpufrag.start() and stop(), and metrics served by the process itself."""
 
 from __future__ import annotations
 

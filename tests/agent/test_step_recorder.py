@@ -123,7 +123,21 @@ def test_start_that_raises_leaves_no_recording(recorder: StepRecorder, source: R
     with pytest.raises(RuntimeError):
         recorder.start_step(0.1)
     assert not recorder.underway
-    assert not recorder._lock.locked()
+    source.start_recording = lambda max_events: None  # type: ignore[method-assign]
+    assert recorder.start_step(0.1)
+
+
+def test_signal_handler_that_ends_a_recording_twice_does_not_wait(recorder, source: RecordingSource) -> None:
+    recorder.start_step(0.1)
+    finish, ended = source.finish_recording, []
+
+    def interrupted(read: bool) -> object:
+        ended.append(recorder.finish())
+        return finish(read)
+
+    source.finish_recording = interrupted  # type: ignore[method-assign, assignment]
+    assert recorder.finish() is not None
+    assert ended == [None]
 
 
 def test_bound_of_events_keeps_the_pause_short() -> None:

@@ -1,4 +1,4 @@
-"""StepCounter of the loop, told from the steps of its optimizers."""
+"""Training steps are counted by the steps of optimizers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What torch's other allocators and builds tell: no heap, sums where there are some, and never a made-up 0."""
+"""Torch's other allocators and builds: no heap, sums if they exist, never a made-up 0."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Torch's event history belongs to the program: it is borrowed for a step while nothing else uses it."""
+"""Torch's event history belongs to the program; the agent uses it for a step if nothing else does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The torch source where torch lacks a name, or one of its answers fails: it loses what rests on that, and no more."""
+"""A torch without a function, or with one that fails, loses only the figures that need it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Torch's observer: where it may be attached, and that nothing of ours takes the place of torch's error."""
+"""Torch's observer of out-of-memory errors: where it is attached, and that torch's error stays the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The torch source against torch's surface as four versions have it."""
+"""The torch source with the functions of four torch releases."""
 
 from __future__ import annotations
 

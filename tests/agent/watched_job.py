@@ -1,4 +1,4 @@
-"""A training of fake steps that the sampler watches, by a clock in the test's hand."""
+"""Fake training steps under a sampler, with a clock that only the test moves."""
 
 from __future__ import annotations
 

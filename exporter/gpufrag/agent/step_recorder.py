@@ -43,7 +43,7 @@ class StepRecorder:
     def __init__(self, source: Source, clocks: Clocks) -> None:
         self._source = source if isinstance(source, RecordsEvents) else None
         self._clocks = clocks
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler of the program may stop the agent while this code runs
         self._deadline: float | None = None
         self._is_slice = False
         self._skip = self._skipped = 0

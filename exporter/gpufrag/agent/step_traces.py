@@ -32,7 +32,7 @@ class StepTraces:
 
     def __init__(self, source: Source) -> None:
         self._source = source if isinstance(source, RecordsTraces) else None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler of the program may run in here
         self._request: _Request | None = None
 
     @property
