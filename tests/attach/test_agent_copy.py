@@ -46,8 +46,8 @@ def test_other_programs_are_not_in_the_copy(name: str) -> None:
     assert name not in {path.parts[0] for path in agent_files(PACKAGE)}
 
 
-FRAMEWORKS = {"lightning.py": ["lightning"], "huggingface.py": ["transformers"]}
-"""What a hook for a framework imports when it is called."""
+FRAMEWORKS = {"__init__.py": ["torch"], "lightning.py": ["lightning"], "huggingface.py": ["transformers"]}
+"""What functions for users of a framework import when they are called."""
 
 
 @pytest.mark.parametrize("path", agent_files(PACKAGE), ids=str)
@@ -124,6 +124,23 @@ def test_copy_is_readable_whatever_the_umask(tmp_path: Path) -> None:
         os.umask(mask)
     modes = {path: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "copy").rglob("*")}
     assert [path for path, mode in modes.items() if mode & 0o444 != 0o444] == []
+
+
+def test_swapped_folder_is_not_opened_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another user replaces a new folder in a shared one with a link to a private folder."""
+    private = tmp_path / "private"
+    private.mkdir(mode=0o700)
+    mkdir = os.mkdir
+
+    def swap(folder: Path, *how: object) -> None:
+        mkdir(folder)
+        folder.rename(tmp_path / "moved")
+        folder.symlink_to(private)
+
+    monkeypatch.setattr(Path, "mkdir", swap)
+    with pytest.raises(Unavailable, match="cannot write"):
+        install(PACKAGE, tmp_path / "copy")
+    assert stat.S_IMODE(private.stat().st_mode) == 0o700
 
 
 def test_foreign_gpufrag_is_not_replaced(tmp_path: Path, older: Path) -> None:

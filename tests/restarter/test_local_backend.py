@@ -16,8 +16,11 @@ import pytest
 from gpufrag.checkpoint.protocol import RankCommand
 from gpufrag.restarter.backend import Away, Conflict, NotFound, Search
 from gpufrag.restarter.local import backend as local
-from gpufrag.restarter.local.backend import LocalBackend, descendants
+from gpufrag.restarter.local.backend import LocalBackend
 from gpufrag.restarter.record import BY, ORDER, PHASE, WAITING
+from gpufrag.wire.control_server import ControlServer
+from gpufrag.wire.error_counter import ErrorCounter
+from gpufrag.wire.supervised_job import SupervisedJob, encode
 from restarter.threaded_rig import ThreadedRestarter, alert, eventually, restarting
 from supervisor.supervised_process import Supervised
 
@@ -132,7 +135,7 @@ def test_silent_sockets_cost_one_timeout_together(job: Supervised) -> None:
     silent = []
     for number in range(20):
         listener = socket.socket(socket.AF_UNIX)
-        listener.bind(str(job.folder / f"host-{number + 1}-1.job.sock"))
+        listener.bind(str(job.folder / f"host-{os.getpid()}-{number + 1}.job.sock"))
         listener.listen()
         silent.append(listener)
     began_s = time.monotonic()
@@ -142,13 +145,19 @@ def test_silent_sockets_cost_one_timeout_together(job: Supervised) -> None:
         listener.close()
 
 
-def test_descendants_are_found_by_their_parents(tmp_path: Path) -> None:
-    for pid, parent in ((10, 1), (11, 10), (12, 11), (20, 1), (21, 20)):
-        (tmp_path / str(pid)).mkdir()
-        (tmp_path / str(pid) / "stat").write_text(f"{pid} (a ) b) S {parent} 0 0")
-    (tmp_path / "30").mkdir()  # it has ended
-    (tmp_path / "self").mkdir()
-    assert descendants(10, tmp_path) == {11, 12}
+@pytest.mark.parametrize("named", ["another", "itself"])
+def test_lying_supervisor_is_not_believed(tmp_path: Path, named: str) -> None:
+    """It binds a socket under another process's name, or claims to be another process."""
+    lie = SupervisedJob("train", "mallory", 1, 1, 1, 0, True)
+    pid = os.getpid() if named == "itself" else 1
+    server = ControlServer(
+        tmp_path / f"host-{pid}-1.job.sock", {"job": lambda request: {"job": encode(lie)}}, ErrorCounter()
+    )
+    try:
+        with pytest.raises(Away, match=f"process {os.getpid()} listens there|claims to be process 1"):
+            LocalBackend(tmp_path).find(alert("train"))
+    finally:
+        server.close()
 
 
 def test_supervisor_cannot_name_the_processes_of_another_job(job: Supervised, monkeypatch: pytest.MonkeyPatch) -> None:

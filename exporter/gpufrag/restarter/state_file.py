@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from ..errors import Unavailable
 from ..wire.codec import loads
+from ..wire.folder import write_file
 from .backend import Away, Changes, Conflict
 from .record import PHASE
 
@@ -76,7 +77,7 @@ class StateFile:
         """Lock a file next to it, because the file itself is replaced. Another program's lock must not hang us."""
         deadline = time.monotonic() + LOCK_TIMEOUT_S
         try:
-            with self._path.with_name(f"{self._path.name}.lock").open("a", encoding="ascii") as file:
+            with open(f"{self._path}.lock", "a", encoding="ascii", opener=_open_own) as file:
                 while True:
                     try:
                         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -101,12 +102,12 @@ class StateFile:
             raise Away(f"{self._path}: not a state file; remove it to forget all restarts") from None
 
     def _write(self, entries: Mapping[str, Entry]) -> None:
-        draft = self._path.with_name(f"{self._path.name}.draft")
-        with draft.open("w", encoding="utf-8") as file:
-            json.dump({key: entry._asdict() for key, entry in entries.items()}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(self._path)
+        data = json.dumps({key: entry._asdict() for key, entry in entries.items()}).encode()
+        write_file(self._path, data, sync=True)
+
+
+def _open_own(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
 
 
 def _entry(raw: Any) -> Entry:

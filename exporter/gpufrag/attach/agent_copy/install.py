@@ -148,7 +148,11 @@ def _make_folder(path: Path) -> Path:
         _make_folder(path.parent)
         with contextlib.suppress(FileExistsError):
             path.mkdir()
-            path.chmod(0o755)
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                os.fchmod(descriptor, 0o755)  # not by name, which another user may have replaced
+            finally:
+                os.close(descriptor)
     return path
 
 

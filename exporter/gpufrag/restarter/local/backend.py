@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,9 @@ from ...checkpoint.coordinator import AskRanks, ask_folder
 from ...checkpoint.protocol import Answers, RankCommand
 from ...errors import BadInput
 from ...wire.codec import loads
-from ...wire.control_client import AccessDenied, Answer, ControlError, NotListening, Rejected, ask_all
+from ...wire.control_client import AccessDenied, Answer, ControlError, Impostor, NotListening, Rejected, ask_all
 from ...wire.folder import open_plain
+from ...wire.processes import descendants
 from ...wire.supervised_job import CONFLICT, RECORD, SOCKET, JobFile, SupervisedJob, decode
 from .. import reasons
 from ..alerts import Alert
@@ -25,7 +26,6 @@ KIND = "process"
 COST = "its processes stop and start together, on the same GPUs"
 MAX_RECORD = 64 << 10
 TIMEOUT_S = 5.0
-PROC = Path("/proc")
 
 
 class LocalBackend:
@@ -99,7 +99,7 @@ class LocalBackend:
 
         def ask(command: RankCommand) -> Answers:
             supervised = self._ask(job, "job")
-            pids = frozenset(supervised.processes) & descendants(supervised.pid)
+            pids = frozenset(supervised.processes) & set(descendants(supervised.pid))  # it could name another job's
             return ask_folder(self._folder, command.name, command.fields, pids)
 
         return ask
@@ -109,15 +109,17 @@ class LocalBackend:
 
         Relevant: its record shows the `name`, or without a name a restart in progress, or cannot be read.
         """
-        paths = {}
+        paths: dict[Path, bool] = {}
+        pids = {}
         for file in self._sockets():
             recorded = self._recorded(file)
             relevant = recorded is None or (PHASE in recorded.annotations if name is None else recorded.name == name)
             if relevant or name is None:
                 paths[self._folder / file.name] = relevant
+                pids[self._folder / file.name] = file.process.pid
         jobs: list[SupervisedJob] = []
         errors: list[BackendError] = []
-        for path, answer in ask_all(list(paths), {"command": "job"}, self._timeout_s).items():
+        for path, answer in ask_all(list(paths), {"command": "job"}, self._timeout_s, pids=pids).items():
             try:
                 jobs.append(_decode(path, answer))
             except NotFound:
@@ -152,7 +154,9 @@ class LocalBackend:
         for file in self._sockets():
             if f"{file.process.pid}-{file.process.start}" == job.uid:
                 path = self._folder / file.name
-                answers = ask_all([path], {"command": command, **fields}, self._timeout_s)
+                answers = ask_all(
+                    [path], {"command": command, **fields}, self._timeout_s, pids={path: file.process.pid}
+                )
                 return _decode(path, answers[path])
         raise NotFound(f"{job.name}: its supervisor has ended")
 
@@ -164,30 +168,18 @@ def _decode(path: Path, answer: Answer | ControlError) -> SupervisedJob:
             raise answer
         if answer.get("refused") == CONFLICT:
             raise Conflict("another client changed the job")
-        return decode(answer.get("job"))
+        job, file = decode(answer.get("job")), JobFile.parse(path.name)
+        if file is None or (job.pid, job.start) != (file.process.pid, file.process.start):
+            raise Away(f"{path.name}: its supervisor claims to be process {job.pid}")
+        return job
+    except Impostor as error:
+        raise Away(f"{error}; run the restarter in the pid namespace of the supervisors") from None
     except (NotListening, AccessDenied):
         raise NotFound(f"{path.name}: its supervisor has ended, or belongs to another user") from None
     except Rejected as error:
         raise Invalid(f"the supervisor rejects the request: {error}") from None
     except (ControlError, BadInput) as error:
         raise Away(f"{path.name}: no usable answer from the supervisor: {error}") from None
-
-
-def descendants(pid: int, proc: Path = PROC) -> frozenset[int]:
-    """Return the processes that descend from `pid`. A supervisor could name the processes of another job."""
-    parents: dict[int, int] = {}
-    for entry in proc.iterdir():
-        if entry.name.isdigit():
-            try:
-                stat = (entry / "stat").read_bytes()
-            except OSError:  # it has ended
-                continue
-            parents[int(entry.name)] = int(stat.rpartition(b")")[2].split()[1])
-    found: set[int] = set()
-    level: Iterable[int] = {pid}
-    while level := {child for child, parent in parents.items() if parent in level} - found:
-        found |= set(level)
-    return frozenset(found)
 
 
 def _job(job: SupervisedJob) -> Job:
