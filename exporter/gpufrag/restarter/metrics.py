@@ -11,6 +11,7 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
+from ..metrics.names import RESTARTER_CIRCUIT_OPEN
 from .reasons import REASONS
 
 GAUGE, COUNTER, HISTOGRAM = "gauge", "counter", "histogram"
@@ -72,7 +73,7 @@ CHECKPOINT = Row(
 )
 QUEUE = Row("gpufrag_restarter_queue_depth", GAUGE, "Alerts in the queue.")
 CIRCUIT_OPEN = Row(
-    "gpufrag_restarter_circuit_open",
+    RESTARTER_CIRCUIT_OPEN,
     GAUGE,
     "1 while the circuit breaker is open and no job is restarted; absent if its state cannot be read.",
 )

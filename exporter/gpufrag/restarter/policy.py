@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ..metrics.names import Label
 from . import reasons
 from .alerts import FIRING, Alert
 from .backend import Job
@@ -12,7 +13,7 @@ from .reasons import Refused
 from .record import DAY_S, OPT_IN, PAUSE
 from .settings import PolicySettings
 
-ACTION, RESTART = "gpufrag_action", "restart"
+ACTION, RESTART = Label.ACTION, "restart"
 MAX_CLOCK_SKEW_S = 300.0
 
 
