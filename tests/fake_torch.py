@@ -153,7 +153,7 @@ def _stats(machine: Machine, device: int) -> dict[str, Any]:
         raise RuntimeError("CUDAPluggableAllocator does not yet support getDeviceStats")
     assert 0 <= device < machine.count
     recorded = golden_case_named(machine.heaps[device]).raw["stats"] if device in machine.heaps else {}
-    if machine.backend == "cudaMallocAsync":  # tells these alone, of both pools together
+    if machine.backend == "cudaMallocAsync":  # has only these, for both pools together
         recorded = {key: recorded[key] for key in recorded if key.startswith(ASYNC_TELLS)}
         return {family: _family(recorded, family) for family in POOL_FAMILIES} | {"allocation": {"all": {"current": 0}}}
     stats: dict[str, Any] = {family: _family(recorded, family) for family in POOL_FAMILIES}

@@ -70,7 +70,7 @@ class Scripts:
         """`command` goes before the interpreter."""
         script = self.home / "program.py"
         script.write_text(program)
-        quiet = {"PYTHONWARNINGS": "ignore::DeprecationWarning"}  # Python >= 3.12, of any fork beside a thread
+        quiet = {"PYTHONWARNINGS": "ignore::DeprecationWarning"}  # Python >= 3.12, for a fork next to a thread
         path = {"PYTHONPATH": os.pathsep.join([str(EXPORTER), str(TESTS), os.environ.get("PYTHONPATH", "")])}
         surroundings = {**os.environ, **quiet, **path, **environment}
         words = [*command, python, str(script)]

@@ -119,7 +119,7 @@ def test_anchor_is_dropped_under_other_settings() -> None:
 def test_anchor_without_room_is_not_tried(
     ship: Ship, change: dict[str, Any], why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Torch would empty its cache, count an OOM and call whoever observes them."""
+    """Torch would empty its cache, count an OOM and call its observers."""
     for name, value in change.items():
         setattr(ship.machine, name, value)
     ship.drop()

@@ -26,8 +26,8 @@ def _variables(launcher: Launcher, *values: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("launcher", LAUNCHERS, ids=lambda launcher: launcher.name)
 def test_rank_comes_from_each_launcher(launcher: Launcher) -> None:
-    told = _places(_variables(launcher, "5", "1", "8"))
-    assert told == (5, 1 if launcher.local_rank else None, 8 if launcher.world_size else None)
+    found = _places(_variables(launcher, "5", "1", "8"))
+    assert found == (5, 1 if launcher.local_rank else None, 8 if launcher.world_size else None)
 
 
 @pytest.mark.parametrize(("first", "second"), list(pairwise(LAUNCHERS)))

@@ -157,7 +157,7 @@ def test_new_leak_after_a_withdrawn_one_is_logged(clock: HandClock, caplog: pyte
 
 
 def test_leak_is_not_withdrawn_too_early(clock: HandClock) -> None:
-    """What comes and goes beside a leak hides it for some readings."""
+    """Other memory hides a leak for some readings."""
     training, rates = job(clock), []
     training.steps(60, kept=2 * MB)
     training.leak()

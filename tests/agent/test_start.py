@@ -201,7 +201,7 @@ def test_disabled_start_serves_nothing(port: int, monkeypatch: pytest.MonkeyPatc
         assert caller.connect_ex(("127.0.0.1", port)) != 0
 
 
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # Python >= 3.12, beside any thread
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # Python >= 3.12, next to a thread
 def test_forked_child_does_not_keep_the_port(port: int) -> None:
     gpufrag.start(port=port)
     read, write = os.pipe()

@@ -21,7 +21,7 @@ def machine(request: pytest.FixtureRequest) -> Machine:
 
 
 def stepping(machine: Machine, errors: ErrorCounter | None = None) -> TorchSource:
-    """After one step of the program, if its torch tells of steps."""
+    """After one step of the program, if torch reports steps."""
     source = TorchSource(torch_of(machine), errors or ErrorCounter(), {})
     if source.watch_steps(lambda optimizer: None):
         machine.step("optimizer")
@@ -73,19 +73,19 @@ def test_pluggable_allocator_has_driver_figures_only(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "told"),
+    ("version", "found"),
     [
         ("2.4.1+rocm6.1", "2.4.1+rocm6.1"),
         ("2.4.0a0+git1", "2.4.0a0+git1.rocm6.1.40091"),
         ("2.4.0", "2.4.0+rocm6.1.40091"),
     ],
 )
-def test_rocm_build_has_its_version(version: str, told: str) -> None:
+def test_rocm_build_has_its_version(version: str, found: str) -> None:
     torch = torch_of(Machine(version=version))
     torch.version = SimpleNamespace(hip="6.1.40091", cuda=None)  # type: ignore[attr-defined]
     source = TorchSource(torch, ErrorCounter(), {"HIP_VISIBLE_DEVICES": "1"})
     (reading,) = source.read()
-    assert (source.framework_version, source.facts(0).backend) == (told, "native")
+    assert (source.framework_version, source.facts(0).backend) == (found, "native")
     assert reading.driver is not None
     assert (reading.driver.free, reading.driver.size) == (100_000_000_000, SIZE)
     assert source.capture() is not None

@@ -70,12 +70,12 @@ LACKING = {
     "_C._cuda_memorySnapshot": {"heap", "limit"},
     "cuda._lazy_call": set(),
 }
-"""For each name: what is not told where torch lacks it."""
+"""Function -> the figures that are absent without it."""
 
 
-def _told(machine: Machine, source: TorchSource) -> set[str]:
+def _known(machine: Machine, source: TorchSource) -> set[str]:
     readings, capture = source.read(), source.capture()
-    told = {
+    known = {
         "totals": any(reading.totals for reading in readings),
         "driver": any(reading.driver for reading in readings),
         "heap": capture is not None and bool(capture.readings) and bool(capture.heap().segments),
@@ -86,19 +86,19 @@ def _told(machine: Machine, source: TorchSource) -> set[str]:
         "ooms": source.watch_ooms(lambda fault: None),
     }
     machine.history = False
-    told["events"] = source.start_recording(10) is None and machine.history
-    return {name for name, known in told.items() if known}
+    known["events"] = source.start_recording(10) is None and machine.history
+    return {name for name, present in known.items() if present}
 
 
 @pytest.mark.parametrize("name", LACKING)
 def test_missing_function_loses_only_its_figures(machine: Machine, name: str) -> None:
     machine.history, machine.fraction = True, 0.5
-    everything = _told(machine, TorchSource(torch_of(machine), ErrorCounter(), {}))
+    everything = _known(machine, TorchSource(torch_of(machine), ErrorCounter(), {}))
     if name in names_of(machine):
         torch = torch_of(machine)
         remove(torch, name)
         machine.history = True
-        assert _told(machine, TorchSource(torch, ErrorCounter(), {})) == everything - LACKING[name]
+        assert _known(machine, TorchSource(torch, ErrorCounter(), {})) == everything - LACKING[name]
 
 
 def test_table_has_every_function_used() -> None:

@@ -22,11 +22,11 @@ def _attached(machine: Machine) -> bool:
 
 
 def test_oom_is_reported_before_it_is_raised() -> None:
-    machine, told = Machine(), []
-    assert _source(machine).watch_ooms(told.append)
+    machine, reported = Machine(), []
+    assert _source(machine).watch_ooms(reported.append)
     with pytest.raises(OutOfMemoryError):
         machine.fail(20 * MIB, device=1)
-    assert told == [Fault(1, 20 * MIB, machine.free)]
+    assert reported == [Fault(1, 20 * MIB, machine.free)]
 
 
 def test_torch_source_reports_faults() -> None:
@@ -83,13 +83,13 @@ def test_our_error_does_not_replace_torchs() -> None:
 
 
 def test_closed_source_reports_nothing() -> None:
-    machine, told = Machine(), []
+    machine, reported = Machine(), []
     source = _source(machine)
-    source.watch_ooms(told.append)
+    source.watch_ooms(reported.append)
     source.close()
     with pytest.raises(OutOfMemoryError):
         machine.fail(MIB)
-    assert told == []
+    assert reported == []
 
 
 def test_heap_is_copied_at_the_first_request() -> None:

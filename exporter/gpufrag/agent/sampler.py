@@ -91,7 +91,7 @@ class Sampler:
                 if steps.note(optimizer) and self._at_boundary(steps.count):
                     wake()
             except BaseException as error:  # the program's stack is below: nothing of ours may reach it
-                self._errors.note("step", error, "snapshots are taken by the timer if this goes on")
+                self._errors.note("step", error, "snapshots are taken by the timer if this continues")
 
         if self._source.watch_steps(on_step):
             self._steps = steps

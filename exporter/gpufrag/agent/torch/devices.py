@@ -11,7 +11,7 @@ from .api import TorchSurface
 
 
 def in_use(surface: TorchSurface) -> list[int]:
-    """The devices with a context of this process; all visible ones if this torch cannot tell."""
+    """The devices with a context of this process; all visible ones if torch does not report it."""
     if not surface.ask("cuda.is_initialized"):
         return []
     devices = range(surface.ask("cuda.device_count") or 0)

@@ -66,7 +66,11 @@ class EventHistory:
             try:
                 record(enabled=None)
             except REFUSALS as error:
-                self._errors.note(f"torch.{RECORD}", error, "torch goes on recording; stop it yourself")
+                self._errors.note(
+                    f"torch.{RECORD}",
+                    error,
+                    "torch keeps recording; stop it with torch.cuda.memory._record_memory_history(enabled=None)",
+                )
 
     def forget(self) -> None:
         """Drop our recording without a call into torch, as a forked child must."""
