@@ -114,7 +114,7 @@ def test_job_told_to_end_is_not_restarted(start: Any) -> None:
     it.until("ready")
     it.process.send_signal(signal.SIGINT)  # which it survives
     it.until("SIGINT")
-    assert "was told to end" in it.ask("restart", restarts=0)["error"]
+    assert "is ending and is not started again" in it.ask("restart", restarts=0)["error"]
 
 
 @pytest.mark.parametrize("words", [["sh", "-c", "exit 7"], [sys.executable, "-c", "raise SystemExit(7)"]])

@@ -1,6 +1,6 @@
 """Detects the first use of a framework's device in this process, at no cost until then and without a visible change.
 
-An import finder that finds nothing is told of each import. Once a framework's own module is loaded, the framework
+An import finder that finds nothing sees each import. Once a framework's own module is loaded, the framework
 reports its first use: torch runs queued calls when it initialises CUDA, JAX calls its listeners when it compiles,
 TensorFlow's context creates its devices in one method. So a launcher or data loader worker keeps these entries and
 nothing else. They survive a fork: a child that initialises CUDA gets its own agent.

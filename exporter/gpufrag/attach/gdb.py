@@ -63,7 +63,7 @@ def run(gdb: str, pid: int, functions: Functions, code: str, timeout_s: float = 
 
 
 def _finish(process: subprocess.Popen[str], timeout_s: float) -> str:
-    """Return gdb's output. A gdb that hangs is told to let go; it is never killed while a call is in progress."""
+    """Return gdb's output. A gdb that hangs is interrupted; it is never killed while a call is in progress."""
     for number in (None, signal.SIGINT, signal.SIGTERM):
         if number is not None:
             process.send_signal(number)

@@ -1,4 +1,4 @@
-"""How the interpreter of a running process is asked to run our code: by gdb, or from Python 3.14 on by itself."""
+"""Makes the interpreter of a running process run our code: with gdb, or from Python 3.14 on with sys.remote_exec."""
 
 from __future__ import annotations
 

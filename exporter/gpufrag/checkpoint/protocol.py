@@ -235,7 +235,7 @@ def _confirm(party: _Party) -> Generator[RankCommand, Answers, None]:
             party.update(answers)
             if all(one.state != PROMISED for one in party.ranks):
                 return
-        party.require_time("not all ranks could be told to save")
+        party.require_time("not all ranks received the confirmation")
         delay_s = FIRST_POLL_S
 
 

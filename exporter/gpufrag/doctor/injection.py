@@ -138,7 +138,7 @@ def _first_sitecustomize(pid: int, environment: Mapping[str, str], proc: Path) -
 
 
 def _same_folder(pid: int, named: str, folder: Path, proc: Path) -> bool:
-    """True if it cannot be told."""
+    """True if it cannot be determined."""
     try:
         theirs = proc / str(pid) / ("root" if named.startswith("/") else "cwd") / named.lstrip("/")
         return os.path.samestat(theirs.stat(), folder.stat())

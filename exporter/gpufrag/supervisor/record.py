@@ -75,7 +75,7 @@ class Record:
         with self._lock:
             job = self._now()
             if job.ending:
-                raise GpufragError(f"{job.name} was told to end and is not started again")
+                raise GpufragError(f"{job.name} is ending and is not started again")
             if request.get("restarts") != job.restarts or self._ordered or not job.running:
                 return {"refused": CONFLICT}
             if obstacle := self._obstacle():  # while the job still runs
