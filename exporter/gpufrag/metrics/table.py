@@ -313,7 +313,7 @@ STEPS: tuple[Metric[Any], ...] = (
     ),
     Metric(
         names.STEP_TIMESTAMP, GAUGE, STEP, lambda step: step.time,
-        "Unix time of the end of the last analysed step. Every gpufrag_step metric is as old as this.",
+        "Unix time of the end of the last analysed step. All gpufrag_step_ metrics are as old as this.",
         detail=True,
     ),
 )  # fmt: skip
