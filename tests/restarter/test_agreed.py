@@ -22,9 +22,9 @@ def _checkpointer(ranks: Job) -> AgreedCheckpointer:
 
     def ask(wanted: RankCommand) -> Answers:
         ranks.now += 0.5
-        heard = ranks.ask(wanted)
+        answers = ranks.ask(wanted)
         ranks.step()
-        return heard
+        return answers
 
     return AgreedCheckpointer(lambda job: ask, hold_s=30.0, clock=ranks.clock)
 
@@ -80,10 +80,10 @@ def test_checkpoint_ends_at_the_timeout() -> None:
 
 
 def test_unreachable_ranks_are_a_failure() -> None:
-    def nobody(wanted: RankCommand) -> Answers:
+    def unreachable(wanted: RankCommand) -> Answers:
         raise Unavailable("the API server is away")
 
-    waiting = AgreedCheckpointer(lambda job: nobody, 30.0).save(ANY, 60.0)
+    waiting = AgreedCheckpointer(lambda job: unreachable, 30.0).save(ANY, 60.0)
     with pytest.raises(CheckpointFailed, match="the API server is away"):
         list(waiting)
 

@@ -165,7 +165,7 @@ def test_long_list_is_read_page_by_page(
     assert len([one for one in api.log if one.path.endswith("/jobs")]) == 3
 
 
-@pytest.mark.parametrize("group", ["nobody.example.com", "batch"])
+@pytest.mark.parametrize("group", ["absent.example.com", "batch"])
 def test_unknown_kind_has_no_objects(client: KubernetesClient, group: str, monkeypatch: pytest.MonkeyPatch) -> None:
     kind = GroupKind(group, "Thing")
     monkeypatch.setitem(client_module.RESOURCES, kind, Resource("v1", "things"))  # type: ignore[arg-type]
@@ -497,7 +497,7 @@ def test_unreadable_token_is_denied(in_a_pod: tuple[FakeApi, Path]) -> None:
 
 def test_server_with_an_unknown_certificate_is_rejected(in_a_pod: tuple[FakeApi, Path], make_certificate: Any) -> None:
     api, folder = in_a_pod
-    (folder / "ca.crt").write_bytes(make_certificate("somebody else").cert.read_bytes())
+    (folder / "ca.crt").write_bytes(make_certificate("another CA").cert.read_bytes())
     with contextlib.closing(from_pod(folder)) as client, pytest.raises(Away, match="certificate verify failed"):
         client.whoami()
     assert api.log == []

@@ -116,7 +116,7 @@ def start(it: Scene, make: Make) -> int:
 
 @contextlib.contextmanager
 def only(make: Make, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
-    """The restarter knows only this kind, so its searches are short."""
+    """The restarter supports only this kind, so its searches are short."""
     with scene(make()) as it:
         monkeypatch.setattr(backend, "TARGETS", {it.target.kind: it.target})
         yield it

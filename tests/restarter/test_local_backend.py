@@ -163,11 +163,15 @@ def test_lying_supervisor_is_not_believed(tmp_path: Path, named: str) -> None:
 def test_supervisor_cannot_name_the_processes_of_another_job(job: Supervised, monkeypatch: pytest.MonkeyPatch) -> None:
     backend = quick(job)
     found = backend.find(alert("train"))
+    own = found.handle.processes
     asked: list[object] = []
-    monkeypatch.setattr(backend, "_ask", lambda *_: replace(found.handle, processes=(1, os.getpid())))
     monkeypatch.setattr(local, "ask_folder", lambda folder, name, fields, pids: asked.append(pids))
+    monkeypatch.setattr(backend, "_ask", lambda *_: replace(found.handle, processes=(1, os.getpid(), *own)))
     backend.ranks(found)(RankCommand("prepare", {}))
-    assert asked == [frozenset()]
+    assert asked == [frozenset(own)]
+    monkeypatch.setattr(backend, "_ask", lambda *_: replace(found.handle, processes=(1, os.getpid())))
+    (reason,) = backend.ranks(found)(RankCommand("prepare", {})).silent
+    assert "cannot see that its processes descend" in reason
 
 
 def test_pause_file_pauses(job: Supervised, restarter: ThreadedRestarter) -> None:

@@ -90,9 +90,9 @@ def test_two_alertmanagers_and_two_restarters_restart_a_job_once(
         fire(address, pod)
     eventually(lambda: suspensions(api) == [True, False], "the job is restarted")
     eventually(lambda: all(calls(one) >= 4 for one in restarters), "all calls have come, and some of them again")
-    eventually(lambda: "restarted" in [told for one in restarters for told in one.outcomes], "the job runs again")
+    eventually(lambda: "restarted" in [outcome for one in restarters for outcome in one.outcomes], "the job runs again")
     assert suspensions(api) == [True, False]
-    assert [told for one in restarters for told in one.outcomes].count("started") == 1
+    assert [outcome for one in restarters for outcome in one.outcomes].count("started") == 1
 
 
 def calls(process: Process) -> int:

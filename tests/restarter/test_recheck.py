@@ -243,17 +243,17 @@ def test_unusable_answer_is_an_error(prometheus: FakePrometheus, answer: tuple[i
     assert len(prometheus.asked) == 1
 
 
-@pytest.mark.parametrize("content", [None, b"", b"\xff\xfe", b"two\nlines"])
+@pytest.mark.parametrize("content", [None, b"", b"\xff\xfe"])
 def test_unusable_token_file_is_an_error_at_start(tmp_path: Path, content: bytes | None) -> None:
     token = tmp_path / "token"
     if content is not None:
         token.write_bytes(content)
-    with pytest.raises(Unavailable, match=r"prometheus\.bearer_file: .*token"):
+    with pytest.raises(Unavailable, match="token file"):
         checker(PrometheusSettings(url="https://x", bearer_file=token), pod_of)
 
 
 def test_unusable_ca_file_is_an_error_at_start(tmp_path: Path) -> None:
-    with pytest.raises(Unavailable, match="ca_file"):
+    with pytest.raises(Unavailable, match="CA file"):
         checker(PrometheusSettings(url="https://x", ca_file=tmp_path / "none"), pod_of)
 
 

@@ -143,7 +143,7 @@ def test_two_restarters_request_one_checkpoint() -> None:
 
 
 def ends(*rigs: Rig) -> list[str]:
-    return [told for rig in rigs for told in rig.outcomes if told.startswith(("restarted", "failed", "ended"))]
+    return [outcome for rig in rigs for outcome in rig.outcomes if outcome.startswith(("restarted", "failed", "ended"))]
 
 
 def together(one: Rig, two: Rig, turns: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,6 @@
 """One restart: recheck the alert, claim the job, save a checkpoint, stop it, start it, wait until it runs.
 
-Each part is a generator that yields the seconds until it wants to continue, so one job's wait delays no other.
+Each part is a generator that yields the seconds until it continues, so one job's wait delays no other.
 Until the order to stop, nothing has happened to the job, and any obstacle ends the attempt. After it, the attempt
 ends when the job runs again or a time limit expires. It keeps no state that a crash could lose.
 """
@@ -160,7 +160,7 @@ class Restarter:
             self._recheck(order)
 
     def _claim(self, order: Order) -> Generator[float, None, Job]:
-        """Record on the job that its restart is in progress. Of all who try at once, one succeeds."""
+        """Record on the job that its restart is in progress. If several restarters try at once, one succeeds."""
         error: BackendError = Conflict("the job was not claimed")
         for delay in islice(delays(RETRY_S), CLAIM_TRIES):
             try:
@@ -369,7 +369,7 @@ class Restarter:
         return result
 
     def _retry_until(self, call: Callable[[], T], until_s: float, job: Job | None = None) -> Generator[float, None, T]:
-        """Return what `call` returns in the end. `call` reads the job anew: a failed call may have been carried out.
+        """Return what `call` returns in the end. It must read the job each time: a failed call may have been carried out.
 
         Raises NotFound at once, and any other error of `call` from `until_s` on, by the steady clock. Publishes the
         errors of a restart in progress if `job` is given.

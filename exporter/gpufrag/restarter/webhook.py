@@ -85,5 +85,5 @@ class Webhook:
 
 
 def _from_browser(request: Request) -> bool:
-    """Any web page could make a browser send it, with the password that the browser knows."""
+    """Any web page could make a browser send it, with the password that it stores."""
     return "origin" in request.headers or "sec-fetch-site" in request.headers

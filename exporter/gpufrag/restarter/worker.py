@@ -30,7 +30,7 @@ MAX_QUEUED = 1000
 RETRY_S = 5.0
 """Before a refused alert is tried again."""
 IDLE_S, FAULT_S = 60.0, 5.0
-STUCK_S = 600.0
+STUCK_S = 900.0
 """A turn that takes longer than this makes the worker unhealthy."""
 log = logging.getLogger(__name__)
 

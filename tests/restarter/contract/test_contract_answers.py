@@ -38,7 +38,7 @@ def test_missing_object_is_a_status_with_details(backend: Backend, name: str) ->
 
 
 def test_missing_group_is_no_status(backend: Backend, name: str) -> None:
-    reply = backend.ask("GET", f"nobody.example.com/v1 things/{name}")
+    reply = backend.ask("GET", f"absent.example.com/v1 things/{name}")
     assert (reply.code, reply.body) == (404, None)
 
 

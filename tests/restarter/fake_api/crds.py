@@ -1,4 +1,4 @@
-"""Schemas of custom resources, as far as the restarter touches them; the rest of each is let through as it is."""
+"""Schemas of custom resources, as far as the restarter touches them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ COUNT = {"type": "integer", "minimum": 0}
 
 
 def fields(**properties: Any) -> dict[str, Any]:
-    """An object that has these fields and no other."""
+    """Return the schema of an object with only these fields."""
     return {"type": "object", "properties": properties, "additionalProperties": False}
 
 
 def some(**properties: Any) -> dict[str, Any]:
-    """An object of which these fields are known, and others may be."""
+    """Return the schema of an object with these and other fields."""
     return {"type": "object", "properties": properties}
 
 

@@ -1,4 +1,4 @@
-"""What can go wrong on the way, said beforehand: each request takes the first fault that is meant for it."""
+"""Planned faults: each request gets the first fault that matches it."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Fault:
-    """Done to one request. With `done`, the request is carried out all the same, and only its answer suffers."""
+    """A fault of one request. With `done`, the request is carried out and only its answer is affected."""
 
     status: int | None = None
-    """Answered instead; None: the connection is cut without a word."""
+    """The status of the answer; None: the connection is cut."""
     headers: dict[str, str] = field(default_factory=dict)
     done: bool = False
     body: bytes = b"upstream connect error"
     wait: threading.Event | None = None
-    """The answer waits for this, at most `wait_s`."""
+    """The answer waits for this event, at most `wait_s`."""
     wait_s: float = 10.0
 
 
@@ -30,7 +30,7 @@ Matches = Callable[[int, str, str], bool]
 
 
 class Faults:
-    """The faults that are still to come. Requests are counted from 1."""
+    """Requests are counted from 1."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -38,23 +38,23 @@ class Faults:
         self.requests = 0
 
     def at(self, number: int, fault: Fault) -> None:
-        """To the request of this number, counted from the next one on."""
+        """Plan a fault of the request of this number, counted from the next one."""
         with self._lock:
             wanted = self.requests + number
             self._planned.append((lambda count, method, path: count == wanted, fault))
 
     def next(self, times: int, fault: Fault) -> None:
-        """To each of the next so many requests."""
+        """Plan a fault of each of the next requests."""
         for number in range(1, times + 1):
             self.at(number, fault)
 
     def on(self, method: str, part: str, fault: Fault) -> None:
-        """To every request of this method whose path has this part, until `clear`."""
+        """Plan a fault of every request of this method whose path contains this part, until `clear`."""
         with self._lock:
             self._planned.append((lambda count, asked, path: asked == method and part in path, fault))
 
     def always(self, fault: Fault) -> None:
-        """To every request, until `clear`: an API server that is away."""
+        """Plan a fault of every request until `clear`."""
         with self._lock:
             self._planned.append((lambda count, method, path: True, fault))
 

@@ -1,4 +1,4 @@
-"""The verbs of the API on the store's objects, answered as a 1.36 server was seen to answer."""
+"""The verbs of the API, answered as a 1.36 server was seen to answer."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def handle(store: Store, request: Request, place: Place) -> Answer:
 
 
 def group_of(name: str) -> Answer:
-    """What a group serves, for whoever looks for a version."""
+    """Return the versions of a group."""
     versions = [{"groupVersion": one.group_version, "version": one.version} for one in served.ALL if one.group == name]
     if not versions:
         raise NoSuchPath
@@ -58,7 +58,7 @@ def group_of(name: str) -> Answer:
 
 
 def check(kind: Served, body: Any) -> None:
-    """What is not stored is of its kind all the same."""
+    """Validate an object that is not stored."""
     wrong = schemas.problems(kind, body) + [(".".join(path), "unknown") for path in schemas.unknown_fields(kind, body)]
     if wrong:
         raise status.invalid(kind, "", wrong)
@@ -97,19 +97,19 @@ def _patch(store: Store, request: Request, place: Place, name: str) -> Answer:
 
 
 def _known(request: Request, place: Place, whole: dict[str, Any], body: Any = None) -> tuple[Any, dict[str, str]]:
-    """The body without the fields that the kind does not have, and a warning of them; strictly, none may be there."""
+    """Return the body without unknown fields, and a warning header. In strict mode, unknown fields are an error."""
     body = whole if body is None else body
     unknown = schemas.unknown_fields(place.served, whole)
     if not unknown:
         return body, {}
-    told = ", ".join(f'unknown field "{".".join(map(str, path))}"' for path in unknown)
+    text = ", ".join(f'unknown field "{".".join(map(str, path))}"' for path in unknown)
     if request.strict:
         raise status.invalid(
-            place.served, whole["metadata"].get("name", ""), [("patch", f"strict decoding error: {told}")]
+            place.served, whole["metadata"].get("name", ""), [("patch", f"strict decoding error: {text}")]
         )
     for path in unknown:
         schemas.drop(body, path)
-    return body, {"Warning": f"299 - {told!r}".replace("'", '"')}
+    return body, {"Warning": f"299 - {text!r}".replace("'", '"')}
 
 
 def _delete(store: Store, request: Request, place: Place, name: str) -> Answer:
@@ -118,8 +118,8 @@ def _delete(store: Store, request: Request, place: Place, name: str) -> Answer:
     wanted = (options.get("preconditions") or {}).get("uid", raw["metadata"]["uid"])
     if wanted != raw["metadata"]["uid"]:
         raise status.uid_differs(place.served, name, wanted, raw["metadata"]["uid"])
-    told = options.get("propagationPolicy") or request.query.get("propagationPolicy")
-    warns = place.served == JOB and not told
+    policy = options.get("propagationPolicy") or request.query.get("propagationPolicy")
+    warns = place.served == JOB and not policy
     if not request.dry_run:
         store.delete(raw, GRACE_TICKS if place.served == POD else 0)
     text = '299 - "child pods are preserved by default when jobs are deleted; set propagationPolicy=Background"'
@@ -144,7 +144,7 @@ def _evict(store: Store, request: Request, place: Place, name: str) -> Answer:
 
 
 def _forbids(store: Store, budget: dict[str, Any], pod: dict[str, Any]) -> bool:
-    """Only `minAvailable` as a number is known here."""
+    """Supports only `minAvailable` as a number."""
     wanted = (budget["spec"].get("selector") or {}).get("matchLabels") or {}
     selector = ",".join(f"{key}={value}" for key, value in wanted.items())
     if not selectors.matches(selector, pod["metadata"].get("labels") or {}):

@@ -1,4 +1,4 @@
-"""batch/v1 Job as it was seen to behave: what suspends it costs nothing, what deletes its pods counts as a failure."""
+"""The Job controller as it was seen to behave: suspension costs nothing, a deleted pod counts as failed."""
 
 from __future__ import annotations
 
@@ -23,11 +23,13 @@ INDEX = "batch.kubernetes.io/job-completion-index"
 
 
 class JobController:
-    """Keeps, beside the store, which pods it has counted, as the real one does by finalizers."""
+    """Keeps which pods it has counted, as the real one does with finalizers. Its status lags by one tick."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._counted: set[str] = set()
+        self._pods_status: dict[str, dict[str, int]] = {}
+        """By job: what its status will show at the next tick."""
 
     def reconcile(self) -> None:
         for job in self._store.of_kind(JOB):
@@ -48,13 +50,16 @@ class JobController:
         else:
             self._run(job, pods, status)
         pods = pods_of(self._store, job)
-        status["active"] = len(live(pods))
-        status["ready"] = len([pod for pod in live(pods) if ready(pod)])
-        status["terminating"] = len([pod for pod in pods if deleting(pod) and not ended(pod)])
-        set_status(self._store, job, status)
+        uid, shown = job["metadata"]["uid"], {
+            "active": len(live(pods)),
+            "ready": len([pod for pod in live(pods) if ready(pod)]),
+            "terminating": len([pod for pod in pods if deleting(pod) and not ended(pod)]),
+        }  # fmt: skip
+        set_status(self._store, job, {**status, **self._pods_status.get(uid, {})})
+        self._pods_status[uid] = shown
 
     def _count(self, job: dict[str, Any], pods: list[dict[str, Any]], status: dict[str, Any]) -> None:
-        """Each pod once; a deletion timestamp alone makes a running pod a failed one."""
+        """Count each pod once; a running pod with a deletion timestamp counts as failed."""
         for pod in pods:
             uid = pod["metadata"]["uid"]
             if uid in self._counted or not (ended(pod) or deleting(pod)):
@@ -110,7 +115,7 @@ def _done(pods: list[dict[str, Any]]) -> set[str | None]:
 
 
 def _ignored(job: dict[str, Any], pod: dict[str, Any]) -> bool:
-    """By a rule of its podFailurePolicy for pods that were disrupted."""
+    """Whether a rule of its podFailurePolicy ignores disrupted pods."""
     rules = job["spec"].get("podFailurePolicy", {}).get("rules") or ()
     disrupted = condition(pod, "DisruptionTarget") == "True"
     return disrupted and any(

@@ -1,4 +1,4 @@
-"""One small job of each kind, with the annotation that lets the restarter act on it."""
+"""One small job of each kind, which has opted in."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def meta(name: str = NAME, **annotations: str) -> dict[str, Any]:
 
 
 def job(name: str = NAME, **spec: Any) -> dict[str, Any]:
-    """Two ranks, and not one failure to spare."""
+    """Two ranks, and no failure allowed."""
     whole = {"parallelism": 2, "completions": 2, "completionMode": "Indexed", "backoffLimit": 0, "template": TEMPLATE}
     return {"apiVersion": "batch/v1", "kind": "Job", "metadata": meta(name), "spec": {**whole, **spec}}
 

@@ -1,4 +1,4 @@
-"""What every controller of the fake does with pods, and a kubelet that runs nothing."""
+"""Functions for the controllers of the fake, and a kubelet that runs nothing."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def pods_of(store: Store, owner: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def live(pods: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Neither at their end nor on the way there."""
+    """Return the pods that have not ended and are not being deleted."""
     return [pod for pod in pods if not ended(pod) and not deleting(pod)]
 
 
@@ -79,7 +79,7 @@ def set_status(store: Store, raw: dict[str, Any], status: dict[str, Any]) -> Non
 
 
 def run_kubelet(store: Store, grace_ticks: int) -> None:
-    """Pods that wait begin to run; those that were told to stop, and have had their time, are gone."""
+    """Start pending pods, and remove deleted ones after their grace period."""
     for pod in store.of_kind(POD):
         if deleting(pod):
             _let_stop(store, pod, grace_ticks)
@@ -97,7 +97,7 @@ def _let_stop(store: Store, pod: dict[str, Any], grace_ticks: int) -> None:
 
 
 def collect_garbage(store: Store, grace_ticks: int) -> None:
-    """What belonged to an owner that is gone goes too; owners of kinds that are not served are always there."""
+    """Delete objects whose owner is gone. Owners of kinds that are not served always exist."""
     alive = {raw["metadata"]["uid"] for raw in store.objects.values()}
     for raw in list(store.objects.values()):
         if any(uid not in alive for uid in controllers_of(raw, SERVED)) and not deleting(raw):

@@ -1,4 +1,4 @@
-"""Who may do what: bearer tokens, and for each the rules of a Role in one namespace."""
+"""Permissions: for each bearer token, the rules of a Role in one namespace."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ADMIN = ({"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]},)
 
 @dataclass(frozen=True)
 class User:
-    """A user, and what is allowed where; namespace `*` is every one."""
+    """A user with rules in a namespace; `*` is every namespace."""
 
     name: str
     rules: tuple[Mapping[str, Any], ...] = ADMIN

@@ -1,4 +1,4 @@
-"""One request, taken apart; and what is answered."""
+"""A parsed request, and its answer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from restarter.fake_api.status import ApiError, NoSuchPath
 
 @dataclass(frozen=True)
 class Request:
-    """As it came, with the user that its token stands for."""
+    """A request with the user of its token."""
 
     method: str
     path: str
@@ -36,7 +36,7 @@ class Request:
         try:
             return json.loads(self.content)
         except ValueError:
-            raise ApiError(400, "BadRequest", "the body is no JSON") from None
+            raise ApiError(400, "BadRequest", "the body is not JSON") from None
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Answer:
     headers: dict[str, str] = field(default_factory=dict)
 
     def content(self) -> tuple[str, bytes]:
-        """Its type, and its bytes."""
+        """Return its content type and bytes."""
         if isinstance(self.body, bytes):
             return "text/plain; charset=utf-8", self.body
         return "application/json", json.dumps(self.body).encode()
@@ -56,7 +56,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Place:
-    """What a path names: a collection, one object, or a part of one."""
+    """What a path names: a collection, an object, or a subresource."""
 
     served: Served
     namespace: str
@@ -74,7 +74,7 @@ def split(target: str) -> tuple[str, dict[str, str]]:
 
 
 def place(path: str) -> Place:
-    """Raises NoSuchPath for a group, version or kind that is not served."""
+    """Raises NoSuchPath if the group, version or kind is not served."""
     match [unquote(part) for part in path.strip("/").split("/")]:
         case ["api", version, "namespaces", namespace, plural, *rest]:
             return _place("", version, namespace, plural, rest)

@@ -1,4 +1,4 @@
-"""Whether an object is what its kind may be: the published schemas for core kinds, `crds` for custom resources."""
+"""Validation of objects: by the published schemas for core kinds, by `crds` for custom resources."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ VERSION = "v1.36.0"
 
 
 def problems(served: Served, raw: Any) -> list[tuple[str, str]]:
-    """Field and complaint, for every value that is of a wrong type; empty for a good one."""
+    """Return field and message for every invalid value."""
     return [(_dotted(error.absolute_path), error.message[:120]) for error in _errors(served, raw) if not _extra(error)]
 
 
 def unknown_fields(served: Served, raw: Any) -> list[list[Any]]:
-    """The path of every field that the kind does not have."""
+    """Return the path of every unknown field."""
     return [
         [*error.absolute_path, name]
         for error in _errors(served, raw)
@@ -33,7 +33,7 @@ def unknown_fields(served: Served, raw: Any) -> list[list[Any]]:
 
 
 def drop(raw: Any, path: list[Any]) -> None:
-    """Remove the field at `path`, as a server does with what it does not know."""
+    """Remove the field at `path`, as a server does with an unknown field."""
     for key in path[:-1]:
         raw = raw[key]
     del raw[path[-1]]

@@ -1,4 +1,4 @@
-"""Label selectors, as a URL has them."""
+"""Label selectors in the form of a URL."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which kinds the fake serves, under which names: not the restarter's own table, so that each checks the other."""
+"""The kinds that the fake serves. Not the restarter's own table, so each checks the other."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Served(NamedTuple):
     plural: str
     kind: str
     custom: bool = False
-    """Defined by a CustomResourceDefinition, which has no strategic merge patch."""
+    """Defined by a CustomResourceDefinition, without strategic merge patch."""
 
     @property
     def group_version(self) -> str:
@@ -43,5 +43,5 @@ ALL = (
 
 
 def of(group_version: str, kind: str) -> Served:
-    """The resource that an object says it is."""
+    """Return the resource of an object."""
     return next(one for one in ALL if (one.group_version, one.kind) == (group_version, kind))

@@ -4,7 +4,7 @@
         api.world.apply(manifests.job())
         cluster = KubernetesCluster(api.config(), trust_env=False)
 
-`api.faults` says what goes wrong, `api.users` who may do what, `api.log` which requests came.
+`api.faults` plans faults, `api.users` has the permissions, `api.log` the requests.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ REVIEWS = {f"/apis/{one.group_version}/{one.plural}": one for one in (ACCESS, SU
 
 @dataclass(frozen=True)
 class Logged:
-    """A request that was answered: `code` is None where the connection was cut."""
+    """An answered request; `code` is None if the connection was cut."""
 
     method: str
     path: str
@@ -49,7 +49,7 @@ class Logged:
 
 
 class FakeApi:
-    """What a test holds of the server."""
+    """The server, as a test uses it."""
 
     def __init__(self, port: int, certificate: Path | None) -> None:
         self.port, self.certificate = port, certificate
@@ -58,7 +58,7 @@ class FakeApi:
         self.users: dict[str, User] = {TOKEN: User("system:serviceaccount:gpufrag:restarter")}
 
     def reset(self) -> None:
-        """An empty cluster in which nothing goes wrong."""
+        """Start with an empty cluster and no faults."""
         self.world = World()
         self.faults = Faults()
         self.log: list[Logged] = []
@@ -88,7 +88,7 @@ class FakeApi:
         return path
 
     def sent(self, method: str, part: str = "") -> list[Logged]:
-        """The requests of this method whose path has this part, and that were carried out."""
+        """Return the successful requests of this method whose path contains this part."""
         return [one for one in self.log if one.method == method and part in one.path and one.code in (200, 201)]
 
     def answer(self, request: Request, token: str) -> Answer:
@@ -103,7 +103,7 @@ class FakeApi:
             return Answer(error.code, error.body, error.headers)
         except NoSuchPath:
             return Answer(404, b"404 page not found\n")
-        except Exception as error:  # a bug of the fake: the test fails at its end, whatever its client made of it
+        except Exception as error:  # a bug of the fake: the test fails at its end
             self.crashes.append(error)
             return Answer(500, b"the fake API server crashed\n")
 
@@ -135,7 +135,7 @@ class FakeApi:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    wbufsize = -1  # one packet an answer: two would wait for an acknowledgement in between
+    wbufsize = -1  # one packet per answer: a second would wait for an acknowledgement
     api: FakeApi
 
     def _serve(self) -> None:
@@ -176,19 +176,19 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, *arguments: object) -> None:
-        """`api.log` is the log."""
+        """`api.log` replaces it."""
 
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client that hung up is what some tests are about."""
+        """Some tests make clients hang up."""
 
 
 @contextlib.contextmanager
 def fake_api(certificate: Path | None = None, key: Path | None = None) -> Iterator[FakeApi]:
-    """A server on any free port; HTTPS with a certificate for 127.0.0.1."""
+    """Yield a server on a free port; HTTPS with a certificate for 127.0.0.1."""
     server = _Server(("127.0.0.1", 0), _Handler)
     if certificate is not None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -1,4 +1,4 @@
-"""Controllers of what serves, and of workflows; as little of each as a restart sees."""
+"""Controllers of serving workloads and workflows, as far as a restart depends on them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def reconcile(store: Store) -> None:
 
 
 def _deployment(store: Store, one: dict[str, Any]) -> None:
-    """A ReplicaSet for each template. It surges: the old pods go when all the new are ready."""
+    """A ReplicaSet for each template. Old pods end when all new ones are ready."""
     name, spec = one["metadata"]["name"], one["spec"]
     newest = f"{name}-{_digest(spec['template'])}"
     sets = {raw["metadata"]["name"]: raw for raw in store.owned(one, REPLICA_SET)}
@@ -57,7 +57,7 @@ def _deployment(store: Store, one: dict[str, Any]) -> None:
 
 
 def _stateful_set(store: Store, one: dict[str, Any]) -> None:
-    """In place, one pod at a time, the last first."""
+    """Replaces one pod at a time, the last first."""
     digest = _digest(one["spec"]["template"])
     names = [f"{one['metadata']['name']}-{index}" for index in range(one["spec"]["replicas"])]
     labels = {**one["spec"]["selector"]["matchLabels"], "controller-revision-hash": digest}
@@ -69,7 +69,7 @@ def _stateful_set(store: Store, one: dict[str, Any]) -> None:
 
 
 def _leader_worker_set(store: Store, one: dict[str, Any]) -> None:
-    """Groups of a leader, owned by a StatefulSet of ours, and of workers, owned by one of the leader's."""
+    """Leaders are owned by a StatefulSet of the LeaderWorkerSet, workers by one of their leader."""
     name, template = one["metadata"]["name"], one["spec"]["leaderWorkerTemplate"]
     label = {"leaderworkerset.sigs.k8s.io/name": name}
     leaders = pods_of(store, _child_set(store, one, name, one["spec"]["replicas"], label, template["workerTemplate"]))
@@ -107,7 +107,7 @@ def _child_set(
 
 
 def _workflow(store: Store, one: dict[str, Any]) -> None:
-    """A pod for each template; a new try has a name of its own."""
+    """A pod for each template; each attempt has a new name."""
     name = one["metadata"]["name"]
     names = [pod["metadata"]["name"] for pod in live(pods_of(store, one))] or [f"{name}-{store.ticks}"]
     keep_pods(store, one, names, {"workflows.argoproj.io/workflow": name}, TEMPLATE)

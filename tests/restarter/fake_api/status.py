@@ -1,4 +1,4 @@
-"""Answers that are no objects: a Status for nearly every failure, plain text where a server has no such path."""
+"""Answers of failures: a Status, or plain text if the server has no such path."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from restarter.fake_api.served import Served
 
 
 class ApiError(Exception):
-    """An answer outside 2xx. `body` None: the text of a path that is not served."""
+    """An answer outside 2xx."""
 
     def __init__(self, code: int, reason: str, message: str, details: Any = None, **headers: str) -> None:
         super().__init__(message)
@@ -27,7 +27,7 @@ class ApiError(Exception):
 
 
 class NoSuchPath(Exception):
-    """404, and its body is the text that Go's own web server gives."""
+    """404 with the plain text of Go's web server."""
 
 
 def success() -> dict[str, Any]:
@@ -62,14 +62,14 @@ def uid_differs(served: Served, name: str, wanted: str, is_: str) -> ApiError:
 
 
 def invalid(served: Served, name: str, causes: list[tuple[str, str]]) -> ApiError:
-    """`causes`: field and what is wrong with it."""
-    told = ", ".join(f"{field}: Invalid value: {text}" for field, text in causes)
+    """`causes`: pairs of field and message."""
+    text = ", ".join(f"{field}: Invalid value: {message}" for field, message in causes)
     details = {
         "name": name,
         "kind": served.kind,
-        "causes": [{"reason": "FieldValueInvalid", "field": field, "message": text} for field, text in causes],
+        "causes": [{"reason": "FieldValueInvalid", "field": field, "message": message} for field, message in causes],
     }
-    return ApiError(422, "Invalid", f'{served.kind} "{name}" is invalid: {told}', details)
+    return ApiError(422, "Invalid", f'{served.kind} "{name}" is invalid: {text}', details)
 
 
 def forbidden(user: str, verb: str, served: Served, resource: str, namespace: str) -> ApiError:

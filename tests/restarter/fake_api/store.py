@@ -1,4 +1,4 @@
-"""The objects of the fake: versions, uids, conflicts, patches, deletion. Times are ticks; a request is a tick."""
+"""The objects of the fake: versions, uids, conflicts, patches, deletion. A request is one tick of time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ IMMUTABLE = {"Job": ("template", "selector", "completionMode"), "StatefulSet": (
 
 
 class Store:
-    """All objects, behind one lock."""
+    """All objects, with one lock."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -37,7 +37,7 @@ class Store:
             raise status.not_found(served, name) from None
 
     def of_kind(self, served: Served, namespace: str | None = None) -> list[dict[str, Any]]:
-        """Sorted by name, as a server lists them."""
+        """Return them sorted by name, as a server does."""
         found = [(key, raw) for key, raw in self.objects.items() if key[0] == served and namespace in (None, key[1])]
         return [raw for _, raw in sorted(found, key=lambda pair: pair[0][1:])]
 
@@ -61,7 +61,7 @@ class Store:
     def patch(
         self, served: Served, namespace: str, name: str, change: dict[str, Any], dry_run: bool = False, part: str = ""
     ) -> dict[str, Any]:
-        """`part`: "status" changes the status and nothing else; otherwise, all but the status."""
+        """`part` "status" changes only the status; otherwise everything but the status."""
         old = self.get(served, namespace, name)
         new = merge(copy.deepcopy(old), change)
         self._compare(served, old, change.get("metadata") or {})
@@ -81,7 +81,7 @@ class Store:
         return new if dry_run else self._store(served, new)
 
     def delete(self, raw: dict[str, Any], grace_ticks: int = 0) -> None:
-        """At once, or for a pod once its containers have had `grace_ticks`."""
+        """Delete at once, or a pod after `grace_ticks`."""
         if grace_ticks and "deletionTimestamp" not in raw["metadata"]:
             raw["metadata"]["deletionTimestamp"] = self.now()
             raw["metadata"]["deletionGracePeriodSeconds"] = grace_ticks
@@ -90,7 +90,7 @@ class Store:
             self.objects.pop(self.key(raw), None)
 
     def touch(self, raw: dict[str, Any]) -> None:
-        """Its version moves on, for a controller has changed it in place."""
+        """Give it a new version after a controller changed it."""
         self._version += 1
         raw["metadata"]["resourceVersion"] = str(self._version)
 
@@ -140,6 +140,6 @@ def merge(target: Any, change: Any) -> Any:
 
 
 def controllers_of(raw: dict[str, Any], kinds: Collection[tuple[str, str]] | None = None) -> list[str]:
-    """The uids; of these kinds only, where they are given."""
+    """Return the uids of its controllers, optionally only of these kinds."""
     references = [one for one in raw["metadata"].get("ownerReferences") or () if one.get("controller")]
     return [one["uid"] for one in references if kinds is None or (one["apiVersion"], one["kind"]) in kinds]

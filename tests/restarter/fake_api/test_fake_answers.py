@@ -1,4 +1,4 @@
-"""What the fake does that no client of ours asks for, yet a real server does, or did when it was tried."""
+"""Behaviour of the fake that the restarter does not use, and that a real server was seen to have."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def ask(api: FakeApi, method: str, path: str, body: Any = None, content_type: st
 @pytest.mark.parametrize(
     ("path", "make", "code"), [(JOB, manifests.job, 200), (JOB_SET, manifests.job_set, 415)], ids=["core", "custom"]
 )
-def test_strategic_merge_is_not_for_custom_resources(api: FakeApi, path: str, make: Any, code: int) -> None:
+def test_strategic_merge_is_rejected_for_custom_resources(api: FakeApi, path: str, make: Any, code: int) -> None:
     api.world.apply(make())
     kind = "application/strategic-merge-patch+json"
     assert ask(api, "PATCH", path, {"spec": {"suspend": True}}, kind).status_code == code
 
 
-def test_resumed_at_once_a_job_has_two_pods_of_an_index(api: FakeApi) -> None:
-    """Why a restart waits until the last pod is gone."""
+def test_job_resumed_at_once_has_two_pods_of_an_index(api: FakeApi) -> None:
+    """The reason why a restart waits until the last pod is gone."""
     api.world.apply(manifests.job())
     api.world.grace_ticks = 100
     for suspend in (True, False):
@@ -48,7 +48,7 @@ def test_resumed_at_once_a_job_has_two_pods_of_an_index(api: FakeApi) -> None:
     assert len(api.world.pods()) == 4
 
 
-def test_with_a_failure_policy_a_pod_is_replaced_when_it_is_gone(api: FakeApi) -> None:
+def test_job_with_a_failure_policy_replaces_pods_that_are_gone(api: FakeApi) -> None:
     rule = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
     api.world.apply(manifests.job(podFailurePolicy={"rules": [rule]}))
     api.world.grace_ticks = 100
@@ -58,8 +58,8 @@ def test_with_a_failure_policy_a_pod_is_replaced_when_it_is_gone(api: FakeApi) -
     assert len(api.world.pods()) == 2
 
 
-def test_a_rank_that_exits_0_is_done_and_never_run_again(api: FakeApi) -> None:
-    """Why a checkpoint for a restart ends with another code."""
+def test_rank_that_exits_0_does_not_run_again(api: FakeApi) -> None:
+    """The reason why a process that saved for a restart exits with another code."""
     api.world.apply(manifests.job())
     names = [pod["metadata"]["name"] for pod in api.world.pods()]
     api.world.end_pod(names[0], succeeded=True)
@@ -70,7 +70,7 @@ def test_a_rank_that_exits_0_is_done_and_never_run_again(api: FakeApi) -> None:
     assert [name.startswith("train-1-") for name in running] == [True]
 
 
-def test_too_many_failures_end_a_job(api: FakeApi) -> None:
+def test_too_many_failures_fail_a_job(api: FakeApi) -> None:
     api.world.apply(manifests.job(backoffLimit=1))
     for _ in range(2):
         running = [pod for pod in api.world.pods() if pod["status"]["phase"] == "Running"]
@@ -80,8 +80,8 @@ def test_too_many_failures_end_a_job(api: FakeApi) -> None:
     assert {one["type"]: one["reason"] for one in status["conditions"]}["Failed"] == "BackoffLimitExceeded"
 
 
-def test_a_child_that_was_suspended_alone_is_resumed_by_its_owner(api: FakeApi) -> None:
-    """Why a restart acts on the topmost owner."""
+def test_suspended_child_is_resumed_by_its_owner(api: FakeApi) -> None:
+    """The reason why a restart acts on the topmost owner."""
     api.world.apply(manifests.job_set())
     child = "/apis/batch/v1/namespaces/ml/jobs/train-workers-0"
     assert ask(api, "PATCH", child, {"spec": {"suspend": True}}).status_code == 200
@@ -89,14 +89,14 @@ def test_a_child_that_was_suspended_alone_is_resumed_by_its_owner(api: FakeApi) 
     assert not api.world.get("batch/v1", "Job", "train-workers-0")["spec"]["suspend"]
 
 
-def test_what_belongs_to_an_owner_goes_with_it(api: FakeApi) -> None:
+def test_owned_objects_are_deleted_with_their_owner(api: FakeApi) -> None:
     api.world.apply(manifests.job_set())
     ask(api, "DELETE", JOB_SET)
     api.world.tick(10)
     assert api.world.pods() == api.world.store.of_kind(of("batch/v1", "Job")) == []
 
 
-def test_an_answer_can_get_lost_after_the_deed(api: FakeApi) -> None:
+def test_answer_can_be_lost_after_the_change(api: FakeApi) -> None:
     api.world.apply(manifests.job())
     api.faults.next(1, CUT_AFTER)
     with pytest.raises(httpx.RemoteProtocolError):
@@ -121,5 +121,5 @@ def test_an_answer_can_get_lost_after_the_deed(api: FakeApi) -> None:
         ("c notin (1)", True),
     ],
 )
-def test_selectors(selector: str, found: bool) -> None:
+def test_selector_matches_labels(selector: str, found: bool) -> None:
     assert selectors.matches(selector, {"a": "1", "b": "2"}) == found

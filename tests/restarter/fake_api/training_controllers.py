@@ -1,4 +1,4 @@
-"""Controllers of training jobs that can be suspended, or take commands; as little of each as a restart sees."""
+"""Controllers of training jobs, as far as a restart depends on them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def reconcile(store: Store) -> None:
 
 
 def _mirror(store: Store, owner: dict[str, Any], child: Served, wanted: list[tuple[str, dict[str, Any]]]) -> None:
-    """Keeps children of these names and specs; each has the owner's suspension, whatever others wrote there."""
+    """Keeps children of these names and specs, suspended as their owner is."""
     suspend = bool(owner["spec"].get("suspend"))
     existing = {raw["metadata"]["name"]: raw for raw in store.owned(owner, child)}
     for name, spec in wanted:
@@ -93,7 +93,7 @@ def _pytorch(store: Store, job: dict[str, Any]) -> None:
 
 
 def _ray(store: Store, job: dict[str, Any]) -> None:
-    """Suspended, its cluster is deleted; each resumption makes one of a new name."""
+    """Suspension deletes its cluster; resumption creates one of a new name."""
     clusters = store.owned(job, RAY_CLUSTER)
     status = {**(job.get("status") or {})}
     of_cluster = [pod["metadata"]["labels"].get("ray.io/cluster") for pod in store.of_kind(POD)]
@@ -138,7 +138,7 @@ def _volcano(store: Store, job: dict[str, Any]) -> None:
 def keep_pods(
     store: Store, owner: dict[str, Any], names: list[str], labels: dict[str, str], template: dict[str, Any] = TEMPLATE
 ) -> list[dict[str, Any]]:
-    """Pods of just these names; one that stops is made again once it is gone, for its name is taken until then."""
+    """Keep pods of these names; a deleted one is recreated once it is gone."""
     pods = {pod["metadata"]["name"]: pod for pod in pods_of(store, owner)}
     for name, pod in pods.items():
         if name not in names and not deleting(pod):

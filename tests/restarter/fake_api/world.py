@@ -1,4 +1,4 @@
-"""The cluster without its server: objects, and the controllers that act between two requests."""
+"""The cluster behind the server: its objects, and the controllers that act between two requests."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from restarter.fake_api.store import Store
 
 NAMESPACE = "ml"
 SETTLE = 25
-"""Ticks after which a world that nobody touches stands still."""
+"""Ticks after which nothing changes any more."""
 
 
 class World:
-    """Time is counted in requests, so that no test waits for a clock."""
+    """Time is counted in requests, so no test waits for a clock."""
 
     def __init__(self) -> None:
         self.store = Store()
         self.grace_ticks = 2
-        """How long a pod goes on after it was told to stop; the largest of numbers keeps it for ever."""
+        """How long a deleted pod keeps running."""
         self.terminating: set[str] = set()
         """Namespaces that are being deleted: nothing is created there, and patches are accepted."""
         self._jobs = JobController(self.store)
 
     def tick(self, times: int = 1) -> None:
-        """Every controller looks once, then the kubelet does."""
+        """Run every controller once, then the kubelet."""
         with self.store.lock:
             for _ in range(times):
                 self.store.ticks += 1
@@ -38,7 +38,7 @@ class World:
                 collect_garbage(self.store, self.grace_ticks)
 
     def apply(self, manifest: dict[str, Any], settle: bool = True) -> dict[str, Any]:
-        """Make the object, and let the controllers bring it to run; what is returned is a copy of no moment."""
+        """Create the object and run the controllers until it runs. Returns the live object."""
         namespace = manifest["metadata"].get("namespace", NAMESPACE)
         with self.store.lock:
             raw = self.store.create(of(manifest["apiVersion"], manifest["kind"]), namespace, manifest)
@@ -58,7 +58,7 @@ class World:
             return self.store.of_kind(of("events.k8s.io/v1", "Event"), namespace)
 
     def end_pod(self, name: str, succeeded: bool, namespace: str = NAMESPACE) -> None:
-        """Its containers exit by themselves."""
+        """Let its containers exit."""
         with self.store.lock:
             pod = self.store.get(POD, namespace, name)
             set_status(self.store, pod, {"phase": "Succeeded" if succeeded else "Failed"})

@@ -216,7 +216,7 @@ class KubernetesClient:
         return bool(answer.get("status", {}).get("allowed"))
 
     def whoami(self) -> str:
-        """Return the user name that the server knows these credentials by."""
+        """Return the user name of these credentials."""
         body = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview", "metadata": {}}
         answer = self._call("POST", "apis/authentication.k8s.io/v1/selfsubjectreviews", body)
         return str(answer.get("status", {}).get("userInfo", {}).get("username", ""))

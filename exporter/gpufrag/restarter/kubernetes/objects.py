@@ -1,4 +1,4 @@
-"""Kubernetes objects as records, and the kinds that the restarter knows."""
+"""Kubernetes objects as records, and the kinds that the restarter supports."""
 
 from __future__ import annotations
 

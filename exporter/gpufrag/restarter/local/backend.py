@@ -100,6 +100,8 @@ class LocalBackend:
         def ask(command: RankCommand) -> Answers:
             supervised = self._ask(job, "job")
             pids = frozenset(supervised.processes) & set(descendants(supervised.pid))  # it could name another job's
+            if supervised.processes and not pids:
+                return Answers(silent=(f"{job.name}: cannot see that its processes descend from its supervisor",))
             return ask_folder(self._folder, command.name, command.fields, pids)
 
         return ask

@@ -44,7 +44,7 @@ _NAME = re.compile(r"(?:(?P<name>.*)-)?(?P<id>[1-9][0-9]{0,9})(?:_(?P<task>[0-9]
 class SlurmBackend:
     """All jobs that Slurm's commands show; those of `users` may be restarted.
 
-    `start_after_s`: how soon a requeued job is told to start; None: after Slurm's own two minutes.
+    `start_after_s`: when a requeued job may start; None: after Slurm's own two minutes.
     """
 
     run: Runner

@@ -160,6 +160,6 @@ def _checked(run: Runner, command: Sequence[str]) -> str:
     answer = run(command)
     if answer.code == 0:
         return answer.out
-    said = " ".join((answer.err or answer.out).split())
-    kind = next((kind for words, kind in _ERRORS if words in said.lower()), Invalid)
-    raise kind(f"{' '.join(command[:2])}: {said:.300}")
+    message = " ".join((answer.err or answer.out).split())
+    kind = next((kind for words, kind in _ERRORS if words in message.lower()), Invalid)
+    raise kind(f"{' '.join(command[:2])}: {message:.300}")
