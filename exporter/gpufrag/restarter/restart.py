@@ -369,7 +369,7 @@ class Restarter:
         return result
 
     def _retry_until(self, call: Callable[[], T], until_s: float, job: Job | None = None) -> Generator[float, None, T]:
-        """Return what `call` returns in the end. It must read the job each time: a failed call may have been carried out.
+        """Call until it succeeds. `call` must read the job each time, because a failed call may have been carried out.
 
         Raises NotFound at once, and any other error of `call` from `until_s` on, by the steady clock. Publishes the
         errors of a restart in progress if `job` is given.
