@@ -163,12 +163,13 @@ def test_lying_supervisor_is_not_believed(tmp_path: Path, named: str) -> None:
 def test_supervisor_cannot_name_the_processes_of_another_job(job: Supervised, monkeypatch: pytest.MonkeyPatch) -> None:
     backend = quick(job)
     found = backend.find(alert("train"))
-    own = found.handle.processes
-    asked: list[object] = []
+    own = frozenset(found.handle.processes)
+    asked: list[frozenset[int]] = []
     monkeypatch.setattr(local, "ask_folder", lambda folder, name, fields, pids: asked.append(pids))
     monkeypatch.setattr(backend, "_ask", lambda *_: replace(found.handle, processes=(1, os.getpid(), *own)))
     backend.ranks(found)(RankCommand("prepare", {}))
-    assert asked == [frozenset(own)]
+    assert asked[0]
+    assert asked[0] <= own  # its short-lived children may have ended
     monkeypatch.setattr(backend, "_ask", lambda *_: replace(found.handle, processes=(1, os.getpid())))
     (reason,) = backend.ranks(found)(RankCommand("prepare", {})).silent
     assert "cannot see that its processes descend" in reason
