@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fake_agents import process_sample
-from gpufrag.metrics.view import CollectorResult, Fleet, RankView
+from gpufrag.metrics.view import CollectorResult, Fleet, RankView, StepView
 from gpufrag.sidecar import page
 from gpufrag.sidecar.history import History
 from gpufrag.sidecar.page import Surroundings
@@ -169,6 +169,40 @@ def test_missing_ranks_are_explained(processes: tuple[AgentProcess, ...], expect
     text = outline(Fleet(NOW), *processes).text
     assert expected in text
     assert "Samples are read from /run/gpufrag." in text
+
+
+def a_step(**changes: object) -> StepView:
+    limits = {"recorded": 30 << 30, "expandable_segments:True": 25 << 30, EVIL: 50 << 30}
+    step = StepView(0, NOW - 5, 1.0, 20 << 30, 1 << 30, 8000, 90 << 30, 40 << 30, limits)
+    return replace(step, **changes)  # type: ignore[arg-type]
+
+
+def test_recorded_step_shows_margin_and_settings() -> None:
+    fleet = Fleet(NOW, (RankView(process_sample(), steps=(a_step(),)),))
+    (row,) = page.step_rows(fleet)
+    assert shown(page.STEP_COLUMNS, row) == {
+        "rank": "0", "device": "0", "age": "5.00 s", "allocations": "8,000", "peak active": "20.0 GiB",
+        "limit": "40.0 GiB", "margin": "10.0 GiB", "smallest limit": "",
+    }  # fmt: skip
+    text = outline(fleet).text
+    assert "Smallest margin10.0 GiBrank 0, device 0" in text.replace("\n", "")
+    assert text.index("25.0 GiB expandable_segments:True") < text.index("30.0 GiB recorded") < text.index("50.0 GiB")
+    assert row[-1].markup.count("stranded") == 1  # the setting that needs more than the limit
+
+
+@pytest.mark.parametrize(
+    ("changes", "margin"),
+    [({"limit": None}, "–"), ({"smallest_limits": {}}, "–"), ({"limit": 1 << 30}, "-29.0 GiB")],
+)
+def test_margin_is_unknown_or_negative(changes: dict[str, object], margin: str) -> None:
+    (row,) = page.step_rows(Fleet(NOW, (RankView(process_sample(), steps=(a_step(**changes),)),)))
+    assert shown(page.STEP_COLUMNS, row)["margin"] == margin
+
+
+def test_steps_of_an_exited_process_are_not_shown() -> None:
+    fleet = Fleet(NOW, (RankView(process_sample(), alive=False, steps=(a_step(),)),))
+    assert page.step_rows(fleet) == []
+    assert "No recorded steps." in outline(fleet).text
 
 
 def an_oom(**changes: object) -> OomReport:

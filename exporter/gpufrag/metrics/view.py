@@ -1,8 +1,7 @@
-"""What one scrape shows: the ranks, the devices they run on, and how each source of this knowledge fared.
+"""What one scrape shows: ranks, devices, and the result of each source.
 
-The sidecar fills it in (processes from the agents' files, devices from NVML or from the agents), `metrics` and
-the page render it. All memory is in bytes, all times in seconds of the system clock. None is a figure that
-nobody could read; it is never shown as 0.
+The sidecar fills it in (processes from the agents' files, devices from NVML or from the agents); `metrics` and the
+page render it. Memory is in bytes, times are in seconds of the system clock. None is unknown and never shown as 0.
 """
 
 from __future__ import annotations
@@ -15,21 +14,21 @@ from ..wire.oom_report import OomReport
 from ..wire.sample import ProcessSample
 
 STATES = ("alive", "dead")
-"""Of a rank: its agent listens, or it has left its last words and gone."""
+"""Of a rank: its agent listens, or it has exited and its sample is kept."""
 
 
 @dataclass(frozen=True)
 class ProcessView:
-    """One process on one device, as the driver sees it. Only what the driver tells is here."""
+    """One process on one device, as the driver reports it."""
 
     uuid: str | None = None
-    """The GPU, as `GPU-…`, whichever form the agent knew it by."""
+    """The GPU, as `GPU-…`."""
     mig_uuid: str | None = None
     """The MIG device of the process, as `MIG-…`; None on a whole GPU."""
     used: int | None = None
-    """All that the process holds on the device: allocator, CUDA context, libraries."""
+    """Everything the process has on the device: allocator, CUDA context, libraries."""
     context: int | None = None
-    """used - reserved: what the process holds outside its allocator."""
+    """used - reserved: memory outside the allocator."""
 
 
 @dataclass(frozen=True)
@@ -66,32 +65,32 @@ class RankView:
 
 @dataclass(frozen=True)
 class DeviceView:
-    """Memory that is handed out as one: a GPU, or one GPU instance of a GPU that is cut up by MIG.
+    """A GPU, or one GPU instance of a GPU in MIG mode.
 
-    A cut-up GPU is shown by its instances only, so that a sum over devices counts no byte twice.
+    A GPU in MIG mode is shown by its instances only, so that a sum over devices counts no byte twice.
     """
 
     uuid: str
     """`GPU-…`, or the `MIG-…` of the first compute instance of a GPU instance."""
     device: int
-    """NVML's index of the GPU; where there is no NVML, the ordinal by which the lowest rank knows it."""
+    """NVML's index of the GPU; without NVML, the ordinal in the lowest rank."""
     size: int | None = None
     free: int | None = None
     used: int | None = None
     reserved: int | None = None
-    """What the driver keeps for itself; in `used` only where the driver cannot tell it apart (then None here)."""
+    """The driver's own memory; None if the driver reports it as part of `used`."""
     other_used: int | None = None
-    """Held by processes without an agent. None where the driver hides the processes or what they hold."""
+    """Memory of processes without an agent. None if the driver hides processes or their memory."""
     name: str | None = None
     driver_version: str | None = None
     mig_profile: str | None = None
     parent_uuid: str | None = None
-    """The GPU that a MIG instance is cut from."""
+    """The GPU of a MIG instance."""
 
 
 @dataclass(frozen=True)
 class CollectorResult:
-    """How one source fared. A source that is not there (no NVML library) has no success, and a reason that says so."""
+    """The result of one source. A missing source, such as NVML, is a failure with a reason."""
 
     success: bool
     duration_seconds: float | None = None

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ... import __version__
 from ...metrics.places import NamedRank, name_ranks
-from ...metrics.view import CollectorResult, Fleet
+from ...metrics.view import CollectorResult, Fleet, StepView
 from ...model.fragmentation import Fragmentation
 from ...reports import oom
 from ...units import format_bytes, format_duration
@@ -21,7 +21,7 @@ from ...wire.sample import DeviceSample, GrowingStack
 from ..history import History, key_of, latest_values
 from ..procfs import AgentProcess
 from ..sample_files import REMEDIES, Skip
-from .charts import memory_bar, sparkline
+from .charts import limit_bars, memory_bar, sparkline
 
 FOLDER = Path(__file__).parent
 SCRIPT = (FOLDER / "live.js").read_text()
@@ -55,6 +55,7 @@ def render(fleet: Fleet, around: Surroundings) -> bytes:
         summary=html.escape(_summary(fleet)),
         folder=html.escape(str(around.folder)),
         ranks=table(RANK_COLUMNS, rank_rows(fleet, around.history), "No ranks. " + no_ranks_hint(around)),
+        steps=table(STEP_COLUMNS, step_rows(fleet), "No recorded steps."),
         ooms=table(OOM_COLUMNS, oom_rows(fleet), no_ooms_text(fleet)),
         leaks=table(LEAK_COLUMNS, leak_rows(fleet), "No leaks detected."),
         sources=table(SOURCE_COLUMNS, source_rows(fleet), "No sources."),
@@ -93,7 +94,16 @@ def _tiles(fleet: Fleet) -> str:
         if isinstance(values, Fragmentation):
             stranded += values.stranded
         ooms += _oom_count(device)
+    margins = [
+        (found, f"rank {_name(rank)}, device {step.device}")
+        for rank in name_ranks(fleet.ranks)
+        for step in (rank.view.steps if rank.view.alive else ())
+        if (found := margin(step)) is not None
+    ]
     tiles = []
+    if margins:
+        size, where = min(margins)
+        tiles.append(("Smallest margin", format_bytes(size), where, "bad" if size < 0 else ""))
     if peaks:
         ratio, where = max(peaks)
         tiles.append(("Highest ratio at the peak", f"{ratio:.2f}", where, "bad" if ratio > TRIGGER else ""))
@@ -211,6 +221,47 @@ def no_ranks_hint(around: Surroundings) -> str:
             "they have not used a GPU, or their torch is a CPU build."
         )
     return "Start a job with `gpufrag run -- COMMAND`. Its GPUFRAG_DIR must be the folder above."
+
+
+STEP_COLUMNS = (
+    Column("rank"),
+    Column("device", "number"),
+    Column("age", "number"),
+    Column("allocations", "number"),
+    Column("peak active", "number"),
+    Column("limit", "number"),
+    Column("margin", "number"),
+    Column("smallest limit"),
+)
+
+
+def step_rows(fleet: Fleet) -> list[list[Cell]]:
+    """Return a row per analysed step of each running process."""
+    return [
+        [
+            Cell(_name(rank)),
+            Cell(str(step.device)),
+            Cell(_age(fleet.time - step.time)),
+            Cell(f"{step.allocations:,}"),
+            Cell(format_bytes(step.peak_active)),
+            Cell(_bytes(step.limit)),
+            _margin_cell(step),
+            Cell("", markup=limit_bars(step.smallest_limits, step.limit)),
+        ]
+        for rank in name_ranks(fleet.ranks)
+        for step in (rank.view.steps if rank.view.alive else ())
+    ]
+
+
+def margin(step: StepView) -> int | None:
+    """Return the limit minus the smallest limit of the recorded setting; None if one of them is unknown."""
+    needed = step.smallest_limits.get("recorded")
+    return None if step.limit is None or needed is None else step.limit - needed
+
+
+def _margin_cell(step: StepView) -> Cell:
+    found = margin(step)
+    return Cell(UNKNOWN) if found is None else Cell(format_bytes(found), "bad" if found < 0 else "")
 
 
 OOM_COLUMNS = (

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import html
+from collections.abc import Mapping, Sequence
 
 from ...model.fragmentation import Fragmentation
 from ...units import format_bytes
@@ -62,3 +63,15 @@ def memory_bar(heap: Fragmentation) -> str:
     label = ", ".join(f"{name} {format_bytes(size)}" for _, size, name in parts)
     geometry = f'width="{BAR_WIDTH}" height="12" viewBox="0 0 {BAR_WIDTH} 12" preserveAspectRatio="none"'
     return f'<svg class="bar" {geometry} role="img" aria-label="{label}">{"".join(rects)}</svg>'
+
+
+def limit_bars(sizes: Mapping[str, int], limit: int | None) -> str:
+    """Return a labelled bar per allocator setting, smallest first; those beyond the limit are marked."""
+    most = max([*sizes.values(), limit or 0, 1])
+    items = []
+    for name, size in sorted(sizes.items(), key=lambda item: item[1]):
+        css = "stranded" if limit is not None and size > limit else "active"
+        bar = f'<rect class="{css}" width="{BAR_WIDTH * size / most:.2f}" height="12"/>'
+        svg = f'<svg width="{BAR_WIDTH}" height="12" aria-hidden="true">{bar}</svg>'
+        items.append(f"<li>{svg} {format_bytes(size)} {html.escape(name)}</li>")
+    return f'<ul class="bars">{"".join(items)}</ul>' if items else ""
