@@ -138,31 +138,43 @@ def test_flags_given_are_returned_by_key() -> None:
         parser.parse_args(["--folder", ""])
 
 
-PAGE = """# Configuration reference
+HEAD = """Config files are YAML. Sizes are written `512MiB`, durations `250ms`, `10s` or `1h30m`. Relative paths start
+at the folder of the file. Flags take precedence."""
+PAGES = {
+    "configuration": f"""# Configuration of the sidecar
 
-Every key of every config file, with its values, default and flag. Config files are YAML. Sizes are written `512MiB`,
-durations `250ms`, `10s` or `1h30m`; relative paths start at the folder of the file. Flags take precedence.
-`gpufrag check-config FILE` checks a sidecar's file, `gpufrag restarter --config FILE --check` a restarter's.
+Every key of the file of `gpufrag serve --config FILE` and of the web config file. Check a file with
+`gpufrag check-config FILE`. Other programs: [restarter](configuration-restarter.md),
+[rules and dashboards](configuration-mixin.md).
 
+{HEAD}
 ## Sidecar: `gpufrag serve --config FILE`
 
-{serve}
+{{serve}}
 ## Web config file: `gpufrag serve --web.config.file FILE`
 
-The format that Prometheus exporters share. `web.config_file` of the restarter reads it too.
+The format that Prometheus exporters share. The restarter reads it too (`web.config_file`). Check it with
+`gpufrag check-config --web FILE`.
 
-{web}
-## Restarter: `gpufrag restarter --config FILE`
+{{web}}""",
+    "configuration-restarter": f"""# Configuration of the restarter
 
-{restarter}
-## Rules and dashboards: `gpufrag mixin build --config FILE`
+Every key of the file of `gpufrag restarter --config FILE`. Check a file with
+`gpufrag restarter --config FILE --check`.
 
-Each key can also be given as `--set KEY=VALUE`.
+{HEAD}
+{{restarter}}""",
+    "configuration-mixin": f"""# Configuration of rules and dashboards
 
-{mixin}"""
+Every key of the file of `gpufrag mixin build --config FILE`. Each key can also be given as `--set KEY=VALUE`.
+
+{HEAD}
+{{mixin}}""",
+}
 
 
-def test_configuration_page_is_up_to_date() -> None:
+@pytest.mark.parametrize("name", PAGES)
+def test_configuration_page_is_up_to_date(name: str) -> None:
     flags = {"restarter": restarter.FLAGS, "mixin": ()}
-    tables = {name: reference.markdown(kind, flags.get(name)) for name, kind in CONFIGS.items()}
-    kept(TESTS.parent / "docs" / "configuration.md", PAGE.format(**tables))
+    tables = {program: reference.markdown(kind, flags.get(program)) for program, kind in CONFIGS.items()}
+    kept(TESTS.parent / "docs" / f"{name}.md", PAGES[name].format(**tables))

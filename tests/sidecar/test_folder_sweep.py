@@ -167,3 +167,20 @@ def test_folders_with_agents_names_are_kept(agent: FakeAgent, reader: ProcessRea
         os.utime(path, (1, 1))
     assert skipped(reader.read()) == {"alien": 1}
     assert len(os.listdir(agent.folder)) == 2
+
+
+@pytest.mark.parametrize("has_sample", [True, False])
+def test_recordings_are_deleted_with_their_process(
+    agent: FakeAgent, reader: ProcessReader, clock: Clock, has_sample: bool
+) -> None:
+    if has_sample:
+        agent.publish()
+        written(agent, clock.now - 599)
+    for name in (agent.name.recording, agent.name.trace):
+        (agent.folder / name).touch()
+        os.utime(agent.folder / name, (clock.now - 599,) * 2)
+    assert (len(reader.read().ranks), skipped(reader.read())) == (has_sample, {})
+    assert len(os.listdir(agent.folder)) == 2 + has_sample
+    clock.now += 2
+    reader.read()
+    assert os.listdir(agent.folder) == []

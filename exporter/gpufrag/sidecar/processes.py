@@ -100,7 +100,7 @@ class ProcessReader:
             if name is not None and text == name.socket:
                 if name.sample not in listed:
                     self._sweeper.lone_socket(listed[text])
-            elif name is not None and text == name.recording:
+            elif name is not None and text in (name.recording, name.trace):
                 if name.sample not in listed:
                     self._sweeper.remove_old(listed[text])
             elif name is None and JobFile.parse(text):
@@ -164,7 +164,7 @@ class ProcessReader:
         if content is None:
             return None
         if not alive and _is_ours(content) and self._sweeper.expired(last_alive):
-            self._sweeper.remove(file.name.sample, file.name.socket, file.name.recording)
+            self._sweeper.remove(file.name.sample, file.name.socket, file.name.recording, file.name.trace)
             return None
         self._known[file.name] = _Memory(file.stamp, content, last_alive)
         if isinstance(content, Skip):

@@ -130,7 +130,7 @@ class Sidecar:
             await asyncio.sleep(FIRST_READ_SECONDS if self._source.waiting_for else REREAD_SECONDS)
 
     def _started(self, address: Address) -> None:
-        event(log, logging.INFO, "listening", address=address, folder=self._source.folder)
+        event(log, logging.INFO, "listening", address=address, scheme=address.scheme, folder=self._source.folder)
 
     def _reload(self) -> Reload:
         config = self._load()

@@ -19,6 +19,7 @@ class Address(NamedTuple):
 
     host: str
     port: int
+    scheme: str = "http"
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"

@@ -83,7 +83,8 @@ class WebServer:
         self._checks = RequestChecks(self._auth, settings, service.methods, service.max_body, service.open_paths)
         self._outermost = WithHeaders(self._checks, self._files.web.http_server_config.headers)
         self._listener = listen.bind(address)
-        self.address = listen.Address(address.host, self._listener.getsockname()[1])
+        scheme = "https" if self._files.context else "http"
+        self.address = listen.Address(address.host, self._listener.getsockname()[1], scheme)
         self._uvicorn = _uvicorn_config(self._outermost, settings)
         self._state = ServerState()
         self._warn_if_open()

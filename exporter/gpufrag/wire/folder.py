@@ -52,7 +52,11 @@ class FileName(NamedTuple):
     def parse(cls, name: str) -> FileName | None:
         """Parse the name of a sample or a socket; None for any other name."""
         stem, dot, suffix = name.rpartition(".")
-        match = _STEM.fullmatch(stem) if dot + suffix in (SAMPLE_SUFFIX, SOCKET_SUFFIX, RECORDING_SUFFIX) else None
+        match = (
+            _STEM.fullmatch(stem)
+            if dot + suffix in (SAMPLE_SUFFIX, SOCKET_SUFFIX, RECORDING_SUFFIX, TRACE_SUFFIX)
+            else None
+        )
         if match is None or stem.startswith("."):
             return None
         return cls(match["host"], int(match["pid"]), int(match["start"]))
