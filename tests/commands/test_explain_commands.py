@@ -94,6 +94,18 @@ def test_explain_json_case(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["verdict"] == "act"
 
 
+def test_explain_trace_with_gaps_assesses_the_heap(capsys: pytest.CaptureFixture[str], save: Save) -> None:
+    snapshot = run(growing_cache)
+    del snapshot["device_traces"][0][40:60]
+    path = save(snapshot)
+    found = device(capsys, "explain", path)
+    assert "does not fit the heap and is ignored" in found["note"]
+    assert (found["events"], found["culprits"][0]["stack"]) == (0, ["/job/train.py:20 step"])
+    assert "note: the trace does not fit" in printed(capsys, "explain", path)
+    assert main(["timeline", path]) == 1
+    assert "has no history" in capsys.readouterr().err
+
+
 def test_explain_oom_report(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     case = golden_case_named("train-cap4")
     report = OomReport(

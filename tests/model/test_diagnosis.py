@@ -163,8 +163,9 @@ def test_every_rule_has_a_case() -> None:
     [
         ((), "code without a recorded Python stack"),
         (("train.py:8 step",), "train.py:8 in step"),
+        (("a.py:8 f", "b.py:9 g", "c.py:1 h"), "a.py:8 in f, called at b.py:9 in g"),
         (("<ipython-input-3>:2 <module>",), "<ipython-input-3>:2 in <module>"),
     ],
 )
-def test_call_site_is_named_by_its_innermost_frame(stack: tuple[str, ...], text: str) -> None:
+def test_call_site_is_named_by_its_innermost_frames(stack: tuple[str, ...], text: str) -> None:
     assert where(stack) == text

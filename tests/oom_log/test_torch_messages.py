@@ -159,6 +159,13 @@ def test_platform_is_that_of_the_message(text: str, platform: str) -> None:
     assert only(text).facts.platform == platform
 
 
+def test_mps_allocations_are_added() -> None:
+    text = "MPS backend out of memory (MPS allocated: 5.50 GB, other allocations: 1.00 GB, max allowed: 6.75 GB). "
+    facts = only(f"{text}Tried to allocate 768.00 MB on private pool.").facts
+    assert (facts.allocated, facts.limit) == (13 * GIB // 2, 27 * GIB // 4)
+    assert only(f"{text.replace('other allocations', 'others')}Tried to allocate 768.00 MB.").facts.allocated is None
+
+
 def test_listed_processes_are_neighbours() -> None:
     hog = (
         "Process 77 has 9.00 GiB memory in use. Including non-PyTorch memory, this process has 6.90 GiB memory in use. "

@@ -6,9 +6,10 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ..errors import BadInput
+from ..errors import BadInput, one_line
 from ..units import argument, parse_memory, whole
 from .arguments import refuse_more_free_than_there_is
 
@@ -55,6 +56,7 @@ def run(options: argparse.Namespace) -> int:
 def profiles(raw: Any, name: str, options: argparse.Namespace) -> list[Explained]:
     """Profile each device of a snapshot. Raises BadInput, UsageError."""
     from ..reports import explain as report
+    from ..reports import terminal
     from ..snapshot_file.profile import read_profiles
     from ..snapshot_file.reading import without_gc
 
@@ -62,8 +64,9 @@ def profiles(raw: Any, name: str, options: argparse.Namespace) -> list[Explained
     given = {"free": options.driver_free, "size": options.driver_size, "limit": options.limit}
     known = {key: value for key, value in given.items() if value is not None}
     try:
-        with without_gc():
-            found = read_profiles(raw, known, options.device)
+        with without_gc(), terminal.Progress(sys.stderr) as progress:
+            progress.start("trace")
+            found = read_profiles(raw, known, options.device, progress.show)
     except BadInput as error:
         raise BadInput(f"{name}: {error}") from None
     return [report.Explained(*each) for each in found]
@@ -78,7 +81,7 @@ def _explain_oom(raw: Mapping[str, Any], options: argparse.Namespace) -> int:
         print(json.dumps(oom.whole_record(report), indent=2))
     else:
         bold = terminal.bold(sys.stdout)
-        print(bold(f"act: {report.next_step}") + "\n\n" + oom.as_text(report, bold))
+        print(bold(one_line(f"act: {report.next_step}")) + "\n\n" + oom.as_text(report, bold))
     return 0
 
 
@@ -92,7 +95,10 @@ def _with_settings(explained: Explained, options: argparse.Namespace) -> Explain
     events, end = explained.events, explained.end
     if options.no_whatif or not events or len(events) > MOST_EVENTS:
         return explained
-    driver = explained.profile.driver
+    profile = explained.profile
+    driver = profile.driver
+    if driver.free is not None:  # before the process's first allocation
+        driver = replace(driver, free=driver.free + profile.worst.reserved)
     try:
         replayed = read_run(events, end, driver, driver.limit)
     except BadInput:  # a trace with gaps can be profiled, but not replayed

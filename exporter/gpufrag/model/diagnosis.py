@@ -81,11 +81,10 @@ def _health_of_share(share: float) -> Health:
 
 
 def where(stack: Stack) -> str:
-    """Return the innermost frame of a call site as `train.py:88 in step`."""
+    """Return the innermost frame of a call site and its caller: `a.py:88 in f, called at a.py:120 in main`."""
     if not stack:
         return "code without a recorded Python stack"
-    place, _, function = stack[0].partition(" ")
-    return f"{place} in {function}" if function else place
+    return ", called at ".join(frame.replace(" ", " in ", 1) for frame in stack[:2])
 
 
 def findings(profile: Profile) -> list[Finding]:

@@ -75,6 +75,7 @@ def as_record(explained: Explained) -> dict[str, Any]:
         "device": profile.device,
         "verdict": assessment.health.value,
         "reason": assessment.reason,
+        "note": profile.note or None,
         "events": profile.events,
         "peak_reserved": profile.peak_reserved,
         "peak_active": profile.peak.active,
@@ -112,6 +113,8 @@ def as_text(explained: Explained, name: str, bold: Emphasis = str) -> str:
         bold(f"{assessment.health.value}: {assessment.reason}"),
         f"pinned between live blocks: {format_bytes(stranded)} of {format_bytes(profile.worst.reserved)} reserved{at}",
     ]
+    if profile.note:
+        lines.append(f"note: {profile.note}")
     if found and stranded:
         lines += ["", bold("culprits: live blocks that pin free memory")]
         for culprit in found[:SHOWN]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -21,7 +21,12 @@ class DeviceProfile(NamedTuple):
     end: Heap
 
 
-def read_profiles(raw: Any, driver: Mapping[str, int], device: int | None = None) -> list[DeviceProfile]:
+def read_profiles(
+    raw: Any,
+    driver: Mapping[str, int],
+    device: int | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[DeviceProfile]:
     """Profile every device of what `load` returned, or one.
 
     driver: free, size and limit in bytes, as far as given; they replace those of the file. Raises BadInput, and
@@ -41,7 +46,14 @@ def read_profiles(raw: Any, driver: Mapping[str, int], device: int | None = None
         own = limited(replace(saved.driver, **driver), heap.settings)
         entries, events = traces.get(index, (None, ()))
         blocks = sites_of_blocks(segments, index)
-        profile = profile_trace(entries, events, heap, own, blocks) if events else profile_heap(heap, own, blocks)
+        profile, note = None, ""
+        if events:
+            try:
+                profile = profile_trace(entries, events, heap, own, blocks, progress)
+            except BadInput as error:  # the history's buffer was too small, for example
+                note, events = f"the trace does not fit the heap and is ignored: {error}", ()
+        if profile is None:
+            profile = replace(profile_heap(heap, own, blocks), note=note)
         result.append(DeviceProfile(profile, events, heap))
     return result
 

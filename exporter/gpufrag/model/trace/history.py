@@ -7,7 +7,7 @@ freed was there before, one that is allocated was not; the same with segments an
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -57,7 +57,12 @@ def rewind(events: Sequence[Event], end: Heap) -> Beginning:
     return Beginning(tuple(_allocations(segments)), Heap(segments, end.settings), pooled)
 
 
-def heaps_at(events: Sequence[Event], end: Heap, moments: Iterable[int]) -> dict[int, Heap]:
+def heaps_at(
+    events: Sequence[Event],
+    end: Heap,
+    moments: Iterable[int],
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> dict[int, Heap]:
     """Return the one-device heap after the first n events, for each n of `moments`, in one pass backwards.
 
     Blocks that wait for a stream count as allocated. Raises BadInput as `rewind` does.
@@ -69,6 +74,8 @@ def heaps_at(events: Sequence[Event], end: Heap, moments: Iterable[int]) -> dict
     for index in range(len(events), min(wanted, default=0) - 1, -1):
         if index < len(events) and (event := events[index]).address is not None:
             (ranges if event.action in GROWS or event.action in SHRINKS else blocks).undo(index, event)
+        if index % 16384 == 0:
+            progress(len(events) - index, len(events))
         if index in wanted:
             live = blocks.live()
             segments = (_fill(segment, _within(live, segment), end.settings) for segment in ranges.segments())

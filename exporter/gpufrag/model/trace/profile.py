@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -94,6 +94,8 @@ class Profile:
     """Bytes that calls of empty_cache returned."""
     ooms: int = 0
     temporary: Temporary | None = None
+    note: str = ""
+    """What could not be read."""
 
     @property
     def peak_fragmentation(self) -> float:
@@ -115,6 +117,7 @@ def profile_trace(
     end: Heap,
     driver: Driver,
     blocks: Mapping[int, Stack],
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Profile:
     """Return the profile of a device's trace that ends in the heap `end`.
 
@@ -123,7 +126,7 @@ def profile_trace(
     """
     positions = _positions(events, entries) if entries is not None else range(len(events))
     chosen, peak_reserved = _choose(events, end)
-    heaps = heaps_at(events, end, chosen)
+    heaps = heaps_at(events, end, chosen, progress)
     reserved_end = sum(segment.size for segment in end.segments)
     moments, drivers = [], {}
     for moment in chosen:
