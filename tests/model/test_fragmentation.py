@@ -135,6 +135,18 @@ def test_histogram_with_other_buckets_is_refused() -> None:
             Pool(free_block_sizes=[0] * buckets)
 
 
+def test_empty_pool_has_an_empty_histogram() -> None:
+    assert Pool().free_block_sizes == [0] * 14
+
+
+def test_sums_cover_both_pools_and_private_ones() -> None:
+    small = segment(1 << 30, [(MIB, LIVE), (MIB, INACTIVE)], segment_type="small")
+    private = segment(2 << 30, [(5 * MIB, LIVE), (15 * MIB, INACTIVE)], segment_pool_id=(0, 1))
+    found = measured(segment(0, [(12 * MIB, LIVE), (8 * MIB, INACTIVE)]), small, private)
+    assert (found.active, found.reserved) == (18 * MIB, 42 * MIB)
+    assert (found.free_cached, found.largest_free_block, found.cache_ratio) == (9 * MIB, 8 * MIB, 9 / 8)
+
+
 def test_size_above_the_last_bound_is_in_the_last_bucket() -> None:
     sizes = [8 << 30, (8 << 30) + 512, 1 << 38]
     assert SIZE_BOUNDS[-1] == 8 << 30
