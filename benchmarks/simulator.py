@@ -40,7 +40,7 @@ def best_seconds(run: Callable[[], object], times: int = 5) -> float:
 def print_recorded(path: Path) -> None:
     with gzip.open(path, "rt") as file:
         raw = json.load(file)
-    settings, limit = parse_recorded(raw["settings"]), raw["cap_bytes"] or None
+    settings, limit = parse_recorded({**raw["settings"], "torch": raw["torch"]}), raw["cap_bytes"] or None
     driver = Driver(raw["driver_free_before"], raw["driver_total"], limit)
     events = parse_rows(raw["events"], raw["events_columns"])
     program = read_program(events, settings, limit)

@@ -72,6 +72,8 @@ def run_here(name: str, seed: int, limit: int, case: str | None) -> dict[str, An
 
 def save_case(path: Path, name: str, raw: dict[str, Any], stats: dict[str, int], before: int, total: int) -> None:
     """In the form of tests/golden."""
+    import torch
+
     for segment in raw["segments"]:
         for record in (segment, *segment["blocks"]):
             record.pop("frames", None)
@@ -84,6 +86,7 @@ def save_case(path: Path, name: str, raw: dict[str, Any], stats: dict[str, int],
     case = {
         "workload": name,
         "seed": 0,
+        "torch": torch.__version__,
         "conf": os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""),
         "settings": raw["allocator_settings"],
         "cap_bytes": 0,
@@ -122,7 +125,7 @@ def predict(folder: Path) -> list[Row]:
     real = {(row["workload"], row["setting"]): row["real"] for row in json.loads((folder / "peaks.json").read_text())}
     rows = []
     for name in NAMES:
-        recording = read_recording(folder / f"{name}.json.gz")
+        recording = read_recording(folder / f"{name}.json.gz", torch="2.11.0")
         run = read_run(recording.events, recording.end, recording.before)
         limit = limit_for(real[name, "default"])
         for setting, conf in CONFS.items():

@@ -28,7 +28,8 @@ class GoldenCase:
     @property
     def snapshot(self) -> dict[str, Any]:
         """As torch.cuda.memory._snapshot() returns it."""
-        return {"segments": self.raw["segments"], "allocator_settings": self.raw["settings"]}
+        settings = {**self.raw["settings"], "torch": self.raw["torch"]}
+        return {"segments": self.raw["segments"], "allocator_settings": settings}
 
     @cached_property
     def heap(self) -> Heap:

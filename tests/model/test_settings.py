@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpufrag.errors import BadInput
-from gpufrag.model.settings import INTERVALS, MIB, Settings, parse_conf, parse_recorded
+from gpufrag.model.settings import INTERVALS, MIB, Settings, infer_release, parse_conf, parse_recorded, parse_release
 from strategies import JSON
 
 
@@ -157,3 +157,43 @@ def test_arbitrary_records_are_read_or_refused(recorded: dict[str, Any]) -> None
         assert recorded
     else:
         assert settings.round(1) == 512
+
+
+@pytest.mark.parametrize(("torch", "divisions"), [((2, 9), 8), ((2, 10), 4)])
+def test_rest_of_a_roundup_list_includes_the_entry_before_until_2_9(torch: tuple[int, int], divisions: int) -> None:
+    conf = parse_conf("roundup_power2_divisions:[64:4,>:8]", torch)
+    assert conf.roundup_power2_divisions == (4,) * 6 + (divisions,) + (8,) * 9
+
+
+@pytest.mark.parametrize(("torch", "rounded"), [((2, 3), 1_000_001), ((2, 4), 1_000_448)])
+def test_one_division_rounds_nothing_before_2_4(torch: tuple[int, int], rounded: int) -> None:
+    settings = parse_conf("roundup_power2_divisions:[1:1]", torch)
+    assert settings.round(1_000_001) == rounded
+    assert settings.largest_request(rounded) == rounded
+
+
+@pytest.mark.parametrize(
+    ("keys", "release"),
+    [
+        ({}, None),
+        ({"device_traces": []}, "2.2"),
+        ({"device_traces": [], "allocator_settings": {}}, "2.4"),
+        ({"device_traces": [], "external_annotations": []}, "2.8"),
+        ({"device_traces": [[{"user_metadata": ""}]]}, "2.11"),
+        ({"device_traces": [[{"user_metadata": "", "pool_id": (0, 0)}]]}, "2.12"),
+        ({"allocator_settings": {"max_cached_size": 0}}, "2.13"),
+        ({"host_segments": []}, "2.15"),
+    ],
+)
+def test_release_is_inferred_from_the_keys(keys: dict[str, Any], release: str | None) -> None:
+    assert infer_release(keys) == release
+
+
+@pytest.mark.parametrize("text", ["", "2", "3.1", "2.x", "2.1234", 2.11, None])
+def test_release_of_another_form_is_refused(text: Any) -> None:
+    with pytest.raises(BadInput, match="is not a release of torch"):
+        parse_release(text)
+
+
+def test_release_may_name_its_build() -> None:
+    assert parse_release("2.13.0+cu130") == (2, 13)

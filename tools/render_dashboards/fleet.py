@@ -63,7 +63,7 @@ class Trace:
 @cache
 def trace(name: str) -> Trace:
     case = json.loads(gzip.decompress((TRACES / f"{name}.json.gz").read_bytes()))
-    settings = parse_recorded(case["settings"])
+    settings = parse_recorded({**case["settings"], "torch": case["torch"]})
     program = read_program(parse_rows(case["events"], case["events_columns"]), settings, case["cap_bytes"])
     return Trace(program, settings, case["conf"], case["cap_bytes"])
 

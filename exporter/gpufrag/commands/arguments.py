@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..errors import UsageError
+from ..errors import BadInput, UsageError
 from ..units import format_bytes
 
 
@@ -22,3 +22,14 @@ def refuse_more_free_than_there_is(free: int | None, size: int | None) -> None:
             f"--driver-free is {format_bytes(free)}, of a device of {format_bytes(size)}: it must be less "
             "(see --driver-size)"
         )
+
+
+def release(text: str) -> str:
+    """A release of torch, as it is written; raises UsageError for what is none."""
+    from ..model.settings import parse_release
+
+    try:
+        parse_release(text)
+    except BadInput as error:
+        raise UsageError(str(error)) from None
+    return text

@@ -8,11 +8,12 @@ import sys
 
 from ..errors import BadInput
 from ..model.settings import read_conf
-from ..model.trace.whatif import begin, read_run, shape
+from ..model.trace.whatif import begin, shape
 from ..reports import replay as report
 from ..reports import terminal
-from ..snapshot_file import read_recording
+from ..snapshot_file.recording import read_recording, read_run_of
 from ..units import argument, parse_bytes, whole
+from .arguments import release
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,18 +25,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--limit", metavar="SIZE", type=size, help="memory that the process may reserve")
     parser.add_argument("--recorded-limit", metavar="SIZE", type=size, help="the limit while it was recorded")
     parser.add_argument("--device", metavar="D", type=argument(whole(0)), help="which device of a snapshot of several")
+    parser.add_argument(
+        "--torch", metavar="RELEASE", type=argument(release), help="release of torch, if the file does not name it"
+    )
     parser.add_argument("--json", action="store_true", help="the heap at the end as a snapshot, and all figures")
 
 
 def run(options: argparse.Namespace) -> int:
-    recording = read_recording(options.file, options.device)
+    recording = read_recording(options.file, options.device, options.torch)
     recorded_limit = recording.limit if options.recorded_limit is None else options.recorded_limit
-    limit = recorded_limit if options.limit is None else options.limit
     try:
-        recorded = read_run(recording.events, recording.end, recording.before, recorded_limit)
+        recorded = read_run_of(recording, recorded_limit)
     except BadInput as error:
         raise BadInput(f"{recording.name}: {error}") from None
-    settings = recording.end.settings if options.settings is None else read_conf(options.settings)
+    limit = recorded.recorded_limit if options.limit is None else options.limit
+    settings = (
+        recorded.end.settings if options.settings is None else read_conf(options.settings, recorded.end.settings.torch)
+    )
     replay = begin(recorded, settings, limit)
     replay.run()
     result = report.Replayed(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ..errors import BadInput, UsageError
 from ..reports.terminal import Progress
 from ..units import argument, parse_bytes, whole
-from .arguments import refuse_more_free_than_there_is
+from .arguments import refuse_more_free_than_there_is, release
 
 if TYPE_CHECKING:
     from ..model.settings import Settings
@@ -52,14 +52,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=argument(whole(0)),
         help="one device of a snapshot of several; without it all, one after the other",
     )
+    parser.add_argument(
+        "--torch", metavar="RELEASE", type=argument(release), help="release of torch, if the file does not name it"
+    )
     parser.add_argument("--json", action="store_true", help="for programs: bytes, null for what cannot be told")
 
 
 def run(options: argparse.Namespace) -> int:
     from ..reports import terminal, whatif
-    from ..snapshot_file import read_recordings
+    from ..snapshot_file.recording import read_recordings
 
-    recordings = read_recordings(options.file, options.device)
+    recordings = read_recordings(options.file, options.device, options.torch)
     devices, broken = _compare_all(recordings, options)
     if options.json:
         print(json.dumps({"devices": [whatif.as_record(compared) for compared in devices]}, indent=2))
@@ -89,14 +92,14 @@ def _compare(recording: Recording, options: argparse.Namespace) -> Compared:
 
     refuse_more_free_than_there_is(options.driver_free, options.driver_size)
     recorded_limit = recording.limit if options.recorded_limit is None else options.recorded_limit
-    limit = recorded_limit if options.limit is None else options.limit
     recorded = _read_run(recording, recorded_limit, options)
+    limit = recorded.recorded_limit if options.limit is None else options.limit
     candidates = list(_play(recorded, recording.conf, limit, options))
     return Compared(recording.device, recorded, candidates, limit, options.smallest_limit)
 
 
 def _read_run(recording: Recording, recorded_limit: int | None, options: argparse.Namespace) -> Run:
-    from ..model.trace.whatif import read_run
+    from ..snapshot_file.recording import read_run_of
 
     driver = recording.before
     if options.driver_free is not None:  # at the end: what the process holds then was still free when it began
@@ -105,7 +108,7 @@ def _read_run(recording: Recording, recorded_limit: int | None, options: argpars
     if options.driver_size is not None:
         driver = replace(driver, size=options.driver_size)
     try:
-        return read_run(recording.events, recording.end, driver, recorded_limit)
+        return read_run_of(recording, recorded_limit, driver)
     except BadInput as error:
         raise BadInput(f"{recording.name}: device {recording.device}: {error}") from None
 

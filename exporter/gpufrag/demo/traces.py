@@ -30,7 +30,7 @@ class Trace:
 def load(name: str) -> Trace:
     packed = resources.files(__package__).joinpath(f"recorded/{name}.json.gz").read_bytes()
     case = json.loads(gzip.decompress(packed))
-    settings = parse_recorded(case["settings"])
+    settings = parse_recorded({**case["settings"], "torch": case.get("torch")})
     driver = Driver(case["driver_free_before"], case["driver_total"], case["cap_bytes"] or None)
     events = parse_rows(case["events"], case["events_columns"])
     return Trace(name, read_program(events, settings, driver.limit), settings, case["conf"], driver)

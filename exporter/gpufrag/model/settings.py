@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from enum import Enum, auto
 from reprlib import repr as shown
 from typing import Any
 
@@ -17,7 +18,16 @@ SMALL_REQUEST = 1 * MIB  # up to here a request is served by the small pool
 SMALL_SEGMENT = 2 * MIB  # a segment, or an expandable page, of the small pool
 MIN_OWN_SEGMENT = 10 * MIB  # from here a request gets a segment of its own size
 SEGMENT_GRID = 2 * MIB  # … rounded up to this
+NEWEST = (2, 15)
 INTERVALS = 16  # of roundup_power2_divisions: 1 MiB, 2 MiB, … 32 GiB and above
+
+
+class TieBreak(Enum):
+    """Which of several free blocks of equal size torch takes."""
+
+    LOWEST_ADDRESS = auto()
+    OLDEST_BLOCK = auto()
+    OLDEST_SEGMENT = auto()
 
 
 @dataclass(frozen=True)
@@ -37,6 +47,14 @@ class Settings:
     """The segment for requests of 1 to 10 MiB, and the page of a large expandable segment."""
     per_process_memory_fraction: float = 1.0
     """The share of the device that the process may reserve (torch >= 2.10 reads it from the conf)."""
+    torch: tuple[int, int] = NEWEST
+    """The release whose rules hold: major and minor number."""
+
+    @property
+    def tie_break(self) -> TieBreak:
+        if self.torch < (2, 12):
+            return TieBreak.LOWEST_ADDRESS
+        return TieBreak.OLDEST_BLOCK if self.torch < (2, 13) else TieBreak.OLDEST_SEGMENT
 
     def round(self, request: int) -> int:
         """The size of the block that a request of `request` bytes needs (torch: round_size)."""
@@ -46,6 +64,8 @@ class Settings:
         if divisions > 1 and request > MIN_BLOCK * divisions:
             step = _power2_step(request, divisions)
             return -(-request // step) * step
+        if divisions == 1 and self.torch < (2, 4):
+            return request  # those releases round to neither
         return -(-request // MIN_BLOCK) * MIN_BLOCK
 
     def largest_request(self, size: int) -> int:
@@ -54,6 +74,8 @@ class Settings:
         if floor <= 0:
             return 0
         divisions = self._divisions(floor)
+        if divisions == 1 and self.torch < (2, 4):
+            return size
         if divisions > 1 and floor > MIN_BLOCK * divisions:
             floor -= floor % _power2_step(floor, divisions)
         return floor
@@ -80,7 +102,7 @@ def _power2_step(size: int, divisions: int) -> int:
     return 1 << (size.bit_length() - divisions.bit_length())
 
 
-def parse_conf(text: str) -> Settings:
+def parse_conf(text: str, torch: tuple[int, int] = NEWEST) -> Settings:
     """Settings from the text of PYTORCH_CUDA_ALLOC_CONF; keys that do not change sizes are passed over.
 
     Raises BadInput for a value that torch would not take.
@@ -90,7 +112,7 @@ def parse_conf(text: str) -> Settings:
         if key in CONF_KEYS:
             name, convert = CONF_KEYS[key]
             try:
-                changes[name] = convert(value)
+                changes[name] = _divisions(value, torch) if convert is _divisions else convert(value)
             except ValueError:
                 raise BadInput(f"allocator setting {key}:{shown(value)} is not of the form that torch takes") from None
     segment = changes.get("large_segment_size", Settings.large_segment_size)
@@ -98,7 +120,7 @@ def parse_conf(text: str) -> Settings:
     for name in ("max_split_size", "max_non_split_rounding"):
         if changes.get(name, segment) < segment:
             raise BadInput(f"allocator setting {name}_mb must be {segment // MIB} or more, the large segment's size")
-    return Settings(**changes)
+    return Settings(**changes, torch=torch)
 
 
 def parse_recorded(recorded: Mapping[str, Any]) -> Settings:
@@ -111,13 +133,47 @@ def parse_recorded(recorded: Mapping[str, Any]) -> Settings:
     if not isinstance(conf, str):
         raise BadInput(f"allocator_settings of the snapshot: PYTORCH_CUDA_ALLOC_CONF is {shown(conf)}, not a text")
     changes: dict[str, Any] = {}
+    release = recorded.get("torch")
+    torch = NEWEST if release is None else parse_release(release)
     for key, convert in _RECORDED_KEYS.items():
         if (value := recorded.get(key)) is not None:
             try:
                 changes[key] = convert(value)
             except (AttributeError, OverflowError, TypeError, ValueError):
                 raise BadInput(f"allocator_settings of the snapshot: {key} cannot be {shown(value)}") from None
-    return replace(parse_conf(conf), **changes)
+    return replace(parse_conf(conf, torch), **changes)
+
+
+def parse_release(text: str) -> tuple[int, int]:
+    """`2.13.0+cu130` -> (2, 13). Raises BadInput for what names no release of torch 2."""
+    found = re.match(r"2\.([0-9]{1,3})(?![0-9])", text) if isinstance(text, str) else None
+    if not found:
+        raise BadInput(f"{shown(text)} is not a release of torch such as 2.11.0")
+    return 2, int(found[1])
+
+
+def infer_release(snapshot: Mapping[str, Any]) -> str | None:
+    """The newest release that writes only the keys of this snapshot; None where its keys do not tell."""
+    recorded = snapshot.get("allocator_settings")
+    settings = recorded if isinstance(recorded, Mapping) else {}
+    traces = snapshot.get("device_traces")
+    entries = [t[0] for t in traces if isinstance(t, list) and t] if isinstance(traces, list) else []
+    entry = entries[0] if entries and isinstance(entries[0], Mapping) else {}
+    if "host_segments" in snapshot:
+        return "{}.{}".format(*NEWEST)
+    if "max_cached_size" in settings:
+        return "2.13"
+    if "pool_id" in entry:
+        return "2.12"
+    if "user_metadata" in entry:
+        return "2.11"
+    if "graph_capture_record_stream_reuse" in settings:
+        return "2.9" if entry else "2.12"
+    if "external_annotations" in snapshot:
+        return "2.8"
+    if "device_traces" in snapshot:
+        return "2.4" if recorded is not None else "2.2"
+    return None
 
 
 def _split(text: str) -> list[tuple[str, str]]:
@@ -126,11 +182,11 @@ def _split(text: str) -> list[tuple[str, str]]:
     return [(key, value.strip()) for key, value in pairs]
 
 
-def _divisions(value: str) -> tuple[int, ...]:
+def _divisions(value: str, torch: tuple[int, int] = NEWEST) -> tuple[int, ...]:
     """One number for all intervals, or a list such as `[256:1,512:2,>:8]` of intervals by their start in MiB.
 
-    As torch 2.13 reads it: the first entry also holds for all smaller sizes, `>` for all above the entry before
-    it (in older versions for that one too); an interval that is not named has none.
+    The first entry also holds for all smaller sizes, `>` for all above the entry before it (before torch 2.10 for that
+    one too); an interval that is not named has none.
     """
     if not value.startswith("["):
         return (_power_of_2(value),) * INTERVALS
@@ -142,7 +198,7 @@ def _divisions(value: str) -> tuple[int, ...]:
         start, _, number = entry.partition(":")
         divisions = 0 if number.strip() == "0" else _power_of_2(number)
         if start.strip() == ">":
-            first, end = (last or 0) + 1, INTERVALS
+            first, end = (last or 0) + (torch >= (2, 10)), INTERVALS
         else:
             interval = min(_power_of_2(start).bit_length(), INTERVALS) - 1
             first, end = 0 if last is None else interval, interval + 1
@@ -250,11 +306,11 @@ NEUTRAL_KEYS = {
 _LIMITING = {"per_process_memory_fraction"}
 
 
-def read_conf(text: str) -> Settings:
+def read_conf(text: str, torch: tuple[int, int] = NEWEST) -> Settings:
     """Raises BadInput for what torch would not take. No text at all means torch's defaults."""
     if text.strip():
         refuse_unknown_keys(text)
-    return parse_conf(text)
+    return parse_conf(text, torch)
 
 
 def refuse_unknown_keys(text: str) -> None:

@@ -13,6 +13,7 @@ import sys
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from io import BufferedReader
 from pathlib import Path
 from reprlib import repr as shown
@@ -21,7 +22,7 @@ from typing import Any, NamedTuple, NoReturn
 from ..errors import BadInput, Unavailable, one_line
 from ..model.allocatable import Driver
 from ..model.heap import Heap, parse
-from ..model.settings import Settings
+from ..model.settings import Settings, infer_release, parse_release
 from ..units import format_bytes, parse_bytes
 from . import plain_pickle
 
@@ -46,6 +47,8 @@ class Saved(NamedTuple):
     """From driver_free, driver_total and cap_bytes (0: no limit) of the JSON form; torch itself dumps none of it."""
     knows_settings: bool
     """Whether the allocator's settings are recorded (torch >= 2.3), or were given."""
+    knows_release: bool = False
+    """Whether the file names the release of torch, or its keys reveal it."""
 
 
 def name_of(source: str | Path) -> str:
@@ -67,8 +70,14 @@ def read_raw(raw: Any, settings: Settings | None = None) -> Saved:
     recorded = raw.get("allocator_settings") or raw.get("settings") if isinstance(raw, Mapping) else None
     if recorded and not isinstance(recorded, Mapping):
         raise BadInput(f"its allocator settings are a {type(recorded).__name__}, not a mapping; remove them")
-    heap = parse(raw | {"allocator_settings": recorded} if recorded else raw, settings)
-    return Saved(heap, _driver(raw), bool(recorded or settings))
+    known = bool(recorded or settings)
+    release = (raw.get("torch") or infer_release(raw)) if isinstance(raw, Mapping) else None
+    if recorded and release is not None:
+        recorded = {**recorded, "torch": release}
+    elif release is not None:
+        settings = replace(settings or Settings(), torch=parse_release(release))
+    heap = parse({**raw, "allocator_settings": recorded} if recorded else raw, settings)
+    return Saved(heap, _driver(raw), known, release is not None)
 
 
 def _driver(raw: Any) -> Driver:

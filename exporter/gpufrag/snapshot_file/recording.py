@@ -10,7 +10,9 @@ from typing import Any, NamedTuple
 from ..errors import BadInput, UsageError
 from ..model.allocatable import Driver
 from ..model.heap import Heap
+from ..model.settings import NEWEST
 from ..model.trace.events import Event, parse_rows, parse_trace
+from ..model.trace.whatif import Run, ends_as_recorded, read_run
 from .reading import Saved, load, name_of, read_raw, size_of
 
 HOW = "call torch.cuda.memory._record_memory_history() at the start of the job, and torch.cuda.memory._dump_snapshot()"
@@ -27,27 +29,31 @@ class Recording(NamedTuple):
     limit: int | None
     conf: str
     """PYTORCH_CUDA_ALLOC_CONF while it was recorded; empty where there was none, or it is not known."""
+    knows_release: bool = True
+    """Whether the release of torch is known: from the file, its keys, or the caller."""
 
 
-def read_recording(source: str | Path, device: int | None = None) -> Recording:
+def read_recording(source: str | Path, device: int | None = None, torch: str | None = None) -> Recording:
     """The trace in a file: a snapshot with history, or the JSON form with `events`.
 
-    Raises BadInput for a file without history or one that is broken, UsageError where `device` must be said or is
-    not there, Unavailable where it cannot be read.
+    `torch` is the release, for a file that does not name it. Raises BadInput for a file without history or one that is
+    broken, UsageError where `device` must be said or is not there, Unavailable where it cannot be read.
     """
-    recordings = read_recordings(source, device)
+    recordings = read_recordings(source, device, torch)
     if len(recordings) > 1:
         devices = ", ".join(str(recording.device) for recording in recordings)
         raise UsageError(f"{name_of(source)} holds traces of devices {devices}: say by --device which")
     return recordings[0]
 
 
-def read_recordings(source: str | Path, device: int | None = None) -> list[Recording]:
+def read_recordings(source: str | Path, device: int | None = None, torch: str | None = None) -> list[Recording]:
     """The traces of all devices in a file, or of one. Raises as read_recording does."""
     raw = load(source)
     name = name_of(source)
     if not isinstance(raw, Mapping):
         raise BadInput(f"{name}: a list of segments holds no history; {HOW}")
+    if torch is not None:
+        raw = {**raw, "torch": torch}
     try:
         saved = read_raw(raw)
         if "events" in raw:
@@ -55,6 +61,22 @@ def read_recordings(source: str | Path, device: int | None = None) -> list[Recor
         return _from_snapshot(name, raw, saved, device)
     except BadInput as error:
         raise BadInput(f"{name}: {error}") from None
+
+
+def read_run_of(recording: Recording, limit: int | None, driver: Driver | None = None) -> Run:
+    """The run behind a recording that was made under `limit` (bytes; None is none, or unknown).
+
+    Of unknown releases of torch, the newest whose rules lead to the recorded end is taken. Raises BadInput.
+    """
+    end, driver = recording.end, driver or recording.before
+    releases = [end.settings.torch] if recording.knows_release else [NEWEST, (2, 12), (2, 11)]
+    runs = []
+    for release in releases:
+        settings = replace(end.settings, torch=release)
+        runs.append(read_run(recording.events, Heap(end.segments, settings), driver, limit))
+        if len(releases) > 1 and ends_as_recorded(runs[-1]):
+            return runs[-1]
+    return runs[0]
 
 
 def _from_case(name: str, raw: Mapping[str, Any], saved: Saved, device: int | None) -> Recording:
@@ -65,7 +87,7 @@ def _from_case(name: str, raw: Mapping[str, Any], saved: Saved, device: int | No
         raise BadInput("its events are no list of rows with events_columns")
     driver = replace(saved.driver, free=size_of(raw, "driver_free_before"))
     events = parse_rows(raw["events"], columns)
-    return Recording(name, 0, events, saved.heap, driver, saved.driver.limit, _conf(raw))
+    return Recording(name, 0, events, saved.heap, driver, saved.driver.limit, _conf(raw), saved.knows_release)
 
 
 def _conf(raw: Mapping[str, Any]) -> str:
@@ -87,7 +109,7 @@ def _from_snapshot(name: str, raw: Mapping[str, Any], saved: Saved, device: int 
     return [
         Recording(
             name, index, parse_trace(traces[index]), saved.heap.on_device(index), saved.driver, saved.driver.limit,
-            _conf(raw),
+            _conf(raw), saved.knows_release,
         )
         for index in (recorded if device is None else [device])
     ]  # fmt: skip

@@ -9,6 +9,7 @@ import pytest
 from gpufrag.model.allocatable import Driver
 from gpufrag.model.heap import ALLOCATED, AWAITING, INACTIVE
 from gpufrag.model.settings import Settings
+from gpufrag.model.simulator.addresses import AddressSpace
 from gpufrag.model.simulator.allocator import Allocator
 from gpufrag.model.simulator.blocks import Block
 from gpufrag.model.trace.events import Event
@@ -121,11 +122,33 @@ def test_nothing_is_given_back_during_a_capture() -> None:
     assert allocator.counters.device_frees == 0
 
 
-def test_nothing_is_given_back_for_a_private_pool() -> None:
+@pytest.mark.parametrize(("torch", "flushes"), [((2, 12), False), ((2, 13), True)])
+def test_private_pool_request_flushes_since_2_13(torch: tuple[int, int], flushes: bool) -> None:
+    allocator = limited(40 * MIB, torch=torch)
+    allocator.free(live(allocator, 24 * MIB))
+    assert (allocator.malloc(30 * MIB, pool=GRAPH) is not None) == flushes
+    assert allocator.counters.device_frees == flushes
+
+
+def test_request_in_a_capture_does_not_flush() -> None:
     allocator = limited(40 * MIB)
     allocator.free(live(allocator, 24 * MIB))
+    allocator.capturing = True
     assert allocator.malloc(30 * MIB, pool=GRAPH) is None
-    assert allocator.counters.device_frees == 0
+
+
+@pytest.mark.parametrize(
+    ("torch", "taken"), [((2, 11), "lowest address"), ((2, 12), "oldest block"), ((2, 13), "oldest segment")]
+)
+def test_equal_free_blocks_are_taken_in_the_order_of_the_release(torch: tuple[int, int], taken: str) -> None:
+    places = AddressSpace([(300 * MIB, 20 * MIB), (100 * MIB, 20 * MIB)])
+    allocator = Allocator(Settings(torch=torch), addresses=places)
+    first, second = ([live(allocator, 4 * MIB) for _ in range(5)] for _ in range(2))
+    # the last block of a segment is the one that was made with it: the others were cut off later
+    free = {"oldest segment": first[1], "oldest block": first[4], "lowest address": second[1]}
+    for block in free.values():
+        allocator.free(block)
+    assert live(allocator, 4 * MIB).address == free[taken].address
 
 
 def test_a_shared_block_waits_for_its_stream() -> None:

@@ -33,7 +33,7 @@ def test_it_is_a_sorted_list(actions: list[tuple[str, int]]) -> None:
     found, expected = FreeList(), list[Block]()
     for address, (action, size) in enumerate(actions):
         if action == "add":
-            block = Block(address, size, ARENA)
+            block = Block(address, size, address, ARENA)
             found.add(block)
             expected = sorted([*expected, block], key=key)
         elif action == "take":
@@ -48,7 +48,7 @@ def test_it_is_a_sorted_list(actions: list[tuple[str, int]]) -> None:
 
 def test_a_block_that_is_not_in_the_list_cannot_be_removed() -> None:
     with pytest.raises(KeyError):
-        FreeList().remove(Block(0, 512, ARENA))
+        FreeList().remove(Block(0, 512, 0, ARENA))
 
 
 class Counted(int):
@@ -71,7 +71,7 @@ def comparisons(blocks: int, operations: int = 300) -> float:
     """On average, of one operation among so many blocks."""
     chance, free = random.Random(3), FreeList()
     for address in range(blocks):
-        free.add(Block(address << 30, Counted(512 * chance.randrange(1, 1 << 20)), ARENA))
+        free.add(Block(address << 30, Counted(512 * chance.randrange(1, 1 << 20)), address << 30, ARENA))
     Counted.compared = 0
     for _ in range(operations):
         taken = free.take(Counted(512 * chance.randrange(1, 1 << 19)))

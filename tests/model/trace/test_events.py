@@ -35,7 +35,7 @@ def test_torch_s_trace_is_read() -> None:
     ]
     assert parse_trace(trace) == [
         Event("alloc", 4096, 512, 7),
-        Event("oom", None, 1024, 0),
+        Event("oom", 77, 1024, 0),
         Event("free_requested", 4096, 512, 7, (0, 1)),
     ]
 

@@ -8,11 +8,13 @@ import pytest
 
 from gpufrag.errors import BadInput
 from gpufrag.model.allocatable import Driver
+from gpufrag.model.heap import ALLOCATED, DEFAULT_POOL, Heap, Segment
 from gpufrag.model.settings import Settings
 from gpufrag.model.simulator.allocator import Allocator
 from gpufrag.model.trace.events import Event
 from gpufrag.model.trace.program import AWAIT, COMPLETE, EMPTY, FAIL, FREE, MALLOC, RELEASE, Replay
 from gpufrag.model.trace.reading import read_program
+from gpufrag.model.trace.whatif import ends_as_recorded, read_run
 
 MIB = 1 << 20
 
@@ -170,9 +172,10 @@ def test_a_private_pool_that_gives_back_segments_is_gone() -> None:
     assert replay.allocator.reserved == 0
 
 
-def test_a_small_request_that_failed_is_a_small_one_again() -> None:
-    (operation,) = read_program([Event("oom", None, 2 * MIB, 0)]).operations
-    assert (operation.kind, operation.size) == (FAIL, MIB)
+@pytest.mark.parametrize("size", [1024, MIB, 2 * MIB, 20 * MIB])
+def test_failed_request_keeps_the_recorded_size(size: int) -> None:
+    (operation,) = read_program([Event("oom", None, size, 0)]).operations
+    assert (operation.kind, operation.size) == (FAIL, size)
 
 
 def test_a_replay_can_be_stepped() -> None:
@@ -203,3 +206,44 @@ def test_a_replay_flushes_where_the_program_did() -> None:
     )
     replay.run()
     assert replay.allocator.reserved == 0
+
+
+def failing(free: int) -> list[Event]:
+    """A process of 40 MiB that asks for 30 MiB more while the driver has `free` bytes."""
+    made = Event("segment_alloc", 1 << 30, 40 * MIB, 0)
+    return [made, alloc(1 << 30, 40 * MIB), Event("oom", free, 30 * MIB, 0)]
+
+
+def test_failed_request_sets_the_capacity_of_the_driver() -> None:
+    program = read_program(failing(free=10 * MIB))
+    replay = Replay(program, Allocator())
+    replay.run()
+    assert (replay.allocator.capacity, replay.failed, replay.allocator.counters.ooms) == (50 * MIB, 0, 1)
+
+
+def test_failed_request_with_free_memory_reveals_the_limit() -> None:
+    columns = (40 * MIB,), (40 * MIB,), (ALLOCATED,)
+    heap = Heap((Segment(0, 1 << 30, 0, False, DEFAULT_POOL, False, *columns),))
+    run = read_run(failing(free=1 << 30), heap, Driver())
+    assert run.recorded_limit == 68 * MIB
+    assert ends_as_recorded(run)
+
+
+def test_neighbour_that_takes_memory_explains_a_flush() -> None:
+    """The driver had room for the third segment until another process took it, as the request after it shows."""
+    grown = [Event("segment_alloc", n << 30, 40 * MIB, 0) for n in (1, 2, 3)]
+    requests = [alloc(n << 30, 40 * MIB) for n in (1, 2)]
+    events = [
+        *(grown[0], requests[0], grown[1], requests[1]),
+        Event("oom", 2 * MIB, 100 * MIB, 0),
+        *free(1 << 30),
+        Event("segment_free", 1 << 30, 40 * MIB, 0),
+        grown[2],
+        alloc(3 << 30, 40 * MIB + 512),
+    ]
+    allocator = Allocator(driver=Driver(free=1 << 40))
+    program = read_program(events, allocator=Allocator(driver=Driver(free=1 << 40)))
+    replay = Replay(program, allocator)
+    replay.run()
+    assert allocator.counters.alloc_retries == 2
+    assert program.doubts == {"flush or empty_cache": 1}

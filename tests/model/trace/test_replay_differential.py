@@ -39,7 +39,7 @@ class Case:
 def case(name: str) -> Case:
     with gzip.open(FOLDER / f"{name}.json.gz", "rt", encoding="utf-8") as file:
         raw = json.load(file)
-    heap = parse({"segments": raw["segments"], "allocator_settings": raw["settings"]})
+    heap = parse({"segments": raw["segments"], "allocator_settings": {**raw["settings"], "torch": raw["torch"]}})
     events = parse_rows(raw["events"], raw["events_columns"])
     return Case(raw, heap, events, Driver(raw["driver_free_before"], raw["driver_total"], raw["cap_bytes"]))
 

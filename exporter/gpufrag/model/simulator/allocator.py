@@ -7,14 +7,14 @@ segments, and when the streams have finished with a block.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from ..allocatable import Driver, limited
 from ..heap import ALLOCATED, AWAITING, DEFAULT_POOL, INACTIVE, Heap, Segment
-from ..settings import SMALL_REQUEST, Settings
+from ..settings import MIN_BLOCK, SMALL_REQUEST, Settings
 from ..trace.events import Event
 from .addresses import AddressSpace
-from .blocks import Arena, Block, PoolPair, Totals, add_up, segments_of
+from .blocks import Arena, Block, Ordering, PoolPair, Totals, add_up, segments_of
 from .device import Counters, Device
 from .expandable import reserve
 from .supply import Foreseen, Heads, Supply
@@ -38,10 +38,13 @@ class Allocator:
         self.settings = settings
         self.active = 0
         self.peak_active = 0
-        self._device = Device(limited(driver, settings), addresses or AddressSpace(), observe)
+        self._device = Device(
+            limited(driver, settings), addresses or AddressSpace(), Ordering(settings.tie_break), observe
+        )
         self._supply = supply = Supply(settings, self._device, self._wait)
         self._waiting: dict[Block, None] = {}
-        self._pools, self._round, self._takes_first = supply.pools, supply.round, supply.takes_first  # each malloc's
+        self._pools, self._takes_first = supply.pools, supply.takes_first
+        self._rounds_plainly = not any(settings.roundup_power2_divisions)
 
     @property
     def counters(self) -> Counters:
@@ -59,6 +62,24 @@ class Allocator:
     def driver(self) -> Driver:
         """The driver's reading now."""
         return self._device.driver
+
+    @property
+    def capacity(self) -> int | None:
+        """What the driver has for this process, used and free, in bytes; None is unknown."""
+        return self._device.capacity
+
+    @capacity.setter
+    def capacity(self, capacity: int | None) -> None:
+        self._device.capacity = capacity
+
+    @property
+    def waits(self) -> bool:
+        """Whether freed blocks wait for a stream: a flush ends that."""
+        return bool(self._waiting)
+
+    def flush_sizes(self) -> dict[tuple[int, int], list[int]]:
+        """The sizes of what empty_cache would give back, by pool; without blocks that wait for a stream."""
+        return self._supply.flush_sizes()
 
     @property
     def capturing(self) -> bool:
@@ -97,7 +118,10 @@ class Allocator:
 
     def malloc(self, request: int, stream: int = 0, pool: tuple[int, int] = DEFAULT_POOL) -> Block | None:
         """The block that serves a request of `request` bytes; None is an out-of-memory error."""
-        size = self._round(request)
+        if self._rounds_plainly:
+            size = (request + MIN_BLOCK - 1) // MIN_BLOCK * MIN_BLOCK or MIN_BLOCK
+        else:
+            size = self.settings.round(request)
         pair = self._pools.get(pool) or self.add_pool(pool)
         half = pair.small if size <= SMALL_REQUEST else pair.large
         arena = half.arenas.get(stream) or half.arena(stream)
@@ -107,13 +131,25 @@ class Allocator:
             if block is None:
                 self._device.counters.ooms += 1
                 return None
-        self._activate(block, size, request)
+            arena = block.arena
+            half = arena.pool
+        if block.size - size > half.tail and size < half.splits_below:
+            rest = block.split(size)
+            rest.born = half.age
+            arena.free.add(rest)
+        block.state = ALLOCATED
+        block.requested = request
+        self.active = active = self.active + block.size
+        if active > self.peak_active:
+            self.peak_active = active
         return block
 
-    def malloc_flushed(self, request: int, stream: int, pool: tuple[int, int]) -> Block | None:
-        """The last attempt alone: the cache is flushed and the driver asked; no cached block is looked at."""
+    def malloc_flushed(
+        self, request: int, stream: int, pool: tuple[int, int], released: Sequence[Block] = ()
+    ) -> Block | None:
+        """The last attempt alone, after `released` are given back: flush and ask the driver, ignore the cache."""
         arena, size = self._supply.arena(request, stream, pool)
-        block = self._supply.after_flush(arena, size)
+        block = self._supply.after_flush(arena, size, released)
         if block is not None:
             self._activate(block, size, request)
         return block
@@ -128,10 +164,11 @@ class Allocator:
             raise ValueError(f"the block at {block.address:#x} is {block.state}, not allocated")
         if block.shared:
             block.state = AWAITING
-            block.arena.waiting += block.size
             self._waiting[block] = None
         else:
-            self._retire(block)
+            self.active -= block.size
+            block.state = INACTIVE
+            block.arena.put(block)
 
     def record_stream(self, block: Block, stream: int) -> None:
         """Another stream uses the block: after its free it waits until `complete`."""
@@ -141,8 +178,10 @@ class Allocator:
         """The streams have finished with a freed block. Nothing happens where a flush has waited for it already."""
         if block in self._waiting:
             del self._waiting[block]
-            block.arena.waiting -= block.size
-            self._retire(block)
+            block.shared = False
+            self.active -= block.size
+            block.state = INACTIVE
+            block.arena.put(block)
 
     def empty_cache(self, pool: tuple[int, int] = DEFAULT_POOL) -> None:
         """Waits for all streams and gives free segments and pages back to the driver.
@@ -158,26 +197,21 @@ class Allocator:
 
     def totals(self, small: bool) -> Totals:
         """Sums of the small or the large pools, private ones included, as torch's statistics have them."""
-        return add_up([pair.small if small else pair.large for pair in self._pools.values()])
+        return add_up(self._supply.heads, small)
 
     def private_reserved(self) -> int:
         """Bytes held by CUDA graphs and MemPools."""
         return sum(pair.reserved for pool, pair in self._pools.items() if pool != DEFAULT_POOL)
 
     def _activate(self, block: Block, size: int, request: int) -> None:
-        """Hands out a block, cut to `size` bytes where its pool cuts."""
-        arena = block.arena
-        if block.size - size > arena.pool.tail and size < arena.pool.splits_below:
-            arena.add(block.split(size))
-        size = block.size
+        """Hand out a block, cut to `size` bytes where its pool cuts."""
+        pool = block.arena.pool
+        if block.size - size > pool.tail and size < pool.splits_below:
+            block.arena.add(block.split(size))
         block.state = ALLOCATED
         block.requested = request
-        block.shared = False
-        arena.active += size
-        arena.requested += request
-        self.active = active = self.active + size
-        if active > self.peak_active:
-            self.peak_active = active
+        self.active += block.size
+        self.peak_active = max(self.active, self.peak_active)
 
     def _take_over(self, block: Block) -> None:
         state = block.state
@@ -186,23 +220,16 @@ class Allocator:
             block.shared = True
             self.free(block)
 
-    def _retire(self, block: Block) -> None:
-        arena, size = block.arena, block.size
-        arena.active -= size
-        arena.requested -= block.requested
-        self.active -= size
-        block.state = INACTIVE
-        arena.put(block)
-
-    def _wait(self) -> None:
+    def _wait(self, pool: tuple[int, int]) -> None:
         for block in list(self._waiting):
-            self.complete(block)
+            if pool in (DEFAULT_POOL, block.arena.pool.id):
+                self.complete(block)
 
 
 def adopt(segment: Segment, arena: Arena, device: Device, heads: Heads) -> list[Block]:
     """The segment's blocks, chained, in the states that were recorded; the free ones are in no free list yet."""
     if arena.pool.page is None:
-        run = Block(segment.address, segment.size, arena)
+        run = Block(segment.address, segment.size, device.ordering.of_new_segment(segment.address), arena)
         heads[run] = None
     else:
         run = _mapped(segment, arena, device, heads)

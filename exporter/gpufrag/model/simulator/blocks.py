@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import count
 from typing import NamedTuple
 
-from ..heap import INACTIVE, Segment
-from ..settings import MIN_BLOCK, SMALL_REQUEST, Settings
+from ..heap import ALLOCATED, INACTIVE, Segment
+from ..settings import MIN_BLOCK, SMALL_REQUEST, Settings, TieBreak
 
 ADDRESS_BITS = 64
+ORDER_BITS = 96
 CHUNK = 1024
 UNMAPPED = "unmapped"  # address space of an expandable segment without memory behind it
 UNBOUNDED = 1 << 62
@@ -36,9 +38,9 @@ class FreeList:
         return self.at_least(0)
 
     def add(self, block: Block) -> None:
-        key = block.size << ADDRESS_BITS | block.address
+        key = block.size << ORDER_BITS | block.order
         self._blocks[key] = block
-        at = bisect_left(self._bounds, key)
+        at = bisect_left(self._bounds, key) if self._bounds else 0
         chunk = self._chunks[at]
         insort(chunk, key)
         if len(chunk) > CHUNK:
@@ -46,9 +48,9 @@ class FreeList:
 
     def remove(self, block: Block) -> None:
         """Raises KeyError for a block that is not in the list."""
-        key = block.size << ADDRESS_BITS | block.address
+        key = block.size << ORDER_BITS | block.order
         del self._blocks[key]
-        at = bisect_left(self._bounds, key)
+        at = bisect_left(self._bounds, key) if self._bounds else 0
         chunk = self._chunks[at]
         del chunk[bisect_left(chunk, key)]
         if not chunk:
@@ -56,8 +58,8 @@ class FreeList:
 
     def take(self, size: int) -> Block | None:
         """Removes and returns the first block of `size` bytes or more."""
-        key = size << ADDRESS_BITS
-        at = bisect_left(self._bounds, key)
+        key = size << ORDER_BITS
+        at = bisect_left(self._bounds, key) if self._bounds else 0
         chunk = self._chunks[at]
         index = bisect_left(chunk, key)
         if index == len(chunk):
@@ -72,7 +74,7 @@ class FreeList:
 
     def first(self, size: int) -> Block | None:
         """The first block of `size` bytes or more; it stays in the list."""
-        key = size << ADDRESS_BITS
+        key = size << ORDER_BITS
         at = bisect_left(self._bounds, key)
         chunk = self._chunks[at]
         index = bisect_left(chunk, key)
@@ -82,7 +84,7 @@ class FreeList:
 
     def at_least(self, size: int) -> Iterator[Block]:
         """The blocks of `size` bytes or more, in order. The list must not change while it is read."""
-        key = size << ADDRESS_BITS
+        key = size << ORDER_BITS
         at = bisect_left(self._bounds, key)
         index = bisect_left(self._chunks[at], key)
         for chunk in self._chunks[at:]:
@@ -111,10 +113,11 @@ class Block:
     uses it, so that a free must wait for that stream.
     """
 
-    __slots__ = ("address", "arena", "born", "next", "prev", "region", "requested", "shared", "size", "state")
+    __slots__ = ("address", "arena", "born", "next", "order", "prev", "region", "requested", "shared", "size", "state")
 
-    def __init__(self, address: int, size: int, arena: Arena, region: Region | None = None) -> None:
+    def __init__(self, address: int, size: int, order: int, arena: Arena, region: Region | None = None) -> None:
         self.address = address
+        self.order = order
         self.size = size
         self.arena = arena
         self.region = region
@@ -130,9 +133,19 @@ class Block:
         """Whether it is alone in its segment."""
         return self.prev is None and self.next is None
 
-    def split(self, size: int) -> Block:
-        """Cuts the block to `size` bytes; returns the rest, in the same state, chained behind it."""
-        rest = Block(self.address + size, self.size - size, self.arena, self.region)
+    def split(self, size: int, new_is_rest: bool = False) -> Block:
+        """Cut the block to `size` bytes and return the rest, in the same state, chained behind it.
+
+        Where blocks are numbered by their creation, torch makes a new block of the first part, or of the rest.
+        """
+        numbers = self.arena.pool.numbers
+        if numbers is None:
+            order = self.order + size
+        elif new_is_rest:
+            order = next(numbers)
+        else:
+            order, self.order = self.order, next(numbers)
+        rest = Block(self.address + size, self.size - size, order, self.arena, self.region)
         rest.state = self.state
         rest.prev = self
         rest.next = after = self.next
@@ -151,6 +164,15 @@ class Block:
         if after is not None:
             after.prev = self
 
+    def join_previous(self) -> Block:
+        """Merge the block into the one before it, which is returned; a number by creation goes with it."""
+        before = self.prev
+        assert before is not None
+        if self.arena.pool.numbers is not None:
+            before.order = self.order
+        before.absorb_next()
+        return before
+
 
 class Region:
     """The reserved address space of one expandable segment: pages of it are mapped and unmapped."""
@@ -163,6 +185,23 @@ class Region:
         self.page = page
 
 
+class Ordering:
+    """The order among free blocks of equal size, as a number for each block: see settings.TieBreak.
+
+    A block that begins `n` bytes later in its segment has a number higher by `n`, except where blocks are numbered
+    by their creation: then `numbers` gives the next one.
+    """
+
+    def __init__(self, rule: TieBreak) -> None:
+        self.numbers = count() if rule is TieBreak.OLDEST_BLOCK else None
+        self._segments = count(1) if rule is TieBreak.OLDEST_SEGMENT else None
+
+    def of_new_segment(self, address: int) -> int:
+        if self.numbers is not None:
+            return next(self.numbers)
+        return address if self._segments is None else next(self._segments) << ADDRESS_BITS | address
+
+
 class Pool:
     """The small or the large half of a pool: of the default one, a CUDA graph's or a MemPool's.
 
@@ -170,10 +209,19 @@ class Pool:
     lists; only garbage collection looks at it.
     """
 
-    __slots__ = ("age", "arenas", "id", "page", "small", "splits_below", "tail")
+    __slots__ = ("age", "arenas", "id", "numbers", "page", "small", "splits_below", "tail")
 
-    def __init__(self, settings: Settings, small: bool, pool: tuple[int, int], expandable: bool, whole: bool) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        small: bool,
+        pool: tuple[int, int],
+        expandable: bool,
+        whole: bool,
+        numbers: Iterator[int] | None = None,
+    ) -> None:
         self.id = pool
+        self.numbers = numbers
         self.small = small
         self.page = settings.page_size(small) if expandable else None
         self.age = 0
@@ -202,9 +250,17 @@ class PoolPair:
 
     __slots__ = ("large", "on_oom", "released", "small")
 
-    def __init__(self, settings: Settings, pool: tuple[int, int], expandable: bool, whole: bool, on_oom: bool) -> None:
-        self.small = Pool(settings, True, pool, expandable, whole)
-        self.large = Pool(settings, False, pool, expandable, whole)
+    def __init__(
+        self,
+        settings: Settings,
+        pool: tuple[int, int],
+        expandable: bool,
+        whole: bool,
+        on_oom: bool,
+        numbers: Iterator[int] | None,
+    ) -> None:
+        self.small = Pool(settings, True, pool, expandable, whole, numbers)
+        self.large = Pool(settings, False, pool, expandable, whole, numbers)
         self.on_oom = on_oom
         self.released = False
 
@@ -214,29 +270,33 @@ class PoolPair:
 
 
 class Arena:
-    """A pool's blocks on one stream, with their sums in bytes. A block never changes its arena."""
+    """A pool's blocks on one stream. A block never changes its arena."""
 
-    __slots__ = ("active", "free", "pool", "requested", "reserved", "stream", "unmapped", "waiting")
+    __slots__ = ("free", "pool", "reserved", "stream", "unmapped")
 
     def __init__(self, pool: Pool, stream: int) -> None:
         self.pool = pool
         self.stream = stream
         self.free = FreeList()
         self.unmapped: list[Block] = []  # by address
-        self.reserved = self.active = self.requested = self.waiting = 0
+        self.reserved = 0
 
     def put(self, block: Block) -> Block:
         """Puts a free block into the free list, merged with its free neighbours; returns what it became part of."""
+        free = self.free
         after = block.next
         if after is not None and after.state is INACTIVE:
-            self.free.remove(after)
-            block.absorb_next()
+            free.remove(after)
+            block.size += after.size
+            block.next = beyond = after.next
+            if beyond is not None:
+                beyond.prev = block
         before = block.prev
         if before is not None and before.state is INACTIVE:
-            self.free.remove(before)
-            before.absorb_next()
-            block = before
-        self.add(block)
+            free.remove(before)
+            block = block.join_previous()
+        block.born = self.pool.age
+        free.add(block)
         return block
 
     def add(self, block: Block) -> None:
@@ -255,16 +315,23 @@ class Totals(NamedTuple):
     inactive_split: int
 
 
-def add_up(pools: list[Pool]) -> Totals:
-    arenas = [arena for pool in pools for arena in pool.arenas.values()]
-    active = sum(arena.active for arena in arenas)
-    return Totals(
-        allocated=active - sum(arena.waiting for arena in arenas),
-        active=active,
-        requested=sum(arena.requested for arena in arenas),
-        reserved=sum(arena.reserved for arena in arenas),
-        inactive_split=sum(b.size for arena in arenas for b in arena.free if not b.whole and b.region is None),
-    )
+def add_up(heads: Iterable[Block], small: bool) -> Totals:
+    """The sums over all chains of blocks of the small or the large pools."""
+    allocated = active = requested = reserved = inactive_split = 0
+    for head in heads:
+        block: Block | None = head if head.arena.pool.small == small else None
+        while block is not None:
+            if block.state is not UNMAPPED:
+                reserved += block.size
+                if block.state is not INACTIVE:
+                    active += block.size
+                    requested += block.requested
+                    if block.state is ALLOCATED:
+                        allocated += block.size
+                elif not block.whole and block.region is None:
+                    inactive_split += block.size
+            block = block.next
+    return Totals(allocated, active, requested, reserved, inactive_split)
 
 
 def segments_of(head: Block) -> Iterator[Segment]:

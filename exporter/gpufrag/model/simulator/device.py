@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from ..allocatable import Driver
 from ..trace.events import Event
 from .addresses import AddressSpace
-from .blocks import Arena
+from .blocks import Arena, Ordering
 
 
 @dataclass
@@ -29,20 +29,25 @@ class Device:
     events that torch records.
     """
 
-    def __init__(self, before: Driver, addresses: AddressSpace, observe: Callable[[Event], None] | None) -> None:
+    def __init__(
+        self, before: Driver, addresses: AddressSpace, ordering: Ordering, observe: Callable[[Event], None] | None
+    ) -> None:
         self.limit = before.limit
         self.counters = Counters()
         self.reserved = 0
         self.peak_reserved = 0
         self.addresses = addresses
+        self.ordering = ordering
+        self.capacity = before.free
+        """What the driver has for this process, used and free, in bytes; None is unknown."""
         self._before = before
         self._observe = observe
 
     @property
     def driver(self) -> Driver:
         """The driver's reading now."""
-        before = self._before
-        return before if before.free is None else replace(before, free=before.free - self.reserved)
+        free = None if self.capacity is None else max(0, self.capacity - self.reserved)
+        return replace(self._before, free=free)
 
     def allows(self, size: int) -> bool:
         """Whether the process's limit admits `size` bytes more."""
@@ -50,8 +55,7 @@ class Device:
 
     def holds(self, size: int) -> bool:
         """Whether the driver hands out `size` bytes more."""
-        free = self._before.free
-        return free is None or size <= Driver.usable(free - self.reserved)
+        return self.capacity is None or size <= Driver.usable(self.capacity - self.reserved)
 
     def give(self, arena: Arena, address: int, size: int) -> None:
         self.counters.device_allocs += 1

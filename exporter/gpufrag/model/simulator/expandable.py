@@ -100,10 +100,10 @@ def reserve(arena: Arena, device: Device, heads: dict[Block, None], address: int
     else:
         size = min(size, device.addresses.room_at(address) // page * page)
         device.addresses.take_at(address, size)
-    block = Block(address, size, arena, Region(address, size, page))
+    block = Block(address, size, device.ordering.of_new_segment(address), arena, Region(address, size, page))
     block.state = UNMAPPED
     heads[block] = None
-    arena.unmapped.append(block)
+    _add_unmapped(arena, block)
     return block
 
 
@@ -124,10 +124,23 @@ def _map(block: Block, size: int, device: Device) -> Block | None:
         return None
     arena.unmapped.remove(block)
     if size < block.size:
-        _add_unmapped(arena, block.split(size))
+        _add_unmapped(arena, block.split(size, new_is_rest=True))
     block.state = INACTIVE
     device.give(arena, block.address, size)
     return arena.put(block)
+
+
+def bytes_of_free_pages(block: Block) -> int:
+    first, last = _free_pages(block)
+    return max(0, last - first)
+
+
+def _free_pages(block: Block) -> tuple[int, int]:
+    """Begin and end of the whole pages inside a block, as offsets into its segment."""
+    region = block.region
+    assert region is not None
+    start = block.address - region.address
+    return -(-start // region.page) * region.page, (start + block.size) // region.page * region.page
 
 
 def shrink(block: Block, device: Device, heads: dict[Block, None]) -> None:
@@ -135,17 +148,16 @@ def shrink(block: Block, device: Device, heads: dict[Block, None]) -> None:
     arena, region = block.arena, block.region
     assert region is not None
     start = block.address - region.address
-    first = -(-start // region.page) * region.page
-    last = (start + block.size) // region.page * region.page
+    first, last = _free_pages(block)
     if first >= last:
         return
     arena.free.remove(block)
-    if last < start + block.size:
-        arena.add(block.split(last - start))
     if first > start:
         before = block
         block = block.split(first - start)
         arena.add(before)
+    if block.size > last - first:
+        arena.add(block.split(last - first, new_is_rest=True))
     device.take_back(arena, block.address, block.size)
     block = _join_unmapped(block)
     if block.whole:
@@ -164,8 +176,7 @@ def _join_unmapped(block: Block) -> Block:
         block.absorb_next()
     if before is not None and before.state is UNMAPPED:
         unmapped.remove(before)
-        before.absorb_next()
-        block = before
+        block = block.join_previous()
     return block
 
 

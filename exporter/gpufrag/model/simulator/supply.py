@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from ..heap import DEFAULT_POOL
-from ..settings import MIN_BLOCK, SMALL_REQUEST, Settings
+from ..settings import SMALL_REQUEST, Settings
 from . import expandable
 from .blocks import Arena, Block, Pool, PoolPair
 from .device import Device
-from .expandable import shrink
+from .expandable import bytes_of_free_pages, shrink
 
 Heads = dict[Block, None]
 """The first block of each segment, in the order of addresses."""
@@ -87,17 +87,16 @@ class Foreseen(NamedTuple):
 class Supply:
     """The pools, the free segments, and torch's chain of attempts to serve a request.
 
-    `wait` waits until all streams have finished with the blocks that were freed. `takes_first` is whether the
-    smallest block that fits is the one to take, with no further rule.
+    `wait` waits until all streams have finished with the freed blocks of a pool; of all pools for the default one.
+    `takes_first` is whether the smallest block that fits is the one to take, with no further rule.
     """
 
-    def __init__(self, settings: Settings, device: Device, wait: Callable[[], None]) -> None:
+    def __init__(self, settings: Settings, device: Device, wait: Callable[[tuple[int, int]], None]) -> None:
         self.settings = settings
         self.device = device
         self.capturing = False
         self.pools: dict[tuple[int, int], PoolPair] = {}
         self.heads: Heads = {}
-        self.round = settings.round if max(settings.roundup_power2_divisions) > 1 else _round_plainly
         self._wait = wait
         self._collects = settings.garbage_collection_threshold > 0 and device.limit is not None
         self.takes_first = settings.max_split_size is None and not (settings.expandable_segments or self._collects)
@@ -108,12 +107,12 @@ class Supply:
     ) -> PoolPair:
         """See Allocator.add_pool."""
         grows = self.settings.expandable_segments and not plain
-        pair = self.pools[pool] = PoolPair(self.settings, pool, grows, whole, on_oom)
+        pair = self.pools[pool] = PoolPair(self.settings, pool, grows, whole, on_oom, self.device.ordering.numbers)
         return pair
 
     def arena(self, request: int, stream: int, pool: tuple[int, int]) -> tuple[Arena, int]:
         """Where a request belongs, and its rounded size."""
-        size = self.round(request)
+        size = self.settings.round(request)
         pair = self.pools.get(pool) or self.add_pool(pool)
         return (pair.small if size <= SMALL_REQUEST else pair.large).arena(stream), size
 
@@ -164,32 +163,47 @@ class Supply:
             block = self.after_flush(arena, size)
         return block
 
-    def after_flush(self, arena: Arena, size: int) -> Block | None:
+    def after_flush(self, arena: Arena, size: int, released: Sequence[Block] = ()) -> Block | None:
+        self._give_back(released)
         self.empty(DEFAULT_POOL)
         self.device.counters.alloc_retries += 1
         return self._new(arena, size)
 
     def empty(self, pool: tuple[int, int]) -> None:
         """See Allocator.empty_cache."""
-        self.device.counters.stream_syncs += 1
-        self._wait()
-        default = self.pools[DEFAULT_POOL]
-        freeable = [pair for id, pair in self.pools.items() if pair.released and pool in (DEFAULT_POOL, id)]
-        halves = [half for pair in freeable for half in (pair.small, pair.large)]
         if pool == DEFAULT_POOL:
-            halves = [default.large, default.small, *halves]
-        flush(halves, self.device, self.heads)
+            self.device.counters.stream_syncs += 1
+        self._wait(pool)
+        flush(self._flushed(pool), self.device, self.heads)
+
+    def flush_sizes(self) -> dict[tuple[int, int], list[int]]:
+        """The sizes of the segments and pages that a flush would give back now, by pool."""
+        sizes: dict[tuple[int, int], list[int]] = {}
+        for half in self._flushed(DEFAULT_POOL):
+            found = sizes.setdefault(half.id, [])
+            for block in (block for arena in half.arenas.values() for block in arena.free):
+                size = (block.size if block.whole else 0) if half.page is None else bytes_of_free_pages(block)
+                if size:
+                    found.append(size)
+        return sizes
+
+    def _flushed(self, pool: tuple[int, int]) -> list[Pool]:
+        """The pools that empty_cache(pool) looks at."""
+        ended = [pair for id, pair in self.pools.items() if pair.released and pool in (DEFAULT_POOL, id)]
+        halves = [half for pair in ended for half in (pair.small, pair.large)]
+        default = self.pools[DEFAULT_POOL]
+        return [default.large, default.small, *halves] if pool == DEFAULT_POOL else halves
 
     def _may_flush(self, arena: Arena) -> bool:
         """Not in a capture, which is where graphs allocate; before torch 2.13 not for a MemPool either."""
-        return not self.capturing and arena.pool.id == DEFAULT_POOL
+        return not self.capturing and (arena.pool.id == DEFAULT_POOL or self.settings.torch >= (2, 13))
 
     def _too_old(self) -> list[Block]:
         if not self._collects:
             return []
         return too_old(self.pools[DEFAULT_POOL].large, self.settings.garbage_collection_threshold, self.device)
 
-    def _give_back(self, blocks: list[Block]) -> None:
+    def _give_back(self, blocks: Sequence[Block]) -> None:
         for block in blocks:
             release_segment(block, self.device, self.heads)
 
@@ -223,12 +237,8 @@ class Supply:
             return expandable.grow(arena, size, self.device, self.heads)
         if not self.device.holds(request):
             return None
-        block = Block(self.device.addresses.take(request), request, arena)
+        address = self.device.addresses.take(request)
+        block = Block(address, request, self.device.ordering.of_new_segment(address), arena)
         self.heads[block] = None
         self.device.give(arena, block.address, request)
         return block
-
-
-def _round_plainly(request: int) -> int:
-    """Settings.round where roundup_power2_divisions is off: on the path of every request, so it is kept short."""
-    return (request + MIN_BLOCK - 1) // MIN_BLOCK * MIN_BLOCK or MIN_BLOCK

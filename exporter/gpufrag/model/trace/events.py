@@ -18,15 +18,15 @@ SHRINKS = frozenset(("segment_free", "segment_unmap"))
 PASSED_OVER = frozenset(("snapshot", "annotate", "user_defined"))
 EMPTY_CACHE = "empty_cache"  # not torch's: the call of that name is what follows
 RETRY = "retry"  # not torch's: the request that follows flushes the cache
-WITHOUT_ADDRESS = frozenset((OOM, EMPTY_CACHE, RETRY))
-ACTIONS = frozenset((ALLOC, FREE_REQUESTED, FREE_COMPLETED)) | GROWS | SHRINKS | WITHOUT_ADDRESS
+WITHOUT_ADDRESS = frozenset((EMPTY_CACHE, RETRY))
+ACTIONS = frozenset((ALLOC, FREE_REQUESTED, FREE_COMPLETED, OOM)) | GROWS | SHRINKS | WITHOUT_ADDRESS
 
 
 class Event(NamedTuple):
     """One entry of a trace. size is bytes: as requested for alloc and free, rounded for oom, whole segments else.
 
-    An oom has no address, nor have the two marks that torch's own traces lack: EMPTY_CACHE and RETRY stand at the
-    beginning of a call, before all that happened in it.
+    The address of an oom is the driver's free memory in bytes, None where it is not known. Two marks that torch's own
+    traces lack have no address: EMPTY_CACHE and RETRY stand at the beginning of a call, before all that happened in it.
     """
 
     action: str
@@ -68,7 +68,7 @@ def parse_trace(entries: Iterable[Mapping[str, Any]]) -> list[Event]:
             action = entry["action"]
             if action in PASSED_OVER:
                 continue
-            address = None if action == OOM else entry["addr"]
+            address = entry.get("device_free") if action == OOM else entry["addr"]
             pool = entry.get("pool_id") or DEFAULT_POOL
             if action in SHRINKS and _is_asked(entry) and not (events and events[-1].action in SHRINKS):
                 events.append(Event(EMPTY_CACHE, None, 0, 0))
@@ -93,7 +93,11 @@ def _checked(index: int, action: Any, address: Any, size: Any, stream: Any, pool
         address = None
     if pool is not DEFAULT_POOL:
         pool = tuple(pool)
-    right = _whole(size) and _whole(stream) and (_whole(address) if action not in WITHOUT_ADDRESS else True)
+    right = (
+        _whole(size)
+        and _whole(stream)
+        and (_whole(address) if action not in WITHOUT_ADDRESS and (action != OOM or address is not None) else True)
+    )
     if not right or len(pool) != 2 or not (_whole(pool[0]) and _whole(pool[1])):
         raise BadInput(f"event {index} ({action}) has an address, size, stream or pool that is no whole number >= 0")
     return Event(action, address, size, stream, pool)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from ...errors import BadInput
 from ..heap import ALLOCATED, AWAITING, DEFAULT_POOL, INACTIVE, Heap, Segment
 from ..settings import SMALL_REQUEST, SMALL_SEGMENT, Settings
-from .events import ALLOC, FREE_COMPLETED, FREE_REQUESTED, GROWS, SHRINKS, Event
+from .events import ALLOC, FREE_COMPLETED, FREE_REQUESTED, GROWS, OOM, SHRINKS, Event
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def rewind(events: Sequence[Event], end: Heap) -> Beginning:
     pooled = list(events)
     for index in range(len(events) - 1, -1, -1):
         event = events[index]
-        if event.address is None:
+        if event.address is None or event.action == OOM:
             continue
         if pools_open and event.action not in SHRINKS:
             pooled[index] = event._replace(pool=ranges.pool_at(event.address))

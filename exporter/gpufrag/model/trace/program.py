@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ..simulator.allocator import Allocator
 from ..simulator.blocks import Block
 
-MALLOC, FREE, AWAIT, COMPLETE, FAIL, EMPTY, RELEASE = range(7)
+MALLOC, FREE, AWAIT, COMPLETE, FAIL, EMPTY, RELEASE, CAPACITY, FAIL_IN_CAPTURE = range(9)
 
 
 class Operation(NamedTuple):
-    """One thing that the program did.
+    """One thing that the program did, or that happened to it.
 
-    kind: MALLOC; FREE (at once); AWAIT (a free that waits for other streams) and its COMPLETE; FAIL (a request
-    that the recorded allocator refused); EMPTY (empty_cache: of everything, or of one private pool that is
-    released); RELEASE (a private pool's owner is gone). `allocation` numbers the allocations of the program from
-    0; size is bytes.
+    kind: MALLOC; FREE (at once); AWAIT (a free that waits for other streams) and its COMPLETE; FAIL (a request that
+    the recorded allocator refused), FAIL_IN_CAPTURE (the same without a flush); EMPTY (empty_cache: of everything, or
+    of one private pool that is released); RELEASE (a private pool's owner is gone); CAPACITY (from now on the driver
+    has `size` bytes for this process, used and free). `allocation` numbers the allocations of the program from 0; size
+    is bytes.
     """
 
     kind: int
@@ -32,14 +33,18 @@ class Operation(NamedTuple):
 class Program:
     """The operations behind a trace.
 
-    `strangers` counts frees of blocks that were older than the trace. `inferred` counts flushes of which the trace
-    does not say whether the program asked for them (empty_cache) or the allocator made them on its own.
+    `strangers` counts frees of blocks that were older than the trace. `doubts` counts, by kind, requests of which the
+    trace does not show whether they flushed the cache: the number of retries is uncertain by as many.
     """
 
     operations: Sequence[Operation]
     allocations: int
     strangers: int = 0
-    inferred: int = 0
+    doubts: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def inferred(self) -> int:
+        return sum(self.doubts.values())
 
 
 class Replay:
@@ -98,6 +103,12 @@ class Replay:
         kind, allocation, size, stream, pool = operation
         if kind == FAIL:
             self._fail(size, stream, pool)
+        elif kind == FAIL_IN_CAPTURE:
+            capturing, self.allocator.capturing = self.allocator.capturing, True
+            self._fail(size, stream, pool)
+            self.allocator.capturing = capturing
+        elif kind == CAPACITY:
+            self.allocator.capacity = size
         elif kind == AWAIT:
             self._await(allocation)
         elif kind == COMPLETE:

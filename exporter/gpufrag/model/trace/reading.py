@@ -2,24 +2,43 @@
 
 A trace mixes what the program asked for (alloc, free) with what the allocator made of it under the settings of
 that run (segments, retries). `read_program` keeps the first: the operations that can be replayed under any
-settings.
+settings. Where a trace leaves open what happened, a simulated allocator (the twin) tries the explanations: only one
+of them usually makes it do what was recorded. The others are counted as doubts.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from itertools import takewhile
 
 from ...errors import BadInput
 from ..allocatable import Driver
 from ..heap import DEFAULT_POOL
-from ..settings import MIN_BLOCK, SMALL_REQUEST, SMALL_SEGMENT, Settings
+from ..settings import SEGMENT_GRID, Settings
 from ..simulator.addresses import AddressSpace
 from ..simulator.allocator import Allocator
 from ..simulator.blocks import Block
 from ..simulator.supply import Foreseen
-from .events import ALLOC, EMPTY_CACHE, FREE_COMPLETED, FREE_REQUESTED, OOM, RETRY, SHRINKS, Event
-from .program import AWAIT, COMPLETE, EMPTY, FAIL, FREE, MALLOC, RELEASE, Operation, Program, Replay
+from .events import ALLOC, EMPTY_CACHE, FREE_COMPLETED, FREE_REQUESTED, GROWS, OOM, RETRY, SHRINKS, Event
+from .program import (
+    AWAIT,
+    CAPACITY,
+    COMPLETE,
+    EMPTY,
+    FAIL,
+    FAIL_IN_CAPTURE,
+    FREE,
+    MALLOC,
+    RELEASE,
+    Operation,
+    Program,
+    Replay,
+)  # fmt: skip
+
+FLUSH_OR_EMPTY_CACHE = "flush or empty_cache"
+FLUSH_OR_COLLECTION = "flush or garbage collection"
+FLUSH_OR_CAPTURE = "flush or CUDA graph capture"
 
 
 def read_program(
@@ -30,14 +49,14 @@ def read_program(
     allocator: Allocator | None = None,
     made: Sequence[Block] = (),
 ) -> Program:
-    """The program behind a trace that was recorded under `settings` and `limit` (bytes; None is none).
+    """Return the program behind a trace that was recorded under `settings` and `limit` (bytes; None is none).
 
-    `allocator` tells more than these two: it is as the recorded one was after the first `made` allocations, and is
-    used up. Raises BadInput, naming the event, where a block is allocated twice.
+    `allocator` can be given instead: in the state of the recorded one after the first `made` allocations; it is used
+    up. Raises BadInput, naming the event, where a block is allocated twice.
     """
     if allocator is None:
         allocator = Allocator(settings, Driver(limit=limit), AddressSpace(places(events)))
-    reader = _Reader(events, Writer(allocator, made), allocator.settings)
+    reader = _Reader(events, allocator, made)
     for index, event in enumerate(events):
         reader.read(index, event)
     return reader.program()
@@ -48,8 +67,8 @@ def places(events: Sequence[Event]) -> list[tuple[int, int]]:
     return [(event.address or 0, event.size) for event in events if event.action == "segment_alloc"]
 
 
-def _tells_completions(events: Sequence[Event]) -> bool:
-    """Torch can be told to leave out an action. Then addresses are used again that are never said to be free."""
+def _has_completions(events: Sequence[Event]) -> bool:
+    """Whether the trace records free_completed: an action can be left out, and then addresses come back without it."""
     freed: set[int | None] = set()
     for event in events:
         if event.action == FREE_COMPLETED:
@@ -62,24 +81,32 @@ def _tells_completions(events: Sequence[Event]) -> bool:
 
 
 class _Reader:
-    """Follows a trace; what happens between two calls of the program is held back until the second is known."""
+    """Follows a trace. What happens between two calls of the program is held back until the second is known."""
 
-    def __init__(self, events: Sequence[Event], writer: Writer, settings: Settings) -> None:
+    def __init__(self, events: Sequence[Event], allocator: Allocator, made: Sequence[Block]) -> None:
         self._events = events
-        self._writer = writer
-        self._settings = settings
-        self._tells_completions = _tells_completions(events)
+        self._has_completions = _has_completions(events)
         self._allocations = self._strangers = 0
+        self._doubts: Counter[str] = Counter()
         self._live: dict[int, Operation] = {}
         self._waiting: dict[int, Operation] = {}
-        self._between = Between()
-        self._held_back = False
+        self._trail: list[Operation | Event] = []
+        """What happened since the last call: completed blocks (as operations) and segments that went (as events)."""
+        self._retried = False
         self._emptying = False
+        self._reserved = allocator.reserved
+        self._capacity = allocator.capacity
+        self._capacity_changes = False
+        self._grown = self._least = 0
+        """What the driver must have had for this process, by the segments that were made since the last call."""
+        self._capture_pools: set[tuple[int, int]] = set()
+        self._operations: list[Operation] = []
+        self._allocator = allocator
+        self._twin = Replay(Program(self._operations, 0), allocator, made)
 
     def program(self) -> Program:
         self._no_request()
-        writer = self._writer
-        return Program(tuple(writer.operations), self._allocations, self._strangers, writer.inferred)
+        return Program(tuple(self._operations), self._allocations, self._strangers, dict(self._doubts))
 
     def read(self, index: int, event: Event) -> None:
         action = event.action
@@ -89,17 +116,25 @@ class _Reader:
             self._free(index, event)
         elif action == FREE_COMPLETED:
             self._complete(index, event)
+        elif action in GROWS:
+            size = -(-event.size // SEGMENT_GRID) * SEGMENT_GRID + SEGMENT_GRID
+            self._least = max(self._least, self._reserved + size)
+            self._reserved += event.size
+            self._grown += event.size
         elif action in SHRINKS:
-            self._shrink(event)
+            self._reserved -= event.size
+            if not self._emptying:
+                self._trail.append(event)
         elif action == OOM:
-            self._fail(event)
+            failed = Operation(FAIL, self._allocations, event.size, event.stream, event.pool)
+            self._request(failed, None if event.address is None else event.address + self._reserved)
         elif action == EMPTY_CACHE:
             self._no_request()
-            self._writer.empty(DEFAULT_POOL)
+            self._operations.append(Operation(EMPTY, 0, 0, 0, DEFAULT_POOL))
             self._emptying = True
         elif action == RETRY:
             self._no_request()
-            self._between, self._held_back = Between(retried=True), True
+            self._retried = True
 
     def _alloc(self, index: int, event: Event) -> None:
         address = event.address
@@ -112,17 +147,8 @@ class _Reader:
         self._live[address] = operation
         self._request(operation)
 
-    def _fail(self, event: Event) -> None:
-        """Torch tells the size of the segment that it could not have; those of many requests are larger than these."""
-        size = event.size
-        if size == self._settings.segment_size(SMALL_REQUEST + MIN_BLOCK):
-            size -= MIN_BLOCK
-        elif size == SMALL_SEGMENT:
-            size = SMALL_REQUEST
-        self._request(Operation(FAIL, self._allocations, size, event.stream, event.pool))
-
     def _free(self, index: int, event: Event) -> None:
-        if self._held_back:
+        if self._trail:
             self._no_request()
         self._emptying = False
         assert event.address is not None
@@ -130,15 +156,15 @@ class _Reader:
         if operation is None:
             self._strangers += 1
         elif self._is_done_at_once(index, event.address):
-            self._writer.operations.append(Operation(FREE, *operation[1:]))
+            self._operations.append(Operation(FREE, *operation[1:]))
         else:
             self._waiting[event.address] = operation
-            self._writer.operations.append(Operation(AWAIT, *operation[1:]))
+            self._operations.append(Operation(AWAIT, *operation[1:]))
 
     def _is_done_at_once(self, index: int, address: int) -> bool:
         """Whether no flush can have come in between, so that nothing needs to be held back."""
         following = self._events[index + 1 : index + 3]
-        if not self._tells_completions:
+        if not self._has_completions:
             return True
         if len(following) < 2 or following[0].address != address or following[0].action != FREE_COMPLETED:
             return False
@@ -150,134 +176,180 @@ class _Reader:
             self._free(index, event)
         operation = self._waiting.pop(event.address, None)
         if operation is not None:
-            between = self._between
-            (between.late if between.gone else between.done).append(operation)
-            self._held_back = True
-
-    def _shrink(self, event: Event) -> None:
-        if not self._emptying:
-            self._between.gone.append(event)
-            self._held_back = True
-
-    def _request(self, operation: Operation) -> None:
-        self._allocations += 1
-        if self._held_back:
-            self._writer.request(operation, self._between)
-            self._between, self._held_back = Between(), False
-        else:
-            self._writer.operations.append(operation)
-        self._emptying = False
+            self._trail.append(operation)
 
     def _no_request(self) -> None:
-        self._writer.no_request(self._between)
-        self._between, self._held_back = Between(), False
+        """The next call is no request: what went, went because the program called empty_cache."""
+        trail, self._trail, self._retried = self._trail, [], False
+        if trail:
+            self._append_completed(item for item in trail if isinstance(item, Operation))
+            self._append_emptied([item for item in trail if isinstance(item, Event)])
 
-
-@dataclass(frozen=True)
-class Between:
-    """What a trace tells between two calls of the program.
-
-    `done` are the blocks that were completed, `late` those that were so after a segment had gone, which happens in
-    a flush only; `gone` are the segments. `retried` is whether the trace says that the request flushed.
-    """
-
-    done: list[Operation] = field(default_factory=list)
-    late: list[Operation] = field(default_factory=list)
-    gone: list[Event] = field(default_factory=list)
-    retried: bool = False
-
-
-class Writer:
-    """The operations behind a trace, in order. A twin of the recorded allocator follows them where it is asked."""
-
-    def __init__(self, allocator: Allocator, made: Sequence[Block]) -> None:
-        self.operations: list[Operation] = []
-        self.inferred = 0
-        self._twin = Replay(Program(self.operations, 0), allocator, made)
-
-    def no_request(self, between: Between) -> None:
-        """What went, went because the program said so."""
-        self._complete(between.done + between.late)
-        self._release(between.gone)
-        if between.gone:
-            pools = {event.pool for event in between.gone}
-            self.empty(pools.pop() if len(pools) == 1 else DEFAULT_POOL)
-
-    def empty(self, pool: tuple[int, int]) -> None:
-        self.operations.append(Operation(EMPTY, 0, 0, 0, pool))
-
-    def request(self, operation: Operation, between: Between) -> None:
-        """A MALLOC or FAIL, and what came before it or was part of it."""
-        if between.gone or between.retried or (between.done and operation.kind == FAIL):
-            self._settle(operation, between)
+    def _request(self, operation: Operation, capacity: int | None = None) -> None:
+        """A MALLOC or FAIL, after what is in the trail. `capacity` is what the driver had for the process, if known."""
+        self._allocations += 1
+        self._emptying = False
+        least, self._least = self._least, 0
+        if self._capacity is not None and least > self._capacity:
+            self._capacity_changes = True
+            self._set_capacity(least)
+        if operation.kind == FAIL or self._retried or any(isinstance(item, Event) for item in self._trail):
+            self._settle(operation, capacity)
         else:
-            self._complete(between.done)
-            self.operations.append(operation)
+            self._append_completed(self._trail)  # type: ignore[arg-type]
+            self._operations.append(operation)
+        self._trail, self._retried, self._grown = [], False, 0
 
-    def _settle(self, operation: Operation, between: Between) -> None:
-        early, foreseen = self._split(operation, between)
-        self._complete(between.done[:early])
-        if foreseen is None:
-            self.no_request(Between(late=between.late, gone=between.gone))
-            self.operations.append(operation)
+    def _settle(self, operation: Operation, capacity: int | None) -> None:
+        """Find which explanation of the trail makes the twin do what was recorded, and append it."""
+        self._twin.run()
+        failed = operation.kind == FAIL
+        if capacity is not None and capacity != self._capacity:
+            self._capacity_changes |= self._capacity is not None
+            self._set_capacity(capacity)
+            self._twin.run()
+        foreseen = self._allocator.foresee(*operation[2:])
+        released = [] if foreseen is None else [block.size for block in foreseen.released]
+        if not released or released != [item.size for item in self._trail if isinstance(item, Event)][: len(released)]:
+            self._append_emptied_pools()
+        gone = [item for item in self._trail if isinstance(item, Event)]
+        completed = [item for item in self._trail if isinstance(item, Operation)]
+        first = self._trail.index(gone[0]) if gone else len(self._trail)
+        done, late = completed[:first], completed[first:]
+        early, foreseen = self._explain(operation, done, gone, late)
+        if foreseen is None and failed and not gone and not late:
+            self._append_completed(done)
+            self._operations.append(operation._replace(kind=FAIL_IN_CAPTURE))
+            self._twin.run()
+            self._capture_pools.add(operation.pool)
             return
-        self.inferred += bool(between.gone) and not between.retried
-        self._release(between.gone[len(foreseen.released) :])
+        if foreseen is None and gone and not failed and self._grown and self._capacity is not None:
+            self._doubts[FLUSH_OR_EMPTY_CACHE] += 1
+            if self._capacity_changes:
+                early, foreseen = self._explain_by_capacity(operation, done, gone, late)
+        if foreseen is None:
+            self._append_completed([*done, *late])
+            self._append_emptied(gone)
+            self._operations.append(operation)
+            return
+        if foreseen.flushes and not self._retried:
+            if not failed:
+                self._doubts[FLUSH_OR_EMPTY_CACHE] += 1
+            elif not self._trail and (operation.pool != DEFAULT_POOL or self._capture_pools):
+                self._doubts[FLUSH_OR_CAPTURE] += 1
+        self._append_completed(done[:early])
+        self._append_released(gone[len(foreseen.released) :])
         if foreseen.flushes:
-            self._flush_twin(operation)
-        self.operations.append(operation)
-        self._complete(between.done[early:] + between.late)
+            self._flush_twin(operation, foreseen.released)
+        self._operations.append(operation)
+        if not foreseen.flushes:
+            self._twin.run()
+        self._append_completed([*done[early:], *late])
         if foreseen.flushes:
-            self._twin.position = len(self.operations)
+            self._twin.position = len(self._operations)
 
-    def _split(self, operation: Operation, between: Between) -> tuple[int, Foreseen | None]:
-        """How many of the completed blocks were so before the request: as many as agree with what was recorded.
+    def _explain_by_capacity(
+        self, operation: Operation, done: Sequence[Operation], gone: Sequence[Event], late: Sequence[Operation]
+    ) -> tuple[int, Foreseen | None]:
+        """The same where another process may have taken the driver's memory, so that the first attempt failed."""
+        before = self._capacity
+        self._set_capacity(self._reserved + sum(event.size for event in gone))
+        self._twin.run()
+        found = self._explain(operation, done, gone, late)
+        if found[1] is None:
+            self._operations.pop()
+            self._twin.position -= 1
+            self._capacity = self._allocator.capacity = before
+        return found
 
-        Beside it what the request gave back; None where the allocator would not have done that on its own. The
-        twin has completed all of them then.
+    def _explain(
+        self, operation: Operation, done: Sequence[Operation], gone: Sequence[Event], late: Sequence[Operation]
+    ) -> tuple[int, Foreseen | None]:
+        """Return how many of the completed blocks were so before the request, and what the request gave back.
+
+        The second is None where the allocator would not have done what was recorded on its own. The twin has completed
+        all blocks of the trail then.
         """
-        early, explanation = len(between.done), None
-        self._twin.run()
-        for count in range(len(between.done) + 1):
-            foreseen = self._twin.allocator.foresee(*operation[2:])
-            if foreseen is not None and _agrees(foreseen, between, operation.kind == FAIL):
-                early, explanation = count, foreseen
-            if count < len(between.done):
-                self._twin.complete(between.done[count].allocation)
-        if explanation is None and between.retried:
+        sizes = [event.size for event in gone]
+        flush: tuple[int, Foreseen] | None = None
+        for count in range(len(done) + 1):
+            foreseen = self._allocator.foresee(*operation[2:])
+            released = [] if foreseen is None else [block.size for block in foreseen.released]
+            if foreseen is not None and foreseen.flushes and sizes[: len(released)] == released:
+                flush = count, foreseen
+            if count < len(done):
+                self._twin.complete(done[count].allocation)
+        plain = foreseen is not None and not foreseen.flushes and sizes == released and not late and not self._retried
+        for later in late:
+            self._twin.complete(later.allocation)
+        if flush is not None and not self._is_flush(flush[1], gone, operation.kind == FAIL):
+            flush = None
+        if plain and flush is not None:
+            self._doubts[FLUSH_OR_COLLECTION] += 1
+        if plain:
+            return len(done), foreseen
+        if flush is None and self._retried:
             return 0, Foreseen([], True)
-        return early, explanation
+        return (len(done), None) if flush is None else flush
 
-    def _flush_twin(self, operation: Operation) -> None:
-        """The twin does the request as one that flushes, whatever it finds in its cache now."""
+    def _is_flush(self, foreseen: Foreseen, gone: Sequence[Event], failed: bool) -> bool:
+        """Whether a flush explains the segments that went; asked when all blocks of the trail are completed."""
+        expected = self._allocator.flush_sizes()
+        for block in foreseen.released:
+            sizes = expected.get(block.arena.pool.id, [])
+            if block.size in sizes:
+                sizes.remove(block.size)
+        rest = gone[len(foreseen.released) :]
+        complete = all(
+            sorted(sizes) == sorted(event.size for event in rest if event.pool == pool)
+            for pool, sizes in expected.items()
+        )
+        return complete and not self._allocator.waits and (failed or bool(gone))
+
+    def _flush_twin(self, operation: Operation, released: Sequence[Block]) -> None:
+        """Make the twin do the request as one that flushes, whatever it finds in its cache now."""
         self._twin.run()
-        allocator = self._twin.allocator
-        block = allocator.malloc_flushed(*operation[2:])
-        if block is not None and operation.kind == FAIL:
-            allocator.free(block)
+        failed = operation.kind == FAIL
+        block = self._allocator.malloc_flushed(*operation[2:], released)
+        if block is not None and failed:
+            self._allocator.free(block)
             block = None
         self._twin.blocks.append(block)
 
-    def _release(self, gone: Iterable[Event]) -> None:
+    def _set_capacity(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._operations.append(Operation(CAPACITY, 0, capacity, 0, DEFAULT_POOL))
+
+    def _append_emptied_pools(self) -> None:
+        """Private segments that went before others: a MemPool or graph ended. A flush begins with the default pool."""
+        events = [item for item in self._trail if isinstance(item, Event)]
+        ended = list(takewhile(lambda event: event.pool != DEFAULT_POOL, events))
+        if not ended or len(ended) == len(events):
+            return
+        end = self._trail.index(ended[-1]) + 1
+        self._append_completed(item for item in self._trail[:end] if isinstance(item, Operation))
+        for pool in dict.fromkeys(event.pool for event in ended):
+            self._append_emptied([event for event in ended if event.pool == pool])
+        self._trail = self._trail[end:]
+        self._twin.run()
+
+    def _append_emptied(self, gone: Sequence[Event]) -> None:
+        """The empty_cache that gave these segments back: of all pools, or of a private one that has ended."""
+        self._append_released(gone)
+        if gone:
+            pools = {event.pool for event in gone}
+            pool = pools.pop() if len(pools) == 1 else DEFAULT_POOL
+            self._operations.append(Operation(EMPTY, 0, 0, 0, pool))
+
+    def _append_released(self, gone: Iterable[Event]) -> None:
         """A private pool gives its segments back when its graph or MemPool is gone."""
         pools = dict.fromkeys(event.pool for event in gone if event.pool != DEFAULT_POOL)
-        self.operations += [Operation(RELEASE, 0, 0, 0, pool) for pool in pools]
+        self._operations += [Operation(RELEASE, 0, 0, 0, pool) for pool in pools]
 
-    def _complete(self, done: Iterable[Operation]) -> None:
+    def _append_completed(self, done: Iterable[Operation]) -> None:
         for operation in done:
-            last = self.operations[-1]
+            last = self._operations[-1]
             if last.kind == AWAIT and last.allocation == operation.allocation:
-                self.operations[-1] = operation._replace(kind=FREE)
+                self._operations[-1] = operation._replace(kind=FREE)
             else:
-                self.operations.append(operation._replace(kind=COMPLETE))
-
-
-def _agrees(foreseen: Foreseen, between: Between, failed: bool) -> bool:
-    """Whether what a request would give back is what was recorded."""
-    gone = [event.size for event in between.gone]
-    released = [block.size for block in foreseen.released]
-    if gone[: len(released)] != released:
-        return False
-    if foreseen.flushes:
-        return failed or bool(gone)
-    return len(gone) == len(released) and not between.late and not between.retried
+                self._operations.append(operation._replace(kind=COMPLETE))

@@ -12,8 +12,8 @@ from ..settings import SEGMENT_GRID, Settings
 from ..simulator.addresses import AddressSpace
 from ..simulator.allocator import Allocator
 from ..simulator.blocks import Block
-from .events import Event
-from .history import rewind
+from .events import GROWS, OOM, SHRINKS, Event
+from .history import Beginning, rewind
 from .program import COMPLETE, FREE, MALLOC, Program, Replay
 from .reading import places, read_program
 
@@ -82,9 +82,40 @@ def read_run(events: Sequence[Event], end: Heap, driver: Driver, recorded_limit:
     """
     beginning = rewind(events, end)
     recorded = tuple(places(events))
+    if recorded_limit is None:
+        recorded_limit = _limit_behind(beginning, end)
     twin, made = _adopted(beginning.heap, recorded, replace(driver, limit=recorded_limit))
     program = read_program([*beginning.allocations, *beginning.events], allocator=twin, made=made)
     return Run(program, beginning.heap, end, len(beginning.allocations), recorded, driver, recorded_limit)
+
+
+def _limit_behind(beginning: Beginning, end: Heap) -> int | None:
+    """The limit that explains requests that failed while the driver had the memory for them; None if none did.
+
+    It lies below what the first of them would have brought the process to, and not below what it ever held.
+    """
+    reserved = sum(segment.size for segment in beginning.heap.segments)
+    most, least = reserved, None
+    for event in beginning.events:
+        if event.action in GROWS:
+            reserved += event.size
+            most = max(most, reserved)
+        elif event.action in SHRINKS:
+            reserved -= event.size
+        elif event.action == OOM and event.address is not None:
+            wanted = end.settings.segment_size(event.size)
+            if wanted <= Driver.usable(event.address):
+                least = min(reserved + wanted, least or reserved + wanted)
+    if least is None or least <= most:
+        return None
+    return max(most, (least - 1) // SEGMENT_GRID * SEGMENT_GRID)
+
+
+def ends_as_recorded(run: Run) -> bool:
+    """Whether the replay under the recorded settings ends in the recorded heap."""
+    replay = begin(run, run.end.settings, run.recorded_limit)
+    replay.run()
+    return shape(replay.allocator.heap()) == shape(run.end)
 
 
 def play(
@@ -165,6 +196,7 @@ def _suffices(run: Run, settings: Settings, limit: int) -> bool:
 def begin(run: Run, settings: Settings, limit: int | None, packed: bool = False) -> Replay:
     """A replay at its beginning; see play."""
     driver = replace(run.driver, limit=limit)
+    settings = replace(settings, torch=run.end.settings.torch)
     if settings != run.end.settings or (packed and run.beginning.segments):
         return Replay(run.program, Allocator(settings, driver, AddressSpace(run.addresses)))
     return Replay(run.program, *_adopted(run.beginning, run.addresses, driver))
