@@ -15,7 +15,7 @@ from itertools import takewhile
 from ...errors import BadInput
 from ..allocatable import Driver
 from ..heap import DEFAULT_POOL
-from ..settings import SEGMENT_GRID, Settings
+from ..settings import SEGMENT_GRID, SMALL_REQUEST, Settings
 from ..simulator.addresses import AddressSpace
 from ..simulator.allocator import Allocator
 from ..simulator.blocks import Block
@@ -65,6 +65,37 @@ def read_program(
 def places(events: Sequence[Event]) -> list[tuple[int, int]]:
     """Address and size of the plain segments that were made, in order: they decide ties between equal blocks."""
     return [(event.address or 0, event.size) for event in events if event.action == "segment_alloc"]
+
+
+def unsplit_pools(events: Sequence[Event], settings: Settings) -> frozenset[tuple[int, int]]:
+    """The MemPools made with no_split, as far as the trace shows it.
+
+    All their blocks begin where a segment does, and one did so although the rest of another would have served it.
+    """
+    made: dict[int, int] = {}
+    live: dict[int, tuple[Event, int]] = {}  # in private pools: the allocation, and what its segment has left
+    proven, split = set(), set()
+    for event in events:
+        address = event.address
+        if event.action in GROWS and event.pool != DEFAULT_POOL and address is not None:
+            made[address] = event.size
+        elif event.action == FREE_REQUESTED and address is not None:
+            live.pop(address, None)
+        elif event.action == ALLOC and event.pool != DEFAULT_POOL and address is not None:
+            size = settings.round(event.size)
+            small = size <= SMALL_REQUEST
+            if address not in made:
+                split.add(event.pool)
+            elif any(
+                (other.stream, other.pool) == (event.stream, event.pool)
+                and (settings.round(other.size) <= SMALL_REQUEST) == small
+                and size <= left
+                and (small or left > SMALL_REQUEST)
+                for other, left in live.values()
+            ):
+                proven.add(event.pool)
+            live[address] = event, made.get(address, 0) - size
+    return frozenset(proven - split)
 
 
 def _has_completions(events: Sequence[Event]) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from ..allocatable import Driver, limited
@@ -15,7 +15,7 @@ from ..simulator.blocks import Block
 from .events import GROWS, OOM, SHRINKS, Event
 from .history import Beginning, rewind
 from .program import COMPLETE, FREE, MALLOC, Program, Replay
-from .reading import places, read_program
+from .reading import places, read_program, unsplit_pools
 
 STRETCHES = 64
 """The run is measured once in each of so many equal stretches: where most memory is wanted."""
@@ -40,6 +40,8 @@ class Run:
     """(address, size) of the segments made while it was recorded: they break ties between equal blocks."""
     driver: Driver
     recorded_limit: int | None
+    unsplit: frozenset[tuple[int, int]] = frozenset()
+    """The MemPools whose blocks are not split."""
 
     @property
     def complete(self) -> bool:
@@ -84,9 +86,11 @@ def read_run(events: Sequence[Event], end: Heap, driver: Driver, recorded_limit:
     recorded = tuple(places(events))
     if recorded_limit is None:
         recorded_limit = _limit_behind(beginning, end)
-    twin, made = _adopted(beginning.heap, recorded, replace(driver, limit=recorded_limit))
+    unsplit = unsplit_pools(beginning.events, end.settings)
+    twin = Allocator(end.settings, replace(driver, limit=recorded_limit), AddressSpace(recorded))
+    made = _adopt(twin, beginning.heap, unsplit)
     program = read_program([*beginning.allocations, *beginning.events], allocator=twin, made=made)
-    return Run(program, beginning.heap, end, len(beginning.allocations), recorded, driver, recorded_limit)
+    return Run(program, beginning.heap, end, len(beginning.allocations), recorded, driver, recorded_limit, unsplit)
 
 
 def _limit_behind(beginning: Beginning, end: Heap) -> int | None:
@@ -193,20 +197,28 @@ def _suffices(run: Run, settings: Settings, limit: int) -> bool:
     return not replay.failed
 
 
-def begin(run: Run, settings: Settings, limit: int | None, packed: bool = False) -> Replay:
-    """A replay at its beginning; see play."""
+def begin(
+    run: Run,
+    settings: Settings,
+    limit: int | None,
+    packed: bool = False,
+    observe: Callable[[Event], None] | None = None,
+) -> Replay:
+    """A replay at its beginning; see play. `observe` is called with each segment that comes or goes."""
     driver = replace(run.driver, limit=limit)
     settings = replace(settings, torch=run.end.settings.torch)
-    if settings != run.end.settings or (packed and run.beginning.segments):
-        return Replay(run.program, Allocator(settings, driver, AddressSpace(run.addresses)))
-    return Replay(run.program, *_adopted(run.beginning, run.addresses, driver))
+    allocator = Allocator(settings, driver, AddressSpace(run.addresses), observe)
+    afresh = settings != run.end.settings or packed
+    made = _adopt(allocator, Heap(()) if afresh else run.beginning, run.unsplit)
+    return Replay(run.program, allocator, made)
 
 
-def _adopted(beginning: Heap, recorded: Sequence[tuple[int, int]], driver: Driver) -> tuple[Allocator, list[Block]]:
-    """An allocator that goes on from a recorded heap, under its settings; and the heap's live blocks."""
-    allocator = Allocator(beginning.settings, driver, AddressSpace(recorded))
+def _adopt(allocator: Allocator, beginning: Heap, unsplit: Iterable[tuple[int, int]]) -> list[Block]:
+    """Make the allocator go on from a recorded heap; return the heap's live blocks."""
+    for pool in unsplit:
+        allocator.add_pool(pool, whole=True)
     blocks = [block for segment in beginning.segments for block in allocator.adopt(segment)]
-    return allocator, [block for block in blocks if block.state is not INACTIVE]
+    return [block for block in blocks if block.state is not INACTIVE]
 
 
 def _moments(program: Program) -> list[int]:
