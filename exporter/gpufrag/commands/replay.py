@@ -12,12 +12,12 @@ from ..model.trace.whatif import begin, shape
 from ..reports import replay as report
 from ..reports import terminal
 from ..snapshot_file.recording import read_recording, read_run_of
-from ..units import argument, parse_bytes, whole
+from ..units import argument, parse_memory, whole
 from .arguments import release
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    size = argument(parse_bytes)
+    size = argument(parse_memory)
     parser.add_argument("file", metavar="FILE", help="a snapshot with history, or the JSON form with events")
     parser.add_argument(
         "--settings", metavar="CONF", type=_conf, help="another PYTORCH_CUDA_ALLOC_CONF; '' is torch's defaults"

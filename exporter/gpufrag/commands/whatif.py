@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import BadInput, UsageError
 from ..reports.terminal import Progress
-from ..units import argument, parse_bytes, whole
+from ..units import argument, parse_memory, whole
 from .arguments import refuse_more_free_than_there_is, release
 
 if TYPE_CHECKING:
     from ..model.settings import Settings
+    from ..model.trace.comparison import Candidate, Compared
     from ..model.trace.whatif import Run
-    from ..reports.whatif_advice import Candidate, Compared
     from ..snapshot_file import Recording
 
 CANDIDATES = (
@@ -30,8 +32,12 @@ CANDIDATES = (
 )
 
 
+PARALLEL_FROM = 200_000
+"""Operations in all settings together: below it, starting processes takes longer than it saves."""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    size = argument(parse_bytes)
+    size = argument(parse_memory)
     parser.add_argument("file", metavar="SNAPSHOT", help="a snapshot with history (_record_memory_history, _snapshot)")
     parser.usage = "%(prog)s SNAPSHOT [--settings CONF [CONF ...]] [options]"  # CONF takes all that follows it
     parser.add_argument(
@@ -68,7 +74,7 @@ def run(options: argparse.Namespace) -> int:
         print(json.dumps({"devices": [whatif.as_record(compared) for compared in devices]}, indent=2))
     else:
         bold = terminal.bold(sys.stdout)
-        print("\n\n".join(whatif.as_text(compared, bold, alone=len(recordings) == 1) for compared in devices))
+        print("\n\n".join(whatif.as_text(compared, bold) for compared in devices))
     for error in broken:  # the others are told all the same
         print(f"gpufrag: {error}", file=sys.stderr)
     return int(bool(broken))
@@ -88,14 +94,14 @@ def _compare_all(recordings: list[Recording], options: argparse.Namespace) -> tu
 
 
 def _compare(recording: Recording, options: argparse.Namespace) -> Compared:
-    from ..reports.whatif_advice import Compared
+    from ..model.trace.comparison import Compared
 
     refuse_more_free_than_there_is(options.driver_free, options.driver_size)
     recorded_limit = recording.limit if options.recorded_limit is None else options.recorded_limit
     recorded = _read_run(recording, recorded_limit, options)
     limit = recorded.recorded_limit if options.limit is None else options.limit
-    candidates = list(_play(recorded, recording.conf, limit, options))
-    return Compared(recording.device, recorded, candidates, limit, options.smallest_limit)
+    candidates = _play(recorded, recording.conf, limit, options)
+    return Compared(recording.device, recorded, candidates, limit, options.smallest_limit, recording.name)
 
 
 def _read_run(recording: Recording, recorded_limit: int | None, options: argparse.Namespace) -> Run:
@@ -122,23 +128,72 @@ class _Choice(NamedTuple):
     packed: bool = True
 
 
-def _play(run: Run, own_conf: str, limit: int | None, options: argparse.Namespace) -> Iterator[Candidate]:
-    """The recorded setting first, then the candidates."""
-    from ..model.trace.whatif import play, smallest_limit
-    from ..reports.whatif_advice import Candidate
+class _Work(NamedTuple):
+    """What the worker processes inherit: the run is too large to be sent to them."""
 
+    run: Run
+    choices: list[_Choice]
+    limit: int | None
+    search: bool
+    done: Any
+    """Shared: operations done, by choice."""
+
+
+def _play(run: Run, own_conf: str, limit: int | None, options: argparse.Namespace) -> list[Candidate]:
+    """The recorded setting first, then the candidates; long runs in as many processes as there are cores."""
     choices = list(_choices(run, own_conf, limit, options.settings))
+    operations = len(run.program.operations)
+    context = multiprocessing.get_context("fork")
+    work = _Work(run, choices, limit, options.smallest_limit, context.Array("q", len(choices), lock=False))
+    cores = min(len(os.sched_getaffinity(0)), len(choices))
+    run.moments  # noqa: B018 (computed once, for all processes)
     with Progress(sys.stderr) as progress:
-        for number, choice in enumerate(choices, 1):
-            name = f"{number} of {len(choices)}: {choice.conf or 'torch defaults'}"
-            progress.start(name)
-            under = limit if choice.packed else run.recorded_limit
-            outcome = play(run, choice.settings, under, progress.show, packed=choice.packed)
-            progress.start(f"{name}, smallest limit")
-            searched = options.smallest_limit and choice.packed
-            known = None if outcome.failed else under
-            smallest = smallest_limit(run, choice.settings, progress.show, known) if searched else None
-            yield Candidate(*choice, outcome=outcome, smallest_limit=smallest)
+        progress.start(f"{len(choices)} settings")
+        if cores < 2 or operations * len(choices) < PARALLEL_FROM:
+            return [_play_one(work, number, progress) for number in range(len(choices))]
+        with context.Pool(cores, _inherit, (work,)) as pool:
+            found = pool.map_async(_play_in_worker, range(len(choices)), chunksize=1)
+            while not found.ready():
+                found.wait(0.1)
+                progress.show(sum(work.done), _total(work))
+            return found.get()
+
+
+_inherited: list[_Work] = []
+
+
+def _inherit(work: _Work) -> None:
+    _inherited[:] = [work]
+
+
+def _play_in_worker(number: int) -> Candidate:
+    return _play_one(_inherited[0], number)
+
+
+def _play_one(work: _Work, number: int, progress: Progress | None = None) -> Candidate:
+    from ..model.trace.comparison import Candidate
+    from ..model.trace.whatif import play, smallest_limit
+
+    run, choice = work.run, work.choices[number]
+    operations = len(run.program.operations)
+
+    def show(done: int, total: int, searching: bool = False) -> None:
+        work.done[number] = operations * searching + operations * done // max(1, total)
+        if progress is not None:
+            progress.show(sum(work.done), _total(work))
+
+    limit = work.limit if choice.packed else run.recorded_limit
+    outcome = play(run, choice.settings, limit, show, packed=choice.packed)
+    smallest = None
+    if work.search and choice.packed:
+        known = None if outcome.failed else limit
+        smallest = smallest_limit(run, choice.settings, lambda done, total: show(done, total, True), known)
+    work.done[number] = operations * (1 + work.search)
+    return Candidate(*choice, outcome=outcome, smallest_limit=smallest)
+
+
+def _total(work: _Work) -> int:
+    return len(work.run.program.operations) * len(work.choices) * (1 + work.search)
 
 
 def _choices(run: Run, own_conf: str, limit: int | None, confs: list[str] | None) -> Iterator[_Choice]:
@@ -153,17 +208,19 @@ def _choices(run: Run, own_conf: str, limit: int | None, confs: list[str] | None
         stays = without_choices(own_conf)
         bounded = run.limit_under(own, limit) is not None
         known = [conf for conf in CANDIDATES if bounded or "garbage" not in conf]
-        choices = {conf: parse_conf(conf) for conf in (",".join(filter(None, (one, stays))) for one in known)}
+        choices = {
+            conf: parse_conf(conf, own.torch) for conf in (",".join(filter(None, (one, stays))) for one in known)
+        }
     else:
-        choices = {conf: _settings(conf) for conf in confs}
+        choices = {conf: _settings(conf, own.torch) for conf in confs}
     yield from (_Choice(conf, settings) for conf, settings in choices.items() if settings != own)
 
 
-def _settings(conf: str) -> Settings:
+def _settings(conf: str, torch: tuple[int, int]) -> Settings:
     """Raises UsageError for what torch would not take."""
     from ..model.settings import read_conf
 
     try:
-        return read_conf(conf)
+        return read_conf(conf, torch)
     except BadInput as error:
         raise UsageError(f"--settings {conf}: {error}") from None

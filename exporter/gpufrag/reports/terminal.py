@@ -34,6 +34,7 @@ class Progress:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream if stream.isatty() else None
         self._what = ""
+        self._began = time.monotonic()
         self._next = time.monotonic() + FIRST_AFTER
 
     def __enter__(self) -> Progress:
@@ -46,12 +47,14 @@ class Progress:
 
     def start(self, what: str) -> None:
         self._what = what
+        self._began = time.monotonic()
 
     def show(self, done: int, total: int) -> None:
         now = time.monotonic()
         if now >= self._next and total:
             self._next = now + EVERY
-            self._write(f"{self._what}  {done / total:.0%}")
+            left = (now - self._began) * (total - done) / done if done else 0
+            self._write(f"{self._what}  {done / total:.0%}" + (f", {left:.0f} s left" if left >= 1 else ""))
 
     def _write(self, text: str) -> None:
         if self._stream is not None:

@@ -1,4 +1,4 @@
-"""`gpufrag whatif`: outcomes side by side, the setting to take, and what to know before taking it."""
+"""`gpufrag whatif`: outcomes side by side, the setting to use, and what to know before you use it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from dataclasses import asdict
 from typing import Any
 
 from ..model.settings import unknown_options
-from ..model.trace.program import AWAIT, FAIL
+from ..model.trace.comparison import Advice, Candidate, Compared, advise
+from ..model.trace.program import AWAIT, FAIL, FAIL_IN_CAPTURE
 from ..units import format_bytes
 from .terminal import Emphasis
-from .whatif_advice import Advice, Candidate, Compared, advise
 
 WIDTH = 118
 
@@ -34,16 +34,16 @@ def notes(compared: Compared) -> Iterator[str]:
             "few MiB come from addresses that libraries took from the driver, larger ones from settings that the "
             "snapshot does not hold (give --recorded-limit if the process had a limit)"
         )
-    if run.program.inferred:
+    if run.program.doubts:
+        kinds = ", ".join(f"{kind}: {count:,}" for kind, count in run.program.doubts.items())
         yield (
-            f"{run.program.inferred:,} times cached memory was given back before a request, and the trace does not "
-            "say whether the program asked for it: it is taken for the allocator's own doing, so the retries may be "
-            "off by as much; a trace with stacks tells (_record_memory_history(context='all'))"
+            f"the trace does not show everything ({kinds}): the retries can be off by {run.program.inferred:,}; record "
+            "with stacks to see the calls of empty_cache (_record_memory_history(context='all'))"
         )
-    if any(operation.kind == FAIL for operation in run.program.operations):
+    if any(operation.kind in (FAIL, FAIL_IN_CAPTURE) for operation in run.program.operations):
         yield (
-            "requests failed while it was recorded: of these torch tells the size of the segment alone, and what the "
-            "program did afterwards is taken as recorded"
+            "requests failed in the recording: the replay repeats them, but the program might have done something else "
+            "after a success"
         )
     if run.driver.free is None:
         yield "other processes' use of the device is not in a trace: add --driver-free and --driver-size to count it in"
@@ -69,7 +69,9 @@ def as_record(compared: Compared) -> dict[str, Any]:
     """The form of --json: bytes, null for what cannot be told."""
     advice, run = advise(compared.candidates), compared.run
     return {
+        "file": compared.name,
         "device": compared.device,
+        "torch": "{}.{}".format(*run.end.settings.torch),
         "limit": compared.bound,
         "operations": len(run.program.operations),
         "older_blocks": run.older,
@@ -78,8 +80,10 @@ def as_record(compared: Compared) -> dict[str, Any]:
         "advice": {
             "conf": advice.take.conf,
             "change": advice.change,
-            "enough": not advice.take.outcome.failed,
+            "enough": advice.enough,
             "saves_bytes": advice.saves,
+            "newly_failed": advice.newly_failed,
+            "no_longer_failed": advice.no_longer_failed,
             "risks": advice.risks,
         },
         "notes": list(notes(compared)),
@@ -98,14 +102,20 @@ def _candidate_record(candidate: Candidate, compared: Compared) -> dict[str, Any
     }
 
 
-def as_text(compared: Compared, bold: Emphasis = str, *, alone: bool = True) -> str:
-    """A page of WIDTH columns, `alone` without a title that names the device."""
-    lines = [] if alone else [bold(f"device {compared.device}"), ""]
+def as_text(compared: Compared, bold: Emphasis = str) -> str:
+    """A page of WIDTH columns."""
+    lines = [bold(_title(compared)), ""]
     lines += _table(compared, bold)
     lines += ["", *_advice_lines(advise(compared.candidates), compared.searched, bold), ""]
     for note in notes(compared):
         lines += _wrapped(f"note: {note}")
     return "\n".join(lines).rstrip()
+
+
+def _title(compared: Compared) -> str:
+    release = "torch {}.{}".format(*compared.run.end.settings.torch)
+    limit = "no limit" if compared.bound is None else f"limit {format_bytes(compared.bound)}"
+    return f"{compared.name}, device {compared.device}: {release}, {limit}"
 
 
 HEADS = (
@@ -117,10 +127,10 @@ HEADS = (
     ("new", "OOMs"),
     ("", "retries"),
     ("device", "allocs"),
-    ("largest", "request"),
+    ("largest", "allocatable"),
     ("smallest", "limit"),
 )
-"""Of the columns beside the setting; the largest request is that which still succeeds at the worst moment."""
+"""Of the columns next to the setting; the largest allocatable request is that of the worst moment."""
 
 
 def _table(compared: Compared, bold: Emphasis) -> Iterator[str]:
@@ -172,12 +182,17 @@ def _line(name: str, cells: Sequence[str], widths: Sequence[int]) -> str:
 def _advice_lines(advice: Advice, searched: bool, bold: Emphasis) -> Iterator[str]:
     if advice.change:
         yield bold(_line_to_run(advice.take.conf))
-        what = "" if advice.saves is None else f"{_saving(advice.saves)}; "
-        yield f"  {what}requests that newly run out of memory under it: {advice.take.outcome.failed}"
+        if advice.saves is not None:
+            yield f"  {_saving(advice.saves)}; no request fails"
+        else:
+            yield (
+                f"  failed requests: {advice.take.outcome.ooms} instead of {advice.recorded.outcome.ooms} "
+                f"({advice.no_longer_failed} no longer fail, {advice.newly_failed} newly fail)"
+            )
     else:
-        yield bold("keep the recorded setting: none of the others saves 2 % of the peak, or a failed request")
-    if advice.take.outcome.failed:
-        what = _needed(advice.take) if searched else "--smallest-limit tells what would be"
+        yield bold("keep the recorded setting: no other has fewer failed requests or saves 2 % of the peak")
+    if not advice.enough:
+        what = _needed(advice.take) if searched else "--smallest-limit shows what would be"
         yield f"  no setting that was tried is enough: {what}"
     for risk in advice.risks:
         yield from _wrapped(f"risk: {risk}", "  ")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from ..allocatable import Driver, limited
 from ..fragmentation import measure
@@ -14,7 +15,7 @@ from ..simulator.allocator import Allocator
 from ..simulator.blocks import Block
 from .events import GROWS, OOM, SHRINKS, Event
 from .history import Beginning, rewind
-from .program import COMPLETE, FREE, MALLOC, Program, Replay
+from .program import CAPACITY, COMPLETE, FREE, MALLOC, Program, Replay
 from .reading import places, read_program, unsplit_pools
 
 STRETCHES = 64
@@ -42,6 +43,11 @@ class Run:
     recorded_limit: int | None
     unsplit: frozenset[tuple[int, int]] = frozenset()
     """The MemPools whose blocks are not split."""
+
+    @cached_property
+    def moments(self) -> list[int]:
+        """Of each stretch of the program, the number of operations after which most bytes are wanted."""
+        return _moments(self.program)
 
     @property
     def complete(self) -> bool:
@@ -134,7 +140,7 @@ def play(
     allocator = replay.allocator
     worst: int | None = None
     most_active = stranded = 0
-    for moment in _moments(run.program):
+    for moment in run.moments:
         replay.run(until=moment)
         found = measure(allocator.heap(), allocator.driver)
         reach = found.largest_allocatable
@@ -167,6 +173,8 @@ def smallest_limit(
     found is one limit that suffices with one 2 MiB below that does not. Where that is above `known`, under which the
     run was served, it is searched for below. The run begins with the older blocks, packed.
     """
+    if run.driver.free is None:  # what is known of the device are moments at which it was full
+        run = on_any_device(run)
     unlimited = begin(run, settings, None, packed=True)
     unlimited.run()
     twice = -(-2 * unlimited.allocator.peak_reserved // SEGMENT_GRID)
@@ -174,6 +182,12 @@ def smallest_limit(
     if known is not None and (found is None or known < found):
         found = _bisect(run, settings, known // SEGMENT_GRID, progress) or found
     return found
+
+
+def on_any_device(run: Run) -> Run:
+    """The run as if the device had all the memory that is asked for."""
+    operations = [operation for operation in run.program.operations if operation.kind != CAPACITY]
+    return replace(run, driver=Driver(), program=replace(run.program, operations=operations))
 
 
 def _bisect(run: Run, settings: Settings, high: int, progress: Progress | None) -> int | None:
