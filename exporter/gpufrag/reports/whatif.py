@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -115,7 +116,7 @@ def as_text(compared: Compared, bold: Emphasis = str) -> str:
 def _title(compared: Compared) -> str:
     release = "torch {}.{}".format(*compared.run.end.settings.torch)
     limit = "no limit" if compared.bound is None else f"limit {format_bytes(compared.bound)}"
-    return f"{compared.name}, device {compared.device}: {release}, {limit}"
+    return f"{os.path.basename(compared.name)}, device {compared.device}: {release}, {limit}"
 
 
 HEADS = (
