@@ -137,7 +137,7 @@ def test_what_makes_no_sense_is_a_usage_error(
 
 def test_a_negative_size_of_free_memory_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["whatif", changed(tmp_path, "kv-default", driver_free_before=-5)]) == 1
-    assert "driver_free_before is no size" in capsys.readouterr().err
+    assert "driver_free_before is not a size" in capsys.readouterr().err
 
 
 def test_one_trace_for_many_devices_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -142,7 +142,10 @@ def test_each_device_of_a_snapshot_is_compared(
     assert [device["device"] for device in found] == [0, 2]
     assert found[0]["candidates"][0]["peak_reserved"] != found[1]["candidates"][0]["peak_reserved"]
     lines = printed(capsys, file, "--settings", EXPANDABLE).splitlines()
-    assert [line for line in lines if line.startswith("device")] == ["device 0", "device 2"]
+    assert [line.split(":")[0] for line in lines if ", device " in line] == [
+        "snapshot.pickle, device 0",
+        "snapshot.pickle, device 2",
+    ]
 
 
 def test_one_device_can_be_chosen(pickled: Callable[[Any], str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -235,8 +238,7 @@ def test_progress_is_shown_on_a_terminal(capsys: pytest.CaptureFixture[str], mon
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     assert main(["whatif", STREAMS, "--settings", EXPANDABLE, "--smallest-limit"]) == 0
     shown = capsys.readouterr().err
-    assert f"2 of 2: {EXPANDABLE}  " in shown
-    assert f"2 of 2: {EXPANDABLE}, smallest limit  " in shown
+    assert "2 settings  " in shown
 
 
 def test_stacks_tell_an_empty_cache(pickled: Callable[[Any], str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -244,8 +246,8 @@ def test_stacks_tell_an_empty_cache(pickled: Callable[[Any], str], capsys: pytes
     content, limit = snapshot("cache-default"), str(golden_case_named("cache-default").raw["cap_bytes"])
     arguments = ("--settings", EXPANDABLE, "--recorded-limit", limit)
     notes = record(capsys, pickled(content), *arguments)["notes"]
-    assert any("does not say whether the program asked for it" in note for note in notes)
+    assert any("flush or empty_cache: " in note for note in notes)
     for entry in content["device_traces"][0]:
         entry["frames"] = [{"name": "empty_cache", "filename": "memory.py", "line": 1}]
     notes = record(capsys, pickled(content), *arguments)["notes"]
-    assert not any("does not say whether the program asked for it" in note for note in notes)
+    assert not any("flush or empty_cache: " in note for note in notes)

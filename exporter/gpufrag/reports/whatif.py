@@ -128,10 +128,10 @@ HEADS = (
     ("new", "OOMs"),
     ("", "retries"),
     ("device", "allocs"),
-    ("largest", "allocatable"),
+    ("largest", "possible"),
     ("smallest", "limit"),
 )
-"""Of the columns next to the setting; the largest allocatable request is that of the worst moment."""
+"""Of the columns next to the setting; the largest possible request is that of the worst moment."""
 
 
 def _table(compared: Compared, bold: Emphasis) -> Iterator[str]:
