@@ -28,9 +28,7 @@ GROUPS = {
     "agent": "figures, snapshots, steps",
     "step_recording": "step recording, peaks",
     "oom_report": "out-of-memory reports",
-    "anchor": "anchor",
     "torch_backends": "other allocators",
-    "nvml": "NVML",
 }
 PROBE = """
 import json, sys, torch
@@ -71,18 +69,18 @@ def measure(release: str) -> dict[str, Any]:
 
 def _tests(variables: Mapping[str, str]) -> dict[str, dict[str, Any]]:
     with tempfile.NamedTemporaryFile(suffix=".xml") as file:
-        command = [sys.executable, "-m", "pytest", "-q", "-m", "cuda", "tests/cuda_torch", "-p", "no:cacheprovider"]
-        command.append("--ignore=tests/cuda_torch/test_scenarios_cuda.py")  # that is about machines, not releases
+        files = [f"tests/cuda_torch/test_{group}_cuda.py" for group in GROUPS]
+        command = [sys.executable, "-m", "pytest", "-q", "-m", "cuda", *files, "-p", "no:cacheprovider"]
         subprocess.run([*command, f"--junitxml={file.name}"], cwd=ROOT, env=variables, capture_output=True)
         cases = list(ET.parse(file.name).iter("testcase"))
     found: dict[str, dict[str, Any]] = {}
     for case in cases:
         group = case.get("classname", "").rsplit(".", 1)[-1].removeprefix("test_").removesuffix("_cuda")
-        entry = found.setdefault(group, {"passed": 0, "failed": [], "skipped": []})
-        if case.find("skipped") is not None:
-            entry["skipped"].append(case.get("name"))
-        elif case.find("failure") is not None or case.find("error") is not None:
-            entry["failed"].append(case.get("name"))
+        entry = found.setdefault(group, {"passed": 0, "failed": {}, "skipped": {}})
+        for outcome, key in (("skipped", "skipped"), ("failure", "failed"), ("error", "failed")):
+            if (element := case.find(outcome)) is not None:
+                entry[key][case.get("name")] = str(element.get("message"))[:300]
+                break
         else:
             entry["passed"] += 1
     return found

@@ -72,8 +72,11 @@ def installed_folder_if_present(release: str) -> Path | None:
 
 
 def remove(release: str) -> None:
-    """Delete what the cache holds of the whole torch of this release. The allocator's 20 MB stay."""
-    shutil.rmtree(cache_folder() / "torch" / release, ignore_errors=True)
+    """Delete the whole torch of this release from the cache. The parts of its allocator stay, 5 MB."""
+    folder = cache_folder() / "torch" / release
+    if folder.exists():
+        with tempfile.TemporaryDirectory(prefix=f".{release}.", dir=folder.parent) as scratch:
+            folder.rename(Path(scratch, "removed"))  # at once: nothing may find a half of it
 
 
 def unpack_allocator(wheel: Path, folder: Path) -> None:
