@@ -56,15 +56,16 @@ def private_names() -> list[str]:
     return sorted(set(re.findall(r"\"((?:_C|cuda|optim|nn|autograd|backends)\.\w+(?:\.\w+)*)\"", sources)))
 
 
-def measure(release: str) -> dict[str, Any]:
-    """Run the tests and the probe in one release."""
+def measure(release: str, with_tests: bool) -> dict[str, Any]:
+    """Run the probe, and the tests, in one release."""
     variables = environment(release)
     probe = subprocess.run(
         [sys.executable, "-c", PROBE, *private_names()], env=variables, capture_output=True, text=True, timeout=300
     )
     if probe.returncode:
         return {"error": probe.stderr.strip().splitlines()[-1]}
-    return {**json.loads(probe.stdout.splitlines()[-1]), "tests": _tests(variables)}
+    found: dict[str, Any] = json.loads(probe.stdout.splitlines()[-1])
+    return {**found, "tests": _tests(variables)} if with_tests else found
 
 
 def _tests(variables: Mapping[str, str]) -> dict[str, dict[str, Any]]:
@@ -127,12 +128,13 @@ def main(arguments: Iterable[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--releases", nargs="+", default=())
     parser.add_argument("--out", type=Path, default=ROOT / "docs/data/torch_releases.json")
+    parser.add_argument("--names-only", action="store_true", help="look up names and history, run no tests")
     parser.add_argument("--keep", action="store_true", help="keep each release in the cache")
     options = parser.parse_args(arguments)
     results = json.loads(options.out.read_text()) if options.out.exists() else {}
     for release in options.releases:
         try:
-            results[release] = measure(release)
+            results[release] = {**results.get(release, {}), **measure(release, not options.names_only)}
         except releases.Unavailable as error:
             results[release] = {"error": str(error)}
         print(
