@@ -33,6 +33,7 @@ def growing_cache(torch, tensor):
         kept.append(tensor(2))  # culprit
         del large
         kept.append(tensor(30))
+    return kept
 
 
 def dynamic_shapes(torch, tensor):
@@ -43,6 +44,7 @@ def dynamic_shapes(torch, tensor):
         if step % 6 == 0:
             kept.append(tensor(2))
         del block
+    return kept
 
 
 def empty_cache(torch, tensor):
@@ -51,7 +53,7 @@ def empty_cache(torch, tensor):
         activations = [tensor(64), tensor(128)]
         del activations
         torch.cuda.empty_cache()
-    del weights
+    return weights
 
 
 def keeps_losses(torch, tensor):
@@ -60,6 +62,7 @@ def keeps_losses(torch, tensor):
         activations = tensor(40)
         losses.append(tensor(3))  # culprit
         del activations
+    return losses
 
 
 def late_optimizer(torch, tensor):
@@ -74,6 +77,7 @@ def late_optimizer(torch, tensor):
             optimizer.step()  # culprit
             optimizer.zero_grad(set_to_none=True)
         del activations
+    return optimizer
 
 
 def child(name: str, path: str) -> None:
@@ -83,8 +87,9 @@ def child(name: str, path: str) -> None:
         return torch.empty(mebibytes * MIB, dtype=torch.uint8, device="cuda").view(torch.float32)
 
     torch.cuda.memory._record_memory_history(stacks="python", max_entries=1_000_000)
-    globals()[name](torch, tensor)
+    held = globals()[name](torch, tensor)
     torch.cuda.memory._dump_snapshot(path)
+    del held
 
 
 def explain(path: Path) -> dict:

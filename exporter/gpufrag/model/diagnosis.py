@@ -158,9 +158,7 @@ def _large_temporary(profile: Profile) -> Iterator[Finding]:
 
 def _late_optimizer(profile: Profile) -> Iterator[Finding]:
     late = [
-        (stack, stats)
-        for stack, stats in profile.stats.items()
-        if stats.optimizer and stats.kept_size and min(stats.kept_stretches) >= 1
+        (stack, stats) for stack, stats in profile.stats.items() if stats.optimizer and stats.kept_size and stats.late
     ]
     size = sum(stats.kept_size for _, stats in late)
     largest = _largest(late)

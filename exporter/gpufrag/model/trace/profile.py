@@ -40,6 +40,8 @@ class SiteStats:
     """Tenths of the trace in which the kept ones were allocated."""
     optimizer: bool = False
     """Whether torch.optim allocated for it."""
+    late: bool = False
+    """Whether blocks above LARGE had been freed before its first allocation: it fills their gaps."""
 
 
 class Moment(NamedTuple):
@@ -237,6 +239,7 @@ class _Walk:
         self.empty_caches = self.emptied = self.ooms = 0
         self.sites_at_worst: dict[int, Stack] = {}
         self.temporary: Temporary | None = None
+        self._freed_large = False
         stacks: dict[int, tuple[Stack, bool]] = {}
         live: dict[int, tuple[Stack, int, int]] = {}
         at_peak: dict[int, tuple[Stack, int, int]] = {}
@@ -255,6 +258,7 @@ class _Walk:
                 self._allocate(known, event)
                 live[event.address or 0] = known[0], event.size, index
             elif action == FREE_COMPLETED:
+                self._freed_large = self._freed_large or event.size > LARGE
                 begun = live.pop(event.address or 0, None)
                 if begun is not None and event.address in at_peak and at_peak[event.address] == begun:
                     self._end_of_temporary(begun, index, short)
@@ -278,7 +282,7 @@ class _Walk:
     def _allocate(self, known: tuple[Stack, bool], event: Event) -> None:
         stats = self.stats.get(known[0])
         if stats is None:
-            stats = self.stats[known[0]] = SiteStats()
+            stats = self.stats[known[0]] = SiteStats(late=self._freed_large)
         stats.count += 1
         stats.size += event.size
         stats.optimizer = stats.optimizer or known[1]
