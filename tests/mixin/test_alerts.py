@@ -16,6 +16,23 @@ SECOND_POD = {"pod": "llm-1", "instance": "10.0.0.2:9836"}
 VISION = {"job_name": "vision", "pod": "vision-0", "instance": "10.0.0.3:9836"}
 
 
+ROW = re.compile(r"(?P<start>_|-?[\d.]+)(?P<step>[+-][\d.]+)?x(?P<more>\d+)")
+
+
+def expanded(values: str) -> list[str]:
+    """promtool's shorthand, value by value."""
+    shown: list[str] = []
+    for token in values.split():
+        if (row := ROW.fullmatch(token)) is None:
+            shown.append(token)
+        elif row["start"] == "_":
+            shown += ["_"] * int(row["more"])
+        else:
+            step = float(row["step"] or 0)
+            shown += [f"{float(row['start']) + step * place:.6f}" for place in range(int(row["more"]) + 1)]
+    return shown
+
+
 def memory(free, largest, limit: float = 80, at: str = "peak", **labels: str) -> list[Line]:
     """free_total and largest_allocatable in GiB, or as promtool's values in bytes."""
     free, largest = (GIB * value if isinstance(value, (int, float)) else value for value in (free, largest))
@@ -155,6 +172,43 @@ FULL_MEMORY = [
     Case("GpuAllocatorThrashing", "across a restart of the rank", "20m", [device(RETRIES, "90+2x20 0+2x60")], FLUSHES),
     Case("GpuAllocatorThrashing", "burst at startup", "20m", [device(RETRIES, "0+10x4 40+0x100")]),
     Case("GpuAllocatorThrashing", "counter reset", "20m", [device(RETRIES, "90+0x30 0+0x60")]),
+]  # fmt: skip
+
+
+def margin(values: str | float, limit: float = 80) -> list[Line]:
+    """The margin in GiB, or as promtool's values in bytes; the smallest limit is the rest of the limit."""
+    values = f"{GIB * values:.0f}+0x120" if isinstance(values, (int, float)) else values
+    needed = [value if value in ("_", "stale") else f"{GIB * limit - float(value):.0f}" for value in expanded(values)]
+    return [
+        device("gpufrag_step_margin_bytes", values),
+        device("gpufrag_step_smallest_limit_bytes", " ".join(needed)),
+    ]
+
+
+LOW = Firing(
+    f"{WHO}): the last analysed step leaves 2GiB, 2.5% of the limit, before it fails; fragmentation is included. "
+    "Compare the smallest limits under other allocator settings on the Job dashboard, or reduce the batch size."
+)
+FALLS = Firing(
+    f"{WHO}): the margin is 6.25GiB and falls. At this rate it is 0 in 50m 0s, and the next step runs out of memory. "
+    "Save a checkpoint now, then look for a leak, growing batches or growing fragmentation."
+)
+FALL = GIB // 16
+"""Bytes in each half minute: 7.5 GiB in an hour."""
+MARGIN = [
+    Case("GpuMemoryMarginLow", "2 of 80 GiB left", "8m", margin(2), LOW),
+    Case("GpuMemoryMarginLow", "every other step needs more", "8m", margin(" ".join([f"{2 * GIB}", f"{9 * GIB}"] * 30)),
+         LOW),
+    Case("GpuMemoryMarginLow", "for too short a time", "4m", margin(2)),
+    Case("GpuMemoryMarginLow", "at the threshold", "20m", margin(4)),
+    Case("GpuMemoryMarginLow", "limit unknown", "20m", margin(2)[1:]),
+    Case("GpuMemoryMarginLow", "process exited", "20m", margin(f"{2 * GIB}+0x20 stale")),
+    Case("GpuMemoryMarginFalling", "0 within an hour", "40m", margin(f"{180 * FALL}-{FALL}x120"), FALLS),
+    Case("GpuMemoryMarginFalling", "too little history", "29m", margin(f"{140 * FALL}-{FALL}x120")),
+    Case("GpuMemoryMarginFalling", "falls too slowly", "50m", margin(f"{400 * FALL}-{FALL}x120")),
+    Case("GpuMemoryMarginFalling", "dropped once and is steady", "50m", margin(f"{40 * GIB}+0x44 {5 * GIB}+0x80")),
+    Case("GpuMemoryMarginFalling", "rises", "50m", margin(f"{GIB}+{FALL}x120")),
+    Case("GpuMemoryMarginFalling", "steady at 0", "50m", margin("0+0x120")),
 ]  # fmt: skip
 
 OOMS, OOM_TIME, OOM_SIZE = (
@@ -342,7 +396,7 @@ HEALTH = [
     Case("GpufragRestartRefused", "circuit closed", "20m", [line(CIRCUIT, "0+0x100", **RESTARTER)]),
 ]  # fmt: skip
 
-CASES = [*FRAGMENTED, *NEXT_REQUEST, *FULL_MEMORY, *OUT_OF_MEMORY, *LEAK, *FOREIGN, *RANKS, *HEALTH]
+CASES = [*FRAGMENTED, *NEXT_REQUEST, *FULL_MEMORY, *MARGIN, *OUT_OF_MEMORY, *LEAK, *FOREIGN, *RANKS, *HEALTH]
 FIRING = {case.alert: case for case in reversed(CASES) if case.firing}
 
 
@@ -365,23 +419,6 @@ def test_clusters_with_equal_jobs_have_separate_alerts(case, judge):
     second = {**first, "exp_labels": {**first["exp_labels"], "cluster": "b"}}
     question = {"eval_time": case.at, "alertname": case.alert, "exp_alerts": [first, second]}
     judge.ask({"input_series": [*case.series, *twins], "alert_rule_test": [question]})
-
-
-ROW = re.compile(r"(?P<start>_|-?[\d.]+)(?P<step>[+-][\d.]+)?x(?P<more>\d+)")
-
-
-def expanded(values: str) -> list[str]:
-    """promtool's shorthand, value by value."""
-    shown: list[str] = []
-    for token in values.split():
-        if (row := ROW.fullmatch(token)) is None:
-            shown.append(token)
-        elif row["start"] == "_":
-            shown += ["_"] * int(row["more"])
-        else:
-            step = float(row["step"] or 0)
-            shown += [f"{float(row['start']) + step * place:.6f}" for place in range(int(row["more"]) + 1)]
-    return shown
 
 
 @by_alert

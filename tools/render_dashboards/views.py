@@ -16,6 +16,15 @@ from render_dashboards.prometheus import Server, View, import_fleet, running
 
 GRAFANA = Path(__file__).parents[2] / "grafana"
 ALL = {"cluster": ".*", "namespace": ".*", "job_name": ".*", "job": ".+", "instance": ".+", "rank": ".*"}
+NO_STEPS = dict.fromkeys(
+    (
+        "Margin by rank",
+        "Smallest limit by allocator setting A",
+        "Smallest limit by allocator setting B",
+        "Allocations per step by rank",
+    ),
+    "the simulated fleet records no steps",
+)
 NO_CONTEXT = "the driver shows no processes in the containers of this job"
 
 
@@ -33,14 +42,14 @@ CHOICES = {
     "faulty job": Choice(
         "gpufrag-job",
         {"cluster": "", "namespace": "recsys", "job_name": "feature-cache"},
-        empty={"Memory of each rank now F": NO_CONTEXT, "Memory of the selected ranks F": NO_CONTEXT},
+        empty={**NO_STEPS, "Memory of each rank now F": NO_CONTEXT, "Memory of the selected ranks F": NO_CONTEXT},
         picture="dashboard-job.png",
     ),
     "healthy job": Choice(
         "gpufrag-job",
         {"cluster": "", "namespace": "vision", "job_name": "small-decoder"},
         "boundary",
-        {"Size of the last failed request": "no request of this job failed"},
+        {**NO_STEPS, "Size of the last failed request": "no request of this job failed"},
     ),
     "devices": Choice("gpufrag-device", picture="dashboard-device.png"),
 }

@@ -53,6 +53,8 @@ class AlertName:
     CACHE_FRAGMENTED = "GpuMemoryCacheFragmented"
     NEXT_REQUEST_WILL_FAIL = "GpuMemoryNextRequestWillFail"
     TIGHT = "GpuMemoryTight"
+    MARGIN_LOW = "GpuMemoryMarginLow"
+    MARGIN_FALLING = "GpuMemoryMarginFalling"
     THRASHING = "GpuAllocatorThrashing"
     OUT_OF_MEMORY = "GpuMemoryOutOfMemory"
     LEAK_SUSPECTED = "GpuMemoryLeakSuspected"

@@ -126,6 +126,51 @@ def tight(config: Config) -> Alert:
     )
 
 
+def _margin_share(config: Config, *matchers: str) -> str:
+    """PromQL for margin / limit. The limit of the analysed step is margin + smallest limit."""
+    margin = _over_window("min", config, names.STEP_MARGIN, *matchers)
+    return f"{margin} / ({margin} + {_over_window('max', config, names.STEP_SMALLEST_LIMIT, *matchers)})"
+
+
+def margin_low(config: Config) -> Alert:
+    left = f"{WHERE}: the last analysed step leaves {figure(config, names.STEP_MARGIN, DEVICE, over='min')}"
+    return Alert(
+        name=AlertName.MARGIN_LOW,
+        severity=WARNING,
+        expr=f"min by ({config.by_job}) ({_margin_share(config)}) < {number(config.thresholds.margin_share)}",
+        hold=config.timing.hold,
+        summary="A slightly larger step runs out of GPU memory",
+        description=f"{templates.lookup(config, f'bottomk(1, {_margin_share(config, JOB)})', left)}, "
+        f"{value('humanizePercentage')} of the limit, before it fails; fragmentation is included. Compare the smallest "
+        "limits under other allocator settings on the Job dashboard, or reduce the batch size.",
+    )
+
+
+def _margin_left(config: Config, *matchers: str) -> str:
+    """PromQL for the seconds until the margin is 0. Both trends count: a single drop bends only the longer one."""
+    history, horizon = config.timing.margin_history, number(config.thresholds.margin_horizon)
+    series = config.series(names.STEP_MARGIN, *matchers)
+    recent = f"{series}[{duration(history / 2)}]"
+    left = f"clamp_min({_over_window('last', config, names.STEP_MARGIN, *matchers)}, 0) / -(deriv({recent}) < 0)"
+    known = f"present_over_time({series}[{_window(config)}] offset {duration(history)})"
+    trends = [f"predict_linear({span}, {horizon}) <= 0" for span in (recent, f"{series}[{duration(history)}]")]
+    return " and ".join([left, *trends, known])
+
+
+def margin_falling(config: Config) -> Alert:
+    falls = f"{WHERE}: the margin is {figure(config, names.STEP_MARGIN, DEVICE)} and falls"
+    return Alert(
+        name=AlertName.MARGIN_FALLING,
+        severity=WARNING,
+        expr=f"min by ({config.by_job}) ({_margin_left(config)})",
+        hold=config.timing.hold,
+        summary="Steps need more and more GPU memory and will soon fail",
+        description=f"{templates.lookup(config, f'bottomk(1, {_margin_left(config, JOB)})', falls)}. At this rate it "
+        f"is 0 in {value('humanizeDuration')}, and the next step runs out of memory. Save a checkpoint now, then look "
+        "for a leak, growing batches or growing fragmentation.",
+    )
+
+
 def thrashing(config: Config) -> Alert:
     window = duration(config.timing.rate_window)
     worst = f"topk(1, rate({config.series(names.ALLOC_RETRIES, JOB)}[{window}]))"
@@ -286,6 +331,8 @@ ALERTS: Mapping[str, tuple[Callable[[Config], Alert], ...]] = {
         cache_fragmented,
         next_request_will_fail,
         tight,
+        margin_low,
+        margin_falling,
         thrashing,
         out_of_memory,
         leak_suspected,

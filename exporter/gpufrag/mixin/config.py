@@ -90,6 +90,12 @@ class Thresholds:
     free_share: Annotated[
         float, between(0, 1, "free_total / limit. Below it the device is full; above it, it can be fragmented.")
     ] = 0.05
+    margin_share: Annotated[
+        float, between(0, 1, "limit - smallest limit of the last analysed step, as a share of the limit.")
+    ] = 0.05
+    margin_horizon: Annotated[float, seconds(MILLISECOND, YEAR, "Alert if a falling margin reaches 0 this soon.")] = (
+        3600.0
+    )
     unused_tune: Annotated[
         float, between(0, 1, "(reserved - allocated) / reserved above which allocator settings are worth a look.")
     ] = 0.2
@@ -123,6 +129,10 @@ class Timing:
         float,
         seconds(MILLISECOND, YEAR, "`keep_firing_for` of alerts that act: a gap in the data resolves nothing."),
     ] = 300.0
+    margin_history: Annotated[
+        float,
+        seconds(1, YEAR, "History that the trend of the margin needs. The trend of its second half must agree."),
+    ] = 1800.0
     event: Annotated[float, seconds(MILLISECOND, YEAR, "How long an OOM keeps its alert firing.")] = 600.0
     memory: Annotated[
         float, seconds(MILLISECOND, YEAR, "A rank or target seen within this time is expected to be there.")

@@ -27,8 +27,8 @@ FLEET, JOB, DEVICE = "gpufrag-fleet", "gpufrag-job", "gpufrag-device"
 """The uids, which are also the file names."""
 _TITLES = {FLEET: "GPU memory / Fleet", JOB: "GPU memory / Job", DEVICE: "GPU memory / Device"}
 _GRAFANA = "11.0.0"
-_PLUGINS = {"barchart": "Bar chart", "heatmap": "Heatmap", "stat": "Stat", "status-history": "Status history",
-            "table": "Table", "timeseries": "Time series"}  # fmt: skip
+_PLUGINS = {"barchart": "Bar chart", "bargauge": "Bar gauge", "heatmap": "Heatmap", "stat": "Stat",
+            "status-history": "Status history", "table": "Table", "timeseries": "Time series"}  # fmt: skip
 
 
 @dataclass(frozen=True)

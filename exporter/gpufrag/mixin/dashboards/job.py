@@ -9,7 +9,7 @@ from ...metrics.names import AlertName, Label
 from .. import recording
 from ..config import Config
 from .document import JOB, Row, document
-from .panels import Column, Face, Query, history, lines, number, rows, side_by_side, stacked
+from .panels import Column, Face, Query, bars, history, lines, number, rows, side_by_side, stacked
 from .queries import AT, BY_RANK, MEMORY_PARTS, MOMENT, RANK, RANK_NAME, Selection, memory_parts, of_jobs
 
 ABOUT = "The ranks of one job: the largest possible allocation, where the memory is, and what went wrong."
@@ -18,7 +18,9 @@ _SIZES = [(None, "#C4162A"), (64 << 20, "#FF780A"), (256 << 20, "#F2CC0C"), (1 <
 
 def build(config: Config) -> dict[str, Any]:
     s = Selection(config, (*of_jobs(config, single=True), RANK))
-    return document(JOB, ABOUT, s, [_overview(s), _ranks(s), _memory(s), _faults(s), _processes(s)], extra=[AT])
+    return document(
+        JOB, ABOUT, s, [_overview(s), _ranks(s), _memory(s), _steps(s), _faults(s), _processes(s)], extra=[AT]
+    )
 
 
 def _overview(s: Selection) -> Row:
@@ -155,6 +157,44 @@ def _memory(s: Selection) -> Row:
                 ),
                 Query(f"max {BY_RANK} ({s.series(recording.RANK_UNUSED)})", RANK_NAME),
                 thresholds=[limits.unused_tune, limits.unused_act],
+            ),
+        ],
+    )  # fmt: skip
+
+
+def _steps(s: Selection) -> Row:
+    config = s.config
+    return Row(
+        "Recorded steps",
+        [
+            lines(
+                Face(
+                    "Margin by rank",
+                    "Memory limit minus the smallest limit under which the last analysed step succeeds, fragmentation "
+                    "included. At 0, the next step like it runs out of memory.",
+                    "bytes", 8, runbook=config.runbook(AlertName.MARGIN_LOW),
+                ),
+                Query(f"min {BY_RANK} ({s.series(names.STEP_MARGIN)})", RANK_NAME),
+            ),
+            bars(
+                Face(
+                    "Smallest limit by allocator setting",
+                    "The smallest memory limit that the last analysed step of the worst rank needs: as it ran, and "
+                    "simulated under other settings of PYTORCH_CUDA_ALLOC_CONF. A shorter bar is memory to gain.",
+                    "bytes", 8, runbook=config.runbook(AlertName.MARGIN_LOW),
+                ),
+                Query(f"max({s.series(names.STEP_SMALLEST_LIMIT)})", "as it ran"),
+                Query(
+                    f"max by ({Label.SETTING}) ({s.series(names.WHATIF_SMALLEST_LIMIT)})", f"{{{{{Label.SETTING}}}}}"
+                ),
+            ),
+            lines(
+                Face(
+                    "Allocations per step by rank",
+                    "Allocations in the last analysed step. A sudden rise is a surge of small allocations.",
+                    "short", 8, decimals=0,
+                ),
+                Query(f"max {BY_RANK} ({s.series(names.STEP_ALLOCATIONS)})", RANK_NAME),
             ),
         ],
     )  # fmt: skip

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from grafana_foundation_sdk.builders import (
     barchart,
+    bargauge,
     common,
     dashboard,
     heatmap,
@@ -38,7 +39,16 @@ WIDE = 12
 """Panels of at least this width (of 24 columns) show their legend as a table."""
 AnyPanel: TypeAlias = Any
 """A panel builder; not checked, because the SDK's types need Python 3.11."""
-P = TypeVar("P", barchart.Panel, heatmap.Panel, stat.Panel, statushistory.Panel, table.Panel, timeseries.Panel)
+P = TypeVar(
+    "P",
+    barchart.Panel,
+    bargauge.Panel,
+    heatmap.Panel,
+    stat.Panel,
+    statushistory.Panel,
+    table.Panel,
+    timeseries.Panel,
+)
 
 
 @dataclass(frozen=True)
@@ -98,6 +108,13 @@ def number(face: Face, query: Query, thresholds: Sequence[float] = (), *, name: 
     panel.thresholds(_steps(thresholds)).no_value("no data")
     mode = words.BigValueTextMode.VALUE_AND_NAME if name else words.BigValueTextMode.VALUE
     return panel.text_mode(mode).reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
+
+
+def bars(face: Face, *queries: Query) -> AnyPanel:
+    """One horizontal bar per series, with its latest value."""
+    panel = _dress(bargauge.Panel(), face, map(_instant_query, queries)).min(0).no_value("no data")
+    panel.orientation(words.VizOrientation.HORIZONTAL).color_scheme(_palette())
+    return panel.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
 
 
 def history(face: Face, query: Query, scale: Scale) -> AnyPanel:
