@@ -14,9 +14,9 @@ from ..errors import BadInput
 
 MIB = 1 << 20
 MIN_BLOCK = 512  # every block is a multiple of this
-SMALL_REQUEST = 1 * MIB  # up to here a request is served by the small pool
+SMALL_REQUEST = 1 * MIB  # the small pool serves requests up to this size
 SMALL_SEGMENT = 2 * MIB  # a segment, or an expandable page, of the small pool
-MIN_OWN_SEGMENT = 10 * MIB  # from here a request gets a segment of its own size
+MIN_OWN_SEGMENT = 10 * MIB  # a request of this size or more gets a segment of exactly its size
 SEGMENT_GRID = 2 * MIB  # … rounded up to this
 NEWEST = (2, 15)
 INTERVALS = 16  # of roundup_power2_divisions: 1 MiB, 2 MiB, … 32 GiB and above
@@ -37,18 +37,18 @@ class Settings:
     max_split_size: int | None = None
     """A block of this size or more is never split; None is unlimited."""
     max_non_split_rounding: int = 20 * MIB
-    """How much larger than a request an unsplittable block may be; by default one large_segment_size."""
+    """How much larger than the request a block that may not be split can be; default: large_segment_size."""
     roundup_power2_divisions: tuple[int, ...] = (0,) * INTERVALS
     """Divisions between two powers of two, by interval of the request's size; 0 and 1 mean off."""
     garbage_collection_threshold: float = 0.0
-    """Share of the limit above which old free segments are given back; 0 is off."""
+    """Share of the limit above which the allocator releases old free segments; 0 means off."""
     expandable_segments: bool = False
     large_segment_size: int = 20 * MIB
     """The segment for requests of 1 to 10 MiB, and the page of a large expandable segment."""
     per_process_memory_fraction: float = 1.0
-    """The share of the device that the process may reserve (torch >= 2.10 reads it from the conf)."""
+    """The share of the device that the process may reserve (torch >= 2.10 reads it from the setting)."""
     torch: tuple[int, int] = NEWEST
-    """The release whose rules hold: major and minor number."""
+    """The torch release whose rules apply: major and minor number."""
 
     @property
     def tie_break(self) -> TieBreak:
@@ -57,7 +57,7 @@ class Settings:
         return TieBreak.OLDEST_BLOCK if self.torch < (2, 13) else TieBreak.OLDEST_SEGMENT
 
     def round(self, request: int) -> int:
-        """The size of the block that a request of `request` bytes needs (torch: round_size)."""
+        """Return the block size for a request of `request` bytes (torch: round_size)."""
         if request < MIN_BLOCK:
             return MIN_BLOCK
         divisions = self._divisions(request)
@@ -65,11 +65,11 @@ class Settings:
             step = _power2_step(request, divisions)
             return -(-request // step) * step
         if divisions == 1 and self.torch < (2, 4):
-            return request  # those releases round to neither
+            return request  # those releases do not round to either
         return -(-request // MIN_BLOCK) * MIN_BLOCK
 
     def largest_request(self, size: int) -> int:
-        """The largest request whose rounded size is at most `size`; 0 if there is none."""
+        """Return the largest request whose rounded size is at most `size`; 0 if there is none."""
         floor = size // MIN_BLOCK * MIN_BLOCK
         if floor <= 0:
             return 0
@@ -81,7 +81,7 @@ class Settings:
         return floor
 
     def segment_size(self, size: int) -> int:
-        """Bytes asked of the driver for a block of `size` bytes (torch: get_allocation_size)."""
+        """Return the bytes to request from the driver for a block of `size` bytes (torch: get_allocation_size)."""
         if size <= SMALL_REQUEST:
             return SMALL_SEGMENT
         if size < MIN_OWN_SEGMENT:
@@ -89,7 +89,7 @@ class Settings:
         return -(-size // SEGMENT_GRID) * SEGMENT_GRID
 
     def page_size(self, small: bool) -> int:
-        """The unit in which an expandable segment is mapped and unmapped."""
+        """Return the unit in which an expandable segment is mapped and unmapped."""
         return SMALL_SEGMENT if small else self.large_segment_size
 
     def _divisions(self, request: int) -> int:
@@ -98,14 +98,14 @@ class Settings:
 
 
 def _power2_step(size: int, divisions: int) -> int:
-    """The distance between two allowed sizes in the power-of-two interval that holds `size`."""
+    """Return the distance between two allowed sizes in the power-of-two interval that contains `size`."""
     return 1 << (size.bit_length() - divisions.bit_length())
 
 
 def parse_conf(text: str, torch: tuple[int, int] = NEWEST) -> Settings:
-    """Settings from the text of PYTORCH_CUDA_ALLOC_CONF; keys that do not change sizes are passed over.
+    """Return the settings in a PYTORCH_CUDA_ALLOC_CONF text; ignores keys that do not change sizes.
 
-    Raises BadInput for a value that torch would not take.
+    Raises BadInput for a value that torch rejects.
     """
     changes: dict[str, Any] = {}
     for key, value in _split(text):
@@ -124,10 +124,10 @@ def parse_conf(text: str, torch: tuple[int, int] = NEWEST) -> Settings:
 
 
 def parse_recorded(recorded: Mapping[str, Any]) -> Settings:
-    """Settings from a snapshot's `allocator_settings` (torch >= 2.3).
+    """Return the settings in a snapshot's `allocator_settings` (torch >= 2.3).
 
-    The conf text inside fills in what the dict leaves out; where both speak the dict wins, because it is what
-    the allocator acts on. Raises BadInput for a value that torch does not write.
+    The conf text inside provides what the dict lacks. If both have a value the dict wins, because the allocator uses
+    it. Raises BadInput for a value that torch does not write.
     """
     conf = recorded.get("PYTORCH_CUDA_ALLOC_CONF") or ""
     if not isinstance(conf, str):
@@ -145,7 +145,7 @@ def parse_recorded(recorded: Mapping[str, Any]) -> Settings:
 
 
 def parse_release(text: str) -> tuple[int, int]:
-    """`2.13.0+cu130` -> (2, 13). Raises BadInput for what names no release of torch 2."""
+    """`2.13.0+cu130` -> (2, 13). Raises BadInput if the text is not a release of torch 2."""
     found = re.match(r"2\.([0-9]{1,3})(?![0-9])", text) if isinstance(text, str) else None
     if not found:
         raise BadInput(f"{shown(text)} is not a release of torch such as 2.11.0")
@@ -153,7 +153,7 @@ def parse_release(text: str) -> tuple[int, int]:
 
 
 def infer_release(snapshot: Mapping[str, Any]) -> str | None:
-    """The newest release that writes only the keys of this snapshot; None where its keys do not tell."""
+    """Return the newest release that writes only this snapshot's keys; None if they do not reveal it."""
     recorded = snapshot.get("allocator_settings")
     settings = recorded if isinstance(recorded, Mapping) else {}
     traces = snapshot.get("device_traces")
@@ -183,10 +183,10 @@ def _split(text: str) -> list[tuple[str, str]]:
 
 
 def _divisions(value: str, torch: tuple[int, int] = NEWEST) -> tuple[int, ...]:
-    """One number for all intervals, or a list such as `[256:1,512:2,>:8]` of intervals by their start in MiB.
+    """Parse one number for all intervals, or a list such as `[256:1,512:2,>:8]` by interval start in MiB.
 
-    The first entry also holds for all smaller sizes, `>` for all above the entry before it (before torch 2.10 for that
-    one too); an interval that is not named has none.
+    The first entry also applies to all smaller sizes. `>` applies to all sizes above the previous entry, and before
+    torch 2.10 to that entry too. Other intervals have no divisions.
     """
     if not value.startswith("["):
         return (_power_of_2(value),) * INTERVALS
@@ -208,7 +208,7 @@ def _divisions(value: str, torch: tuple[int, int] = NEWEST) -> tuple[int, ...]:
 
 
 def _number(value: str | int) -> int:
-    """Of plain digits alone: Python's int takes more than torch does (1_000)."""
+    """Accept plain digits only: Python's int accepts more than torch does (1_000)."""
     if not re.fullmatch(r"\s*[0-9]+\s*", str(value)):
         raise ValueError(value)
     return int(value)
@@ -268,7 +268,7 @@ def _recorded_size(value: int) -> int | None:
 
 
 def _recorded_divisions(by_start: Mapping[Any, Any]) -> tuple[int, ...]:
-    """Keyed by the interval's start in MiB, as a text."""
+    """Keys are interval starts in MiB, as text."""
     table = {int(start): _power_of_2(number) if number else 0 for start, number in by_start.items()}
     return tuple(table.get(1 << interval, 0) for interval in range(INTERVALS))
 
@@ -302,19 +302,19 @@ NEUTRAL_KEYS = {
     "release_lock_on_hipmalloc": _BOOL,
     "throw_on_cudamalloc_oom": _BOOL,
 }
-"""The options that move no block on the GPU, with the form of their values."""
+"""Options that do not affect GPU blocks, with the pattern of their values."""
 _LIMITING = {"per_process_memory_fraction"}
 
 
 def read_conf(text: str, torch: tuple[int, int] = NEWEST) -> Settings:
-    """Raises BadInput for what torch would not take. No text at all means torch's defaults."""
+    """Parse a conf; an empty text means torch's defaults. Raises BadInput for what torch rejects."""
     if text.strip():
         refuse_unknown_keys(text)
     return parse_conf(text, torch)
 
 
 def refuse_unknown_keys(text: str) -> None:
-    """Raises BadInput for what is no `key:value` of torch (2.14 or older): a typing error would change nothing."""
+    """Raises BadInput unless each part is a `key:value` of torch (up to 2.14): a typo would change nothing."""
     for part in _parts(text):
         key, colon, value = (piece.strip() for piece in part.partition(":"))
         if not colon:
@@ -324,13 +324,13 @@ def refuse_unknown_keys(text: str) -> None:
 
 
 def without_choices(text: str) -> str:
-    """The options of a conf that another choice of how memory is laid out does not replace: unknown ones stay too."""
+    """Return the options of a conf that another memory layout does not replace, including unknown ones."""
     replaced = CONF_KEYS.keys() - _LIMITING
     return ",".join(part for part in _parts(text) if part and part.partition(":")[0].strip() not in replaced)
 
 
 def unknown_options(text: str) -> list[str]:
-    """The parts of a conf that torch has taken, and that nothing is known of here."""
+    """Return the parts of a conf that torch accepted and gpufrag does not support."""
     return [part for part in _parts(text) if part and not _is_known(part)]
 
 

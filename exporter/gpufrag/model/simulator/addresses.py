@@ -1,8 +1,8 @@
-"""Where the driver puts a new segment: torch takes the lowest of equal free blocks, so addresses decide ties.
+"""The address that the driver gives to a new segment; torch breaks ties between free blocks by address.
 
-Seen on an H200 (driver 580), and exact there but for the space that libraries hold: cudaMalloc reserves address
-space in chunks of 32 MiB, downwards from the last one; it fills the holes of the newest chunk first, and gives a
-chunk back when it is empty. To go between two others a chunk needs 32 MiB to spare.
+Observed on an H200 (driver 580); exact except for space that libraries hold. cudaMalloc reserves address space in
+chunks of 32 MiB, from the top down. It fills the holes of the newest chunk first and releases a chunk that is empty. A
+gap between two chunks takes a new one only if 32 MiB stay free.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ CHUNK = 32 << 20
 
 
 class Chunk:
-    """Reserved address space and its holes, size by address. `rank` falls, so that the newest chunk sorts first."""
+    """Reserved address space and its holes (size by address). `rank` decreases, so the newest chunk sorts first."""
 
     __slots__ = ("address", "end", "holes", "rank")
 
@@ -30,10 +30,9 @@ class Chunk:
 
 
 class AddressSpace:
-    """Gives each segment an address.
+    """Assigns an address to each segment.
 
-    `recorded` are (address, size) of the segments of a recorded run, in order: they are used for as long as the
-    sizes that are asked for agree with them.
+    recorded: (address, size) of a recorded run's segments, in order; used until a requested size differs.
     """
 
     def __init__(self, recorded: Iterable[tuple[int, int]] = ()) -> None:
@@ -42,11 +41,11 @@ class AddressSpace:
         self._chunks: dict[int, Chunk] = {}
         self._bases: list[int] = []
         self._holes: dict[int, list[tuple[int, int]]] = {}  # by size: (rank of the chunk, address), in that order
-        self._gaps: list[tuple[int, int]] = []  # start and end of what lies free between chunks
+        self._gaps: list[tuple[int, int]] = []  # start and end of each free range between chunks
         self._rank = 0
 
     def take(self, size: int) -> int:
-        """The address of a new segment of `size` bytes."""
+        """Return the address of a new segment of `size` bytes."""
         recorded = next(self._recorded, None)
         if recorded is not None and recorded[1] == size and self.take_at(*recorded):
             return recorded[0]
@@ -58,13 +57,13 @@ class AddressSpace:
         return address
 
     def take_at(self, address: int, size: int) -> bool:
-        """Takes exactly this place; False where it is not free."""
+        """Reserve exactly this range; return False if it is not free."""
         size = _round_up(size, SEGMENT_GRID)
         end = address + size
         chunk = self._chunk_at(address) or self._reserve_at(address, size)
-        while end > chunk.end and chunk.end in self._chunks:  # a segment lay across both: they are one
+        while end > chunk.end and chunk.end in self._chunks:  # a segment spanned both chunks: they are one
             self._absorb(chunk, self._chunks[chunk.end])
-        if end > chunk.end:  # the recorded chunk was larger than we thought
+        if end > chunk.end:  # the recorded chunk was larger than assumed
             self._extend(chunk, min(end, chunk.end + self.room_at(chunk.end)))
         hole = next((a for a, s in chunk.holes.items() if a <= address and end <= a + s), None)
         if hole is not None:
@@ -72,12 +71,12 @@ class AddressSpace:
         return hole is not None
 
     def room_at(self, address: int) -> int:
-        """Bytes from `address` to the next reserved chunk above it."""
+        """Return the bytes from `address` to the next reserved chunk above it."""
         index = bisect_right(self._bases, address)
         return (self._bases[index] if index < len(self._bases) else 1 << ADDRESS_BITS) - address
 
     def give_back(self, address: int) -> None:
-        """Nothing happens for a place that `take_at` refused."""
+        """Release a segment's range; ignores one that `take_at` refused."""
         size = self._taken.pop(address, None)
         if size is None:
             return
@@ -88,12 +87,12 @@ class AddressSpace:
             self._drop(chunk)
 
     def _reserve_at(self, address: int, size: int) -> Chunk:
-        """A chunk for a recorded segment; one that begins off the grid lies in space that a library holds."""
+        """Add a chunk for a recorded segment; an unaligned one is in space that a library holds."""
         end = address + (_round_up(size, CHUNK) if address % CHUNK == 0 else size)
         return self._add_chunk(address, min(end, address + self.room_at(address)))
 
     def _reserve(self, size: int) -> Chunk:
-        """A new chunk: in the highest gap with room to spare, else below all others."""
+        """Add a chunk in the highest gap with room to spare, else below all others."""
         below_all = self._bases[0] if self._bases else TOP
         end = next((end for start, end in reversed(self._gaps) if end - start >= size + CHUNK), below_all)
         return self._add_chunk(end - size, end)
@@ -116,7 +115,7 @@ class AddressSpace:
             self._add_hole(chunk, start, end - start)
 
     def _absorb(self, chunk: Chunk, above: Chunk) -> None:
-        """Joins the chunk that begins where `chunk` ends."""
+        """Merge the chunk that begins where `chunk` ends into it."""
         holes = [(address, self._remove_hole(above, address)) for address in list(above.holes)]
         del self._chunks[above.address]
         del self._bases[bisect_left(self._bases, above.address)]
@@ -125,7 +124,7 @@ class AddressSpace:
             self._add_hole(chunk, address, size)
 
     def _drop(self, chunk: Chunk) -> None:
-        """Gives an empty chunk back; what is free beside it joins."""
+        """Release an empty chunk and merge the free ranges next to it."""
         start, end = chunk.address, chunk.end
         self._remove_hole(chunk, start)
         del self._chunks[start]
@@ -137,7 +136,7 @@ class AddressSpace:
             start = self._gaps.pop(index - 1)[0]
         if self._bases and start >= self._bases[0]:
             insort(self._gaps, (start, end))
-        else:  # what lies below all chunks is no gap
+        else:  # space below all chunks is not a gap
             self._gaps = [gap for gap in self._gaps if self._bases and gap[0] >= self._bases[0]]
 
     def _chunk_at(self, address: int) -> Chunk | None:
@@ -146,7 +145,7 @@ class AddressSpace:
         return chunk if chunk is not None and address < chunk.end else None
 
     def _fill(self, chunk: Chunk | None, hole: int, address: int, size: int) -> None:
-        """Takes `size` bytes at `address` out of the hole that begins at `hole`."""
+        """Take `size` bytes at `address` out of the hole that begins at `hole`."""
         assert chunk is not None
         end = hole + self._remove_hole(chunk, hole)
         if address > hole:
@@ -156,7 +155,7 @@ class AddressSpace:
         self._taken[address] = size
 
     def _add_hole(self, chunk: Chunk, address: int, size: int) -> None:
-        """Adds a hole, joined with those beside it."""
+        """Add a hole, merged with adjacent ones."""
         if address + size in chunk.holes:
             size += self._remove_hole(chunk, address + size)
         before = next((a for a, s in chunk.holes.items() if a + s == address), None)

@@ -1,8 +1,8 @@
 """Torch's native CUDA caching allocator, simulated block for block.
 
-It follows torch 2.11: of equal free blocks the one at the lowest address is taken (later versions put the oldest
-segment first). What is not decided by the requests is an argument: the driver's free memory, the addresses of
-segments, and when the streams have finished with a block.
+Follows torch 2.11: of equal free blocks it takes the one at the lowest address (later versions prefer the oldest
+segment). Arguments provide what the requests do not determine: the driver's free memory, segment addresses, and when
+streams finish with a block.
 """
 
 from __future__ import annotations
@@ -21,11 +21,10 @@ from .supply import Foreseen, Heads, Supply
 
 
 class Allocator:
-    """One device's allocator: malloc and free move blocks, `heap` and `totals` tell where it stands.
+    """One device's allocator: malloc and free change its blocks, `heap` and `totals` return its state.
 
-    `driver` is the driver's reading before the first request: its free bytes (None: as many as are asked for),
-    its size (which bounds the address space of an expandable segment), and the process's limit. `observe` is
-    told of every segment that comes and goes.
+    driver: the reading before the first request: free bytes (None: unlimited), size (which bounds the address space of
+    an expandable segment), and the process's limit. observe: called when a segment is added or removed.
     """
 
     def __init__(
@@ -60,12 +59,12 @@ class Allocator:
 
     @property
     def driver(self) -> Driver:
-        """The driver's reading now."""
+        """Return the driver's reading now."""
         return self._device.driver
 
     @property
     def capacity(self) -> int | None:
-        """What the driver has for this process, used and free, in bytes; None is unknown."""
+        """Driver memory for this process, used and free, in bytes; None if unknown."""
         return self._device.capacity
 
     @capacity.setter
@@ -74,16 +73,16 @@ class Allocator:
 
     @property
     def waits(self) -> bool:
-        """Whether freed blocks wait for a stream: a flush ends that."""
+        """Whether freed blocks wait for a stream; a flush clears them."""
         return bool(self._waiting)
 
     def flush_sizes(self) -> dict[tuple[int, int], list[int]]:
-        """The sizes of what empty_cache would give back, by pool; without blocks that wait for a stream."""
+        """Return the sizes that empty_cache would release, by pool; without blocks that wait for a stream."""
         return self._supply.flush_sizes()
 
     @property
     def capturing(self) -> bool:
-        """Whether a CUDA graph is being captured: then nothing is given back to the driver."""
+        """Whether a CUDA graph is being captured; the allocator then releases no memory."""
         return self._supply.capturing
 
     @capturing.setter
@@ -93,19 +92,19 @@ class Allocator:
     def add_pool(
         self, pool: tuple[int, int], *, plain: bool = False, whole: bool = False, on_oom: bool = False
     ) -> PoolPair:
-        """Makes a private pool; malloc makes one without options by itself.
+        """Create a private pool; malloc creates a missing one without options.
 
-        The options are those of a MemPool: `plain` is an allocator of its own (no expandable segments), `whole`
-        is no_split, `on_oom` is use_on_oom.
+        The options are a MemPool's: `plain` has its own allocator (no expandable segments), `whole` is no_split,
+        `on_oom` is use_on_oom.
         """
         return self._supply.add_pool(pool, plain=plain, whole=whole, on_oom=on_oom)
 
     def release_pool(self, pool: tuple[int, int]) -> None:
-        """Its graph or MemPool is gone: from now on its free segments go with a flush."""
+        """Mark the pool as ended with its graph or MemPool: a flush now releases its free segments."""
         self._pools[pool].released = True
 
     def adopt(self, segment: Segment) -> list[Block]:
-        """Takes over a recorded segment; its blocks. Segments come in the order of their addresses."""
+        """Add a recorded segment and return its blocks. Expects segments in address order."""
         pair = self._pools.get(segment.pool) or self.add_pool(segment.pool)
         arena = (pair.small if segment.small else pair.large).arena(segment.stream)
         blocks = adopt(segment, arena, self._device, self._supply.heads)
@@ -117,7 +116,7 @@ class Allocator:
         return blocks
 
     def malloc(self, request: int, stream: int = 0, pool: tuple[int, int] = DEFAULT_POOL) -> Block | None:
-        """The block that serves a request of `request` bytes; None is an out-of-memory error."""
+        """Return the block that serves a request of `request` bytes; None is an out-of-memory error."""
         if self._rounds_plainly:
             size = (request + MIN_BLOCK - 1) // MIN_BLOCK * MIN_BLOCK or MIN_BLOCK
         else:
@@ -147,7 +146,7 @@ class Allocator:
     def malloc_flushed(
         self, request: int, stream: int, pool: tuple[int, int], released: Sequence[Block] = ()
     ) -> Block | None:
-        """The last attempt alone, after `released` are given back: flush and ask the driver, ignore the cache."""
+        """Release `released`, flush and ask the driver, without trying the cache."""
         arena, size = self._supply.arena(request, stream, pool)
         block = self._supply.after_flush(arena, size, released)
         if block is not None:
@@ -155,11 +154,11 @@ class Allocator:
         return block
 
     def foresee(self, request: int, stream: int, pool: tuple[int, int]) -> Foreseen | None:
-        """What malloc would give back to the driver for a request; None where cached memory serves it."""
+        """Return what malloc would release for a request; None if cached memory serves it."""
         return self._supply.foresee(*self._supply.arena(request, stream, pool))
 
     def free(self, block: Block) -> None:
-        """Raises ValueError for a block that is not allocated."""
+        """Free the block. Raises ValueError if it is not allocated."""
         if block.state is not ALLOCATED:
             raise ValueError(f"the block at {block.address:#x} is {block.state}, not allocated")
         if block.shared:
@@ -171,11 +170,11 @@ class Allocator:
             block.arena.put(block)
 
     def record_stream(self, block: Block, stream: int) -> None:
-        """Another stream uses the block: after its free it waits until `complete`."""
+        """Mark the block as used by another stream: once freed it waits until `complete`."""
         block.shared = block.shared or stream != block.arena.stream
 
     def complete(self, block: Block) -> None:
-        """The streams have finished with a freed block. Nothing happens where a flush has waited for it already."""
+        """Make a freed block available once its streams finished. Does nothing if a flush already waited for it."""
         if block in self._waiting:
             del self._waiting[block]
             block.shared = False
@@ -184,9 +183,9 @@ class Allocator:
             block.arena.put(block)
 
     def empty_cache(self, pool: tuple[int, int] = DEFAULT_POOL) -> None:
-        """Waits for all streams and gives free segments and pages back to the driver.
+        """Wait for all streams and release free segments and pages.
 
-        Those of the default pool and of all private ones that are released; with `pool`, of that one alone.
+        Covers the default pool and all released private pools; with `pool`, only that one.
         """
         self._supply.empty(pool)
 
@@ -196,15 +195,15 @@ class Allocator:
         return Heap(tuple(segments), self.settings)
 
     def totals(self, small: bool) -> Totals:
-        """Sums of the small or the large pools, private ones included, as torch's statistics have them."""
+        """Return the sums of the small or large pools, including private ones, as torch's statistics do."""
         return add_up(self._supply.heads, small)
 
     def private_reserved(self) -> int:
-        """Bytes held by CUDA graphs and MemPools."""
+        """Return the bytes that CUDA graphs and MemPools hold."""
         return sum(pair.reserved for pool, pair in self._pools.items() if pool != DEFAULT_POOL)
 
     def _activate(self, block: Block, size: int, request: int) -> None:
-        """Hand out a block, cut to `size` bytes where its pool cuts."""
+        """Allocate the block, cut to `size` bytes if its pool splits blocks."""
         pool = block.arena.pool
         if block.size - size > pool.tail and size < pool.splits_below:
             block.arena.add(block.split(size))
@@ -227,7 +226,7 @@ class Allocator:
 
 
 def adopt(segment: Segment, arena: Arena, device: Device, heads: Heads) -> list[Block]:
-    """The segment's blocks, chained, in the states that were recorded; the free ones are in no free list yet."""
+    """Return the segment's chained blocks in their recorded states; free ones are not in a free list yet."""
     if arena.pool.page is None:
         run = Block(segment.address, segment.size, device.ordering.of_new_segment(segment.address), arena)
         heads[run] = None
@@ -238,7 +237,7 @@ def adopt(segment: Segment, arena: Arena, device: Device, heads: Heads) -> list[
 
 
 def _mapped(segment: Segment, arena: Arena, device: Device, heads: Heads) -> Block:
-    """The mapped run, cut out of the address space that is reserved around it."""
+    """Return the mapped run, cut out of the address space reserved around it."""
     room = next((block for block in arena.unmapped if _holds(block, segment)), None)
     if room is None:
         room = reserve(arena, device, heads, segment.address)

@@ -1,4 +1,4 @@
-"""The blocks of the simulated allocator, chained in the order of their addresses."""
+"""The simulated allocator's blocks, chained in address order."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ UNBOUNDED = 1 << 62
 class FreeList:
     """Blocks sorted by size, then by address.
 
-    The sort key is one integer, kept in chunks of bounded length: an insertion moves at most one chunk, whatever
-    the number of blocks. `_bounds[i]` is the largest key that may lie in chunk i; the last chunk has no bound.
+    The sort key is one integer in chunks of bounded length, so an insertion moves at most one chunk. `_bounds[i]` is
+    the largest key allowed in chunk i; the last chunk has no bound.
     """
 
     __slots__ = ("_blocks", "_bounds", "_chunks")
@@ -47,7 +47,7 @@ class FreeList:
             self._halve(at)
 
     def remove(self, block: Block) -> None:
-        """Raises KeyError for a block that is not in the list."""
+        """Remove the block. Raises KeyError if it is not in the list."""
         key = block.size << ORDER_BITS | block.order
         del self._blocks[key]
         at = bisect_left(self._bounds, key) if self._bounds else 0
@@ -57,7 +57,7 @@ class FreeList:
             self._drop(at)
 
     def take(self, size: int) -> Block | None:
-        """Removes and returns the first block of `size` bytes or more."""
+        """Remove and return the first block of at least `size` bytes."""
         key = size << ORDER_BITS
         at = bisect_left(self._bounds, key) if self._bounds else 0
         chunk = self._chunks[at]
@@ -73,7 +73,7 @@ class FreeList:
         return block
 
     def first(self, size: int) -> Block | None:
-        """The first block of `size` bytes or more; it stays in the list."""
+        """Return the first block of at least `size` bytes without removing it."""
         key = size << ORDER_BITS
         at = bisect_left(self._bounds, key)
         chunk = self._chunks[at]
@@ -83,7 +83,7 @@ class FreeList:
         return self._blocks[self._chunks[at + 1][0]] if at + 1 < len(self._chunks) else None
 
     def at_least(self, size: int) -> Iterator[Block]:
-        """The blocks of `size` bytes or more, in order. The list must not change while it is read."""
+        """Yield the blocks of at least `size` bytes in order. The list must not change meanwhile."""
         key = size << ORDER_BITS
         at = bisect_left(self._bounds, key)
         index = bisect_left(self._chunks[at], key)
@@ -100,7 +100,7 @@ class FreeList:
         self._bounds.insert(at, chunk[-1])
 
     def _drop(self, at: int) -> None:
-        """Removes an emptied chunk; the last one that is left stays."""
+        """Remove an empty chunk unless it is the only one."""
         if self._bounds:
             del self._chunks[at]
             del self._bounds[min(at, len(self._bounds) - 1)]
@@ -109,8 +109,8 @@ class FreeList:
 class Block:
     """A run of bytes with one state: ALLOCATED, AWAITING or INACTIVE (see heap), or UNMAPPED.
 
-    `born` is the pool's age when the block was last put into its free list; `shared` means that another stream
-    uses it, so that a free must wait for that stream.
+    `born` is the pool's age when the block last entered its free list. `shared`: another stream uses the block, so a
+    free must wait for that stream.
     """
 
     __slots__ = ("address", "arena", "born", "next", "order", "prev", "region", "requested", "shared", "size", "state")
@@ -130,13 +130,13 @@ class Block:
 
     @property
     def whole(self) -> bool:
-        """Whether it is alone in its segment."""
+        """Whether the block fills its whole segment."""
         return self.prev is None and self.next is None
 
     def split(self, size: int, new_is_rest: bool = False) -> Block:
         """Cut the block to `size` bytes and return the rest, in the same state, chained behind it.
 
-        Where blocks are numbered by their creation, torch makes a new block of the first part, or of the rest.
+        If blocks are numbered by creation, the new number goes to the first part or to the rest, as in torch.
         """
         numbers = self.arena.pool.numbers
         if numbers is None:
@@ -156,7 +156,7 @@ class Block:
         return rest
 
     def absorb_next(self) -> None:
-        """Takes over the bytes of the block behind it; the lower address survives, so a segment's head stays."""
+        """Merge the next block into this one; the lower address survives, so a segment's head stays."""
         gone = self.next
         assert gone is not None
         self.size += gone.size
@@ -165,7 +165,7 @@ class Block:
             after.prev = self
 
     def join_previous(self) -> Block:
-        """Merge the block into the one before it, which is returned; a number by creation goes with it."""
+        """Merge the block, with its creation number, into the previous one and return that."""
         before = self.prev
         assert before is not None
         if self.arena.pool.numbers is not None:
@@ -175,7 +175,7 @@ class Block:
 
 
 class Region:
-    """The reserved address space of one expandable segment: pages of it are mapped and unmapped."""
+    """The reserved address space of one expandable segment, in which pages are mapped and unmapped."""
 
     __slots__ = ("address", "page", "size")
 
@@ -186,10 +186,10 @@ class Region:
 
 
 class Ordering:
-    """The order among free blocks of equal size, as a number for each block: see settings.TieBreak.
+    """The order of free blocks of equal size, as a number per block: see settings.TieBreak.
 
-    A block that begins `n` bytes later in its segment has a number higher by `n`, except where blocks are numbered
-    by their creation: then `numbers` gives the next one.
+    A block that begins `n` bytes later in its segment has a number higher by `n`. If blocks are numbered by creation,
+    `numbers` provides the next number instead.
     """
 
     def __init__(self, rule: TieBreak) -> None:
@@ -203,10 +203,10 @@ class Ordering:
 
 
 class Pool:
-    """The small or the large half of a pool: of the default one, a CUDA graph's or a MemPool's.
+    """The small or large half of a pool: the default one, a CUDA graph's or a MemPool's.
 
-    page is the unit of its expandable segments, None where it has plain ones. age counts searches of its free
-    lists; only garbage collection looks at it.
+    page: the page size of its expandable segments; None if it has plain ones. age: the number of searches of its free
+    lists; used only by garbage collection.
     """
 
     __slots__ = ("age", "arenas", "id", "numbers", "page", "small", "splits_below", "tail")
@@ -226,7 +226,7 @@ class Pool:
         self.page = settings.page_size(small) if expandable else None
         self.age = 0
         self.arenas: dict[int, Arena] = {}
-        # A block is cut to size where more than `tail` bytes would be left, for requests below `splits_below`.
+        # A block is split if more than `tail` bytes remain and the request is below `splits_below`.
         self.tail = MIN_BLOCK - 1 if small or expandable else SMALL_REQUEST
         largest = None if small or expandable else settings.max_split_size
         self.splits_below = 0 if whole else UNBOUNDED if largest is None else largest
@@ -246,7 +246,7 @@ class Pool:
 
 
 class PoolPair:
-    """Both halves of one pool, and what its owner decided about it (see Allocator.add_pool)."""
+    """Both halves of one pool, and its owner's options (see Allocator.add_pool)."""
 
     __slots__ = ("large", "on_oom", "released", "small")
 
@@ -270,7 +270,7 @@ class PoolPair:
 
 
 class Arena:
-    """A pool's blocks on one stream. A block never changes its arena."""
+    """One pool's blocks on one stream. A block never changes its arena."""
 
     __slots__ = ("free", "pool", "reserved", "stream", "unmapped")
 
@@ -282,7 +282,7 @@ class Arena:
         self.reserved = 0
 
     def put(self, block: Block) -> Block:
-        """Puts a free block into the free list, merged with its free neighbours; returns what it became part of."""
+        """Add a free block to the free list, merged with its free neighbours; return the merged block."""
         free = self.free
         after = block.next
         if after is not None and after.state is INACTIVE:
@@ -300,7 +300,7 @@ class Arena:
         return block
 
     def add(self, block: Block) -> None:
-        """Puts a block that has no free neighbour into the free list."""
+        """Add a block without free neighbours to the free list."""
         block.born = self.pool.age
         self.free.add(block)
 
@@ -316,7 +316,7 @@ class Totals(NamedTuple):
 
 
 def add_up(heads: Iterable[Block], small: bool) -> Totals:
-    """The sums over all chains of blocks of the small or the large pools."""
+    """Return the sums over all chains of blocks of the small or large pools."""
     allocated = active = requested = reserved = inactive_split = 0
     for head in heads:
         block: Block | None = head if head.arena.pool.small == small else None
@@ -335,7 +335,7 @@ def add_up(heads: Iterable[Block], small: bool) -> Totals:
 
 
 def segments_of(head: Block) -> Iterator[Segment]:
-    """The mapped runs of the chain that begins with `head`, each as one segment."""
+    """Yield each mapped run of the chain that begins with `head` as one segment."""
     run: list[Block] = []
     block: Block | None = head
     while block is not None:

@@ -1,4 +1,4 @@
-"""The simulated driver: how much memory there is, and who maps how much of it."""
+"""The simulated driver: how much memory there is, and which segments are mapped."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .blocks import Arena, Ordering
 
 @dataclass
 class Counters:
-    """Torch's plain counters, since the allocator began."""
+    """Torch's counters since the allocator started."""
 
     alloc_retries: int = 0
     ooms: int = 0
@@ -23,10 +23,10 @@ class Counters:
 
 
 class Device:
-    """Gives memory and addresses to the allocator, and takes memory back.
+    """Provides memory and addresses to the allocator, and takes memory back.
 
-    `before` is the driver's reading before the allocator's first request. `observe` is told of each call, as the
-    events that torch records.
+    before: the driver's reading before the allocator's first request. observe: called with each call, as an event that
+    torch would record.
     """
 
     def __init__(
@@ -39,22 +39,22 @@ class Device:
         self.addresses = addresses
         self.ordering = ordering
         self.capacity = before.free
-        """What the driver has for this process, used and free, in bytes; None is unknown."""
+        """Driver memory for this process, used and free, in bytes; None if unknown."""
         self._before = before
         self._observe = observe
 
     @property
     def driver(self) -> Driver:
-        """The driver's reading now."""
+        """Return the driver's reading now."""
         free = None if self.capacity is None else max(0, self.capacity - self.reserved)
         return replace(self._before, free=free)
 
     def allows(self, size: int) -> bool:
-        """Whether the process's limit admits `size` bytes more."""
+        """Return whether the process's limit allows `size` more bytes."""
         return self.limit is None or self.reserved + size <= self.limit
 
     def holds(self, size: int) -> bool:
-        """Whether the driver hands out `size` bytes more."""
+        """Return whether the driver can provide `size` more bytes."""
         return self.capacity is None or size <= Driver.usable(self.capacity - self.reserved)
 
     def give(self, arena: Arena, address: int, size: int) -> None:
@@ -65,7 +65,7 @@ class Device:
         self._tell("segment_alloc" if arena.pool.page is None else "segment_map", arena, address, size)
 
     def take_over(self, arena: Arena, address: int, size: int) -> None:
-        """Memory that was there before the simulation began: no call is counted for it."""
+        """Add memory that existed before the simulation; this counts no call."""
         arena.reserved += size
         self.reserved += size
         self.peak_reserved = max(self.peak_reserved, self.reserved)

@@ -1,4 +1,4 @@
-"""Expandable segments: address space of 9/8 of the device, into which pages are mapped as they are needed."""
+"""Expandable segments: address space of 9/8 of the device, with pages mapped on demand."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from ..heap import INACTIVE
 from .blocks import UNMAPPED, Arena, Block, Region
 from .device import Device
 
-UNKNOWN_SPAN = 1 << 42  # where the size of the device is not known
+UNKNOWN_SPAN = 1 << 42  # if the device's size is unknown
 
 
 def best_fit(arena: Arena, size: int) -> Block | None:
-    """The free block for a request: one that can still grow counts with all that it can grow to."""
+    """Return the free block for a request; a growable one counts with all bytes that it can grow to."""
     best = arena.free.first(size)
     if best is None or not _grows(best):
         return best
@@ -33,10 +33,10 @@ def _reach(block: Block) -> int:
 
 
 def grow(arena: Arena, size: int, device: Device, heads: dict[Block, None]) -> Block | None:
-    """A free block of `size` bytes or more, mapped at the lowest address that has room; in no free list.
+    """Return a free block of at least `size` bytes, mapped at the lowest address with room; not in a free list.
 
-    None where the driver has no pages left, and what was mapped on the way stays, as free blocks; or where no
-    expandable segment is as large.
+    Returns None if the driver has no pages left, and keeps the pages mapped so far as free blocks. Also returns None if
+    no expandable segment is that large.
     """
     block = _lowest_room(arena, size)
     if block is None:
@@ -60,7 +60,7 @@ def grow(arena: Arena, size: int, device: Device, heads: dict[Block, None]) -> B
 
 
 def missing(arena: Arena, size: int) -> int:
-    """Bytes that `grow` would have to map."""
+    """Return the bytes that `grow` would have to map."""
     assert arena.pool.page is not None
     wanted, mapped = size, 0
     block = _lowest_room(arena, size)
@@ -91,7 +91,7 @@ def _has_room(first: Block, size: int) -> bool:
 
 
 def reserve(arena: Arena, device: Device, heads: dict[Block, None], address: int | None = None) -> Block:
-    """A new expandable segment, all of it unmapped; at `address` where a recorded one is known to lie."""
+    """Return a new unmapped expandable segment, at `address` if the recorded address is known."""
     page = arena.pool.page
     assert page is not None
     size = _span(arena, device)
@@ -108,7 +108,7 @@ def reserve(arena: Arena, device: Device, heads: dict[Block, None], address: int
 
 
 def _span(arena: Arena, device: Device) -> int:
-    """The address space of a new expandable segment, in whole pages."""
+    """Return the address space of a new expandable segment, in whole pages."""
     page, total = arena.pool.page, device.driver.size
     assert page is not None
     span = UNKNOWN_SPAN if total is None else total + total // 8
@@ -116,7 +116,7 @@ def _span(arena: Arena, device: Device) -> int:
 
 
 def _map(block: Block, size: int, device: Device) -> Block | None:
-    """Maps the first pages of an unmapped block; returns the free block that they became part of."""
+    """Map the first pages of an unmapped block; return the free block that contains them."""
     arena, region = block.arena, block.region
     assert region is not None
     size = -(-size // region.page) * region.page
@@ -136,7 +136,7 @@ def bytes_of_free_pages(block: Block) -> int:
 
 
 def _free_pages(block: Block) -> tuple[int, int]:
-    """Begin and end of the whole pages inside a block, as offsets into its segment."""
+    """Return begin and end of the whole pages inside a block, as offsets into its segment."""
     region = block.region
     assert region is not None
     start = block.address - region.address
@@ -144,7 +144,7 @@ def _free_pages(block: Block) -> tuple[int, int]:
 
 
 def shrink(block: Block, device: Device, heads: dict[Block, None]) -> None:
-    """Gives back the pages that lie wholly inside a free block; a segment without any pages goes."""
+    """Unmap the pages completely inside a free block; a segment without pages is removed."""
     arena, region = block.arena, block.region
     assert region is not None
     start = block.address - region.address

@@ -1,4 +1,4 @@
-"""Where the memory for a request comes from: the cache, the driver, and what is given back in between."""
+"""The sources of memory for a request: the cache, then the driver, after releasing cached memory if needed."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .device import Device
 from .expandable import bytes_of_free_pages, shrink
 
 Heads = dict[Block, None]
-"""The first block of each segment, in the order of addresses."""
+"""The first block of each segment, in address order."""
 
 
 def release_segment(block: Block, device: Device, heads: Heads) -> None:
-    """Gives back a plain segment that is one free block."""
+    """Release a plain segment that is one free block."""
     block.arena.free.remove(block)
     del heads[block]
     device.take_back(block.arena, block.address, block.size)
@@ -25,7 +25,7 @@ def release_segment(block: Block, device: Device, heads: Heads) -> None:
 
 
 def flush(pools: Iterable[Pool], device: Device, heads: Heads) -> None:
-    """Gives back every free segment and, of expandable ones, every free page."""
+    """Release every free segment and every free page of expandable ones."""
     for pool in pools:
         free = [block for arena in pool.in_stream_order() for block in arena.free]
         if pool.page is None:
@@ -37,9 +37,9 @@ def flush(pools: Iterable[Pool], device: Device, heads: Heads) -> None:
 
 
 def oversize(arena: Arena, size: int, least: int, gone: Sequence[Block]) -> tuple[list[Block], bool]:
-    """The blocks of `least` (max_split_size) bytes or more that go for a request, and whether they suffice.
+    """Return the blocks of at least `least` (max_split_size) bytes to release, and whether they suffice.
 
-    That is the smallest block that suffices alone, else the largest ones until their sum does; none of `gone`.
+    Picks the smallest block that suffices alone, else the largest ones until their sum suffices; skips those in `gone`.
     """
     wanted = max(size, least)
     free = [block for block in arena.free.at_least(least) if block.region is None and block not in gone]
@@ -57,10 +57,10 @@ def oversize(arena: Arena, size: int, least: int, gone: Sequence[Block]) -> tupl
 
 
 def too_old(pool: Pool, threshold: float, device: Device) -> list[Block]:
-    """The free segments that garbage collection gives back, in order, to bring the reserved bytes to the threshold.
+    """Return the free segments that garbage collection releases, in order.
 
-    Those of more than average age, again and again until it is enough. `threshold` is a share of the limit; a
-    block's age counts the searches of its pool since it was freed.
+    Collects segments older than the average, repeatedly, until reserved bytes are below the threshold (a share of the
+    limit). A block's age is the number of searches of its pool since it was freed.
     """
     excess = 0 if device.limit is None else device.reserved - int(threshold * device.limit)
     blocks = [block for arena in pool.in_stream_order() for block in arena.free if block.whole] if excess > 0 else []
@@ -78,7 +78,7 @@ def too_old(pool: Pool, threshold: float, device: Device) -> list[Block]:
 
 
 class Foreseen(NamedTuple):
-    """What a request makes the allocator give back: free segments in order, and then, if it flushes, everything."""
+    """What a request makes the allocator release: free segments in order, then everything if it flushes."""
 
     released: list[Block]
     flushes: bool
@@ -87,8 +87,8 @@ class Foreseen(NamedTuple):
 class Supply:
     """The pools, the free segments, and torch's chain of attempts to serve a request.
 
-    `wait` waits until all streams have finished with the freed blocks of a pool; of all pools for the default one.
-    `takes_first` is whether the smallest block that fits is the one to take, with no further rule.
+    wait: waits until all streams finish with the freed blocks of a pool; of all pools for the default one. takes_first:
+    whether the smallest block that fits is taken, without further rules.
     """
 
     def __init__(self, settings: Settings, device: Device, wait: Callable[[tuple[int, int]], None]) -> None:
@@ -111,13 +111,13 @@ class Supply:
         return pair
 
     def arena(self, request: int, stream: int, pool: tuple[int, int]) -> tuple[Arena, int]:
-        """Where a request belongs, and its rounded size."""
+        """Return a request's arena and rounded size."""
         size = self.settings.round(request)
         pair = self.pools.get(pool) or self.add_pool(pool)
         return (pair.small if size <= SMALL_REQUEST else pair.large).arena(stream), size
 
     def best_fit(self, arena: Arena, size: int) -> Block | None:
-        """The cached block for a request, out of the free list."""
+        """Take the cached block for a request out of the free list."""
         if self._collects:
             arena.pool.age += 1
         block = self._cached(arena, size)
@@ -126,7 +126,7 @@ class Supply:
         return block
 
     def foresee(self, arena: Arena, size: int) -> Foreseen | None:
-        """What `obtain` would give back to the driver; None where cached memory serves the request."""
+        """Return what `obtain` would release; None if cached memory serves the request."""
         if self._cached(arena, size) is not None:
             return None
         gone = self._too_old()
@@ -141,7 +141,7 @@ class Supply:
         return Foreseen(gone, self._may_flush(arena))
 
     def _cached(self, arena: Arena, size: int) -> Block | None:
-        """The cached block for a request; max_split_size forbids all but near sizes."""
+        """Return the cached block for a request; with max_split_size only one of similar size."""
         block = arena.free.first(size) if arena.pool.page is None else expandable.best_fit(arena, size)
         least = self.settings.max_split_size
         if block is None or least is None:
@@ -151,7 +151,7 @@ class Supply:
         return None if block.size >= size + self.settings.max_non_split_rounding else block
 
     def obtain(self, arena: Arena, size: int) -> Block | None:
-        """New memory for a request, at need after cached memory was given back: torch's chain of attempts."""
+        """Return new memory for a request, released from the cache first if needed: torch's chain of attempts."""
         self._give_back(self._too_old())
         block = self._new(arena, size) or self._borrow(arena, size)
         least = self.settings.max_split_size
@@ -177,7 +177,7 @@ class Supply:
         flush(self._flushed(pool), self.device, self.heads)
 
     def flush_sizes(self) -> dict[tuple[int, int], list[int]]:
-        """The sizes of the segments and pages that a flush would give back now, by pool."""
+        """Return the sizes of the segments and pages that a flush would release now, by pool."""
         sizes: dict[tuple[int, int], list[int]] = {}
         for half in self._flushed(DEFAULT_POOL):
             found = sizes.setdefault(half.id, [])
@@ -188,14 +188,14 @@ class Supply:
         return sizes
 
     def _flushed(self, pool: tuple[int, int]) -> list[Pool]:
-        """The pools that empty_cache(pool) looks at."""
+        """Return the pools that empty_cache(pool) covers."""
         ended = [pair for id, pair in self.pools.items() if pair.released and pool in (DEFAULT_POOL, id)]
         halves = [half for pair in ended for half in (pair.small, pair.large)]
         default = self.pools[DEFAULT_POOL]
         return [default.large, default.small, *halves] if pool == DEFAULT_POOL else halves
 
     def _may_flush(self, arena: Arena) -> bool:
-        """Not in a capture, which is where graphs allocate; before torch 2.13 not for a MemPool either."""
+        """Return whether a flush is allowed: not in a graph capture; before torch 2.13 not for a MemPool either."""
         return not self.capturing and (arena.pool.id == DEFAULT_POOL or self.settings.torch >= (2, 13))
 
     def _too_old(self) -> list[Block]:
@@ -214,7 +214,7 @@ class Supply:
         return block
 
     def _lent(self, arena: Arena, size: int) -> Block | None:
-        """A cached block of a MemPool that lends to the default pool. Torch passes its expandable blocks over."""
+        """Return a cached block of a MemPool with use_on_oom. Torch skips its expandable blocks."""
         if arena.pool.id != DEFAULT_POOL:
             return None
         lenders = [pair.small if arena.pool.small else pair.large for pair in self.pools.values() if pair.on_oom]
@@ -222,14 +222,14 @@ class Supply:
         return next((block for block in cached if block is not None), None)
 
     def _fits(self, arena: Arena, size: int, gone: list[Block]) -> bool:
-        """Whether new memory is to be had once `gone` are given back."""
+        """Return whether new memory is available once `gone` are released."""
         freed = sum(block.size for block in gone)
         request = self.settings.segment_size(size)
         wanted = request if arena.pool.page is None else expandable.missing(arena, size)
         return self.device.allows(request - freed) and self.device.holds(wanted - freed)
 
     def _new(self, arena: Arena, size: int) -> Block | None:
-        """One attempt at new memory."""
+        """Try once to get new memory."""
         request = self.settings.segment_size(size)
         if not self.device.allows(request):
             return None

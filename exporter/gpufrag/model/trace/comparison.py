@@ -26,9 +26,9 @@ RISKS = {
 
 @dataclass(frozen=True)
 class Candidate:
-    """One setting and its outcome; `smallest_limit` is None if it was not searched, or does not exist.
+    """One setting and its outcome; `smallest_limit` is None if it was not searched or does not exist.
 
-    `packed` is whether it began with the older blocks alone, without the memory that was cached next to them.
+    packed: the replay began with only the older blocks, without the memory that was cached next to them.
     """
 
     conf: str
@@ -43,7 +43,7 @@ class Candidate:
 class Compared:
     """One device's run under the recorded setting, which comes first, and under each candidate.
 
-    If the trace begins late the recorded setting is there twice: as it was, and packed like the others.
+    If the trace begins late, the recorded setting appears twice: as recorded, and packed like the others.
     """
 
     device: int
@@ -57,7 +57,7 @@ class Compared:
 
     @property
     def bound(self) -> int | None:
-        """The limit of the recorded setting: that of the process, or its per_process_memory_fraction's."""
+        """The recorded setting's limit: the process's own, or per_process_memory_fraction."""
         return self.limit_of(self.candidates[0])
 
     def limit_of(self, candidate: Candidate) -> int | None:
@@ -70,10 +70,12 @@ class Advice:
 
     take: Candidate
     recorded: Candidate
-    """The recorded setting, begun like the others."""
+    """The recorded setting, with the same start as the others."""
     saves: int | None
-    """Bytes of peak reserved memory, below 0 if it costs them. None if requests fail under either setting: a run that
-    did not get its memory has no peak to compare."""
+    """Saved bytes of peak reserved memory, negative if it grows.
+
+    None if requests fail under either setting: the peak of an incomplete run cannot be compared.
+    """
     risks: list[str] = field(default_factory=list)
 
     @property
@@ -87,12 +89,12 @@ class Advice:
 
     @property
     def newly_failed(self) -> int:
-        """Requests that succeeded when they were recorded and fail under the setting to use."""
+        """Requests that succeeded in the recording and fail under the recommended setting."""
         return self.take.outcome.failed
 
     @property
     def no_longer_failed(self) -> int:
-        """Requests that fail under the recorded setting and succeed under the one to use."""
+        """Requests that fail under the recorded setting and succeed under the recommended one."""
         return self.recorded.outcome.ooms - self.take.outcome.ooms + self.newly_failed - self.recorded.outcome.failed
 
 

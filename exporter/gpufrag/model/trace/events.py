@@ -1,4 +1,4 @@
-"""What a trace of the allocator says, event by event."""
+"""The events of an allocator trace."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ OOM = "oom"
 GROWS = frozenset(("segment_alloc", "segment_map"))
 SHRINKS = frozenset(("segment_free", "segment_unmap"))
 PASSED_OVER = frozenset(("snapshot", "annotate", "user_defined"))
-EMPTY_CACHE = "empty_cache"  # not torch's: the call of that name is what follows
+EMPTY_CACHE = "empty_cache"  # not torch's: marks the start of an empty_cache call
 RETRY = "retry"  # not torch's: the request that follows flushes the cache
 WITHOUT_ADDRESS = frozenset((EMPTY_CACHE, RETRY))
 ACTIONS = frozenset((ALLOC, FREE_REQUESTED, FREE_COMPLETED, OOM)) | GROWS | SHRINKS | WITHOUT_ADDRESS
 
 
 class Event(NamedTuple):
-    """One entry of a trace. size is bytes: as requested for alloc and free, rounded for oom, whole segments else.
+    """One entry of a trace.
 
-    The address of an oom is the driver's free memory in bytes, None where it is not known. Two marks that torch's own
-    traces lack have no address: EMPTY_CACHE and RETRY stand at the beginning of a call, before all that happened in it.
+    size: bytes; requested for alloc and free, rounded for oom, whole segments otherwise. The address of an oom is the
+    driver's free memory in bytes, None if unknown. EMPTY_CACHE and RETRY are not in torch's traces. They have no
+    address and mark the beginning of a call.
     """
 
     action: str
@@ -57,10 +58,9 @@ def parse_rows(rows: Iterable[Sequence[Any]], columns: Sequence[str]) -> list[Ev
 
 
 def parse_trace(entries: Iterable[Mapping[str, Any]]) -> list[Event]:
-    """Events of one device from torch's `device_traces`; entries that are no memory events are passed over.
+    """Return the events of one device from torch's `device_traces`; skips entries that are not memory events.
 
-    Where stacks were recorded, they tell which segments went in an empty_cache. Raises BadInput,
-    naming the entry.
+    If stacks were recorded, they reveal which segments an empty_cache released. Raises BadInput, naming the entry.
     """
     events: list[Event] = []
     for index, entry in enumerate(entries):
@@ -81,12 +81,12 @@ def parse_trace(entries: Iterable[Mapping[str, Any]]) -> list[Event]:
 
 
 def _is_asked(entry: Mapping[str, Any]) -> bool:
-    """Whether a segment went because the program said so: only a trace with stacks tells."""
+    """Return whether the program released the segment; only a trace with stacks shows it."""
     return any(frame["name"] == "empty_cache" for frame in entry.get("frames") or ())
 
 
 def _checked(index: int, action: Any, address: Any, size: Any, stream: Any, pool: Any = DEFAULT_POOL) -> Event:
-    """An event of values that may be anything; an address where there must be none is left out."""
+    """Return an event from unchecked values. Omits an address that must not be there."""
     if action not in ACTIONS:
         raise BadInput(f"event {index} has the unknown action {shown(action)}: torch up to 2.14 writes no such")
     if action in WITHOUT_ADDRESS:

@@ -1,7 +1,7 @@
 """A trace read backwards: from the heap at its end to the heap at its beginning.
 
-A trace seldom begins with the process. What was live before it is found by undoing its events: a block that is
-freed was there before, one that is allocated was not; the same with segments and mapped pages.
+A trace seldom begins with the process. Undoing its events reveals what was live before: a block that is freed existed
+before, one that is allocated did not. The same applies to segments and mapped pages.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from .events import ALLOC, FREE_COMPLETED, FREE_REQUESTED, GROWS, OOM, SHRINKS, 
 
 @dataclass(frozen=True)
 class Beginning:
-    """What was there when a trace began: the blocks as allocations in the order of addresses, and the heap.
+    """The state when a trace began: the blocks as allocations in address order, and the heap.
 
-    `events` are those of the trace, each with the pool of the segment that it happened in.
+    `events` are the trace's events, each with the pool of its segment.
     """
 
     allocations: tuple[Event, ...]
@@ -30,13 +30,12 @@ class Beginning:
 
 
 def rewind(events: Sequence[Event], end: Heap) -> Beginning:
-    """The beginning of a trace that ends in the one-device heap `end`.
+    """Return the beginning of a trace that ends in the one-device heap `end`.
 
-    A block that was freed within the trace left only its requested size: its own size is the rounded one, with the
-    tail that torch would not have split off, up to where another block began while it lived. Before torch 2.12 no
-    event tells its pool: it is that of the segment at its address, which is known for those that are there at the
-    end. Raises BadInput where the events do not lead to `end`: such a trace has gaps, or belongs to another device
-    or time.
+    The events record only the requested size of a block that was freed within the trace. Its own size is the rounded
+    one plus the tail that torch would not split off, limited by blocks that began after it during its life. Before
+    torch 2.12 events have no pool: it is the pool of the segment at the same address, if that exists at the end. Raises
+    BadInput if the events do not lead to `end`: the trace has gaps, or belongs to another device or time.
     """
     blocks = _Blocks(end)
     ranges = _Ranges(end)
@@ -91,7 +90,7 @@ def _allocations(segments: Sequence[Segment]) -> Iterator[Event]:
 
 
 class _Live(NamedTuple):
-    """A live block; `size` is None where only its requested bytes are known, and that it ended at `end` or before."""
+    """A live block; `size` is None if only its requested bytes are known, and that it ended at or before `end`."""
 
     address: int
     requested: int
@@ -105,7 +104,7 @@ def _within(live: Sequence[_Live], segment: Segment) -> Sequence[_Live]:
 
 
 class _Blocks:
-    """The live blocks while events are undone: requested bytes by address, and the size where it is known."""
+    """The live blocks while events are undone: requested bytes by address, and sizes where known."""
 
     def __init__(self, end: Heap) -> None:
         blocks = [block for segment in end.segments for block in segment.blocks() if block.state is not INACTIVE]
@@ -137,7 +136,7 @@ class _Blocks:
         self._awaiting.discard(address)
 
     def _bound(self, begin: int) -> None:
-        """Where a block began, the one before it had ended. The earliest such place is the best."""
+        """The previous block had ended where this one began. The earliest such place is the tightest bound."""
         at = bisect_left(self._unsized, begin) - 1
         if at >= 0:
             before = self._unsized[at]
@@ -180,7 +179,7 @@ class _Ranges:
         self._put(self._joined(segment) if expandable else segment)
 
     def _joined(self, segment: Segment) -> Segment:
-        """With the mapped ranges of the same stream that it touches; they also tell its pool."""
+        """Add it to the adjacent mapped ranges of the same stream, which also reveal their pool."""
         after = self._segments.get(segment.address + segment.size)
         if after is not None and _join(after, segment):
             self._drop(after)
@@ -202,7 +201,7 @@ class _Ranges:
         return True
 
     def _touches(self, address: int, size: int) -> bool:
-        """Whether some of it is there already."""
+        """Return whether part of it is already mapped."""
         last = self._at_or_before(address + size - 1)
         return last is not None and last.address + last.size > address
 
@@ -228,7 +227,7 @@ def _bare(segment: Segment, address: int, size: int) -> Segment:
 
 
 def _fill(segment: Segment, live: Sequence[_Live], settings: Settings) -> Segment:
-    """The segment with its live blocks, and free blocks between them."""
+    """Return the segment with its live blocks, and free blocks between them."""
     sizes: list[int] = []
     requested: list[int] = []
     states: list[str] = []
@@ -252,7 +251,7 @@ def _append(sizes: list[int], requested: list[int], states: list[str], size: int
 
 
 def _probable_size(segment: Segment, settings: Settings, asked: int, room: int) -> int:
-    """The size of a block that asked for `asked` bytes and has `room` bytes until the next one."""
+    """Return the size of a block for `asked` bytes with `room` bytes up to the next block."""
     size = settings.round(asked)
     if segment.expandable or segment.small:
         return min(size, room)

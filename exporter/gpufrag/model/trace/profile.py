@@ -14,10 +14,10 @@ from .events import ALLOC, EMPTY_CACHE, FREE_COMPLETED, GROWS, OOM, SHRINKS, Eve
 from .history import heaps_at
 
 STRETCHES = 32
-"""The trace is measured once in each of so many equal stretches: where most memory is active."""
+"""The number of equal stretches of the trace; each is measured once, where most memory is active."""
 MOST_SIZES = 64
 NEARLY_FULL = 0.05
-"""Free share of the limit below which the ratio says little."""
+"""Free share of the limit below which the ratio is not meaningful."""
 LARGE = 1 << 20
 SHORT = 0.02
 """Share of the trace below which a block is temporary."""

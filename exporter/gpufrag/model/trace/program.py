@@ -1,4 +1,4 @@
-"""A recorded program: the operations of a trace, and their replay on the simulated allocator."""
+"""A recorded program: a trace's operations, and their replay on the simulated allocator."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Operation(NamedTuple):
 class Program:
     """The operations behind a trace.
 
-    `strangers` counts frees of blocks that were older than the trace. `doubts` counts, by kind, requests of which the
-    trace does not show whether they flushed the cache: the number of retries is uncertain by as many.
+    strangers: frees of blocks older than the trace. doubts: by kind, requests for which the trace does not show whether
+    they flushed the cache; the number of retries is uncertain by that many.
     """
 
     operations: Sequence[Operation]
@@ -48,11 +48,11 @@ class Program:
 
 
 class Replay:
-    """A program on its way through an allocator; `position` is the number of operations done.
+    """Runs a program on an allocator; `position` is the number of operations done.
 
-    An allocation that fails here although it succeeded when it was recorded is passed over with its free. A request
-    that failed when it was recorded and succeeds here is freed at once: the program went on without it.
-    `made` are blocks of the allocator that stand for the first allocations of the program, which are not repeated.
+    If an allocation fails here but succeeded in the recording, it is skipped together with its free. A request that
+    failed in the recording and succeeds here is freed at once, because the program continued without it. `made` are the
+    allocator's blocks for the program's first allocations, which are not repeated.
     """
 
     def __init__(self, program: Program, allocator: Allocator, made: Sequence[Block] = ()) -> None:
@@ -60,13 +60,13 @@ class Replay:
         self.allocator = allocator
         self.position = len(made)
         self.blocks: list[Block | None] = list(made)
-        """By the number of the allocation; None for one that failed or is freed."""
-        self._awaiting: dict[Block, int] = {}  # which allocation it was: a block may be used again after a flush
+        """By allocation number; None for one that failed or is freed."""
+        self._awaiting: dict[Block, int] = {}  # the allocation's number: a block may be reused after a flush
         self._refused_again = 0
 
     @property
     def failed(self) -> int:
-        """Allocations that succeeded when they were recorded, and failed here."""
+        """Allocations that succeeded in the recording and failed here."""
         return self.allocator.counters.ooms - self._refused_again
 
     @property
@@ -74,7 +74,7 @@ class Replay:
         return self.position == len(self.program.operations)
 
     def run(self, until: int | None = None) -> None:
-        """Goes on to operation `until`, or to the end."""
+        """Run up to operation `until`, or to the end."""
         operations = self.program.operations
         end = len(operations) if until is None else min(until, len(operations))
         blocks, malloc, free = self.blocks, self.allocator.malloc, self.allocator.free
@@ -92,7 +92,7 @@ class Replay:
         self.position = max(self.position, end)
 
     def complete(self, allocation: int) -> None:
-        """The streams have finished with a block that was freed."""
+        """Complete a freed block: its streams finished."""
         block = self.blocks[allocation]
         if block is not None and self._awaiting.get(block) == allocation:
             del self._awaiting[block]
