@@ -120,58 +120,46 @@ def all_of(path: Path) -> list[Manifest]:
     return documents(path.read_text(encoding="utf-8"))
 
 
-@pytest.mark.real
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_example_loses_nothing(name):
-    built = {row["kind"]: row for row in kustomize(KUBERNETES / "examples" / name)}
-    assert [lost(row, built[row["kind"]]) for row in example(name)] == [[]] * len(built)
+@pytest.fixture(scope="module", params=EXAMPLES)
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def built(name: str) -> list[Manifest]:
+    return kustomize(KUBERNETES / "examples" / name)
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_example_has_sidecar_in_every_pod(name):
-    found = list(pods(kustomize(KUBERNETES / "examples" / name)))
+def test_example_loses_nothing(name, built):
+    by_kind = {row["kind"]: row for row in built}
+    assert [lost(row, by_kind[row["kind"]]) for row in example(name)] == [[]] * len(by_kind)
+
+
+@pytest.mark.real
+def test_example_has_restricted_sidecar_in_every_pod(name, built):
+    found = list(pods(built))
     assert len(found) == (2 if name == "pytorchjob" else 1)
     for pod in found:
         agent, sidecar = pod["spec"]["initContainers"]
         (main,) = pod["spec"]["containers"]
-        assert (agent["name"], sidecar["name"], sidecar["restartPolicy"]) == (
-            "gpufrag-agent",
-            "gpufrag-sidecar",
-            "Always",
-        )
+        names = agent["name"], sidecar["name"], sidecar["restartPolicy"]
+        assert names == ("gpufrag-agent", "gpufrag-sidecar", "Always")
+        assert {agent["image"], sidecar["image"]} == {f"registry.example/gpufrag:{__version__}"}
         assert main["image"].startswith("registry.example/"), "the component added a container"
         assert {row["name"] for row in main["env"]} >= {"PYTHONPATH", "GPUFRAG_DIR"}
-
-
-@pytest.mark.real
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_example_is_restricted(name):
-    assert [restricted(pod) for pod in pods(kustomize(KUBERNETES / "examples" / name)) if restricted(pod)] == []
+        assert restricted(pod) == []
 
 
 @pytest.mark.real
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_example_fits_the_schemas(name, version):
-    built = kustomize(KUBERNETES / "examples" / name)
+def test_example_fits_the_schemas(built, version):
     check([row for row in built if is_core(row)], version)
     check(list(pods(built)), version)
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
 def test_example_opts_in(name):
-    owner = example(name)[-1]
-    assert owner["metadata"]["annotations"] == {"gpufrag.dev/restart": "true"}
-
-
-@pytest.mark.real
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_example_sets_gpufrag_image(name):
-    images = {
-        c["image"] for pod in pods(kustomize(KUBERNETES / "examples" / name)) for c in pod["spec"]["initContainers"]
-    }
-    assert images == {f"registry.example/gpufrag:{__version__}"}
+    assert example(name)[-1]["metadata"]["annotations"] == {"gpufrag.dev/restart": "true"}
 
 
 def test_sidecar_cannot_delay_the_job():

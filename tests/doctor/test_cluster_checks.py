@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from doctor.results import text_of
 from gpufrag.doctor.checks import Fail, Ok, Result, Unknown, Warn, examine
 from gpufrag.doctor.cluster import CHECKS, Place
 from gpufrag.restarter.kubernetes.client import KubernetesClient
@@ -307,8 +308,3 @@ def test_doctor_only_reads(api):
     api.log.clear()
     assert len(look_at_all(api)) == len(CHECKS)
     assert {one.method for one in api.log if not one.path.endswith("reviews")} == {"GET"}
-
-
-def text_of(result: Result, kind: type[Result]) -> str:
-    assert isinstance(result, kind), result
-    return result.text

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from doctor.results import text_of
 from fake_agents import FakeAgent, process_sample
 from gpufrag.doctor import host, ranks
 from gpufrag.doctor.checks import Fail, Ok, Result, Warn
@@ -55,11 +56,6 @@ def agent(tmp_path: Path) -> Iterator[FakeAgent]:
 
 def identified(agent: FakeAgent, **changes: Any) -> None:
     agent.publish(identity=replace(agent.sample.identity, **changes))
-
-
-def text_of(result: Result, kind: type[Result]) -> str:
-    assert isinstance(result, kind), result
-    return result.text
 
 
 def test_private_folder_is_fine(agent):

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from doctor.json_server import Answers, answering
+from doctor.results import text_of
 from gpufrag import __version__
 from gpufrag.doctor import host, prometheus
 from gpufrag.doctor.checks import Fail, Ok, Result, Unknown, Warn, examine
@@ -24,11 +25,6 @@ BUILD = 'gpufrag_build_info{{python="3.11",version="{}"}} 1\n'
 def server() -> Iterator[Answers]:
     with answering({}) as answers:
         yield answers
-
-
-def text_of(result: Result, kind: type[Result]) -> str:
-    assert isinstance(result, kind), result
-    return result.text
 
 
 def sidecar(url: str, tmp_path) -> Result:

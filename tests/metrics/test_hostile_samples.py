@@ -46,6 +46,12 @@ def _parsed(fleet):
     return [(s.name, s.labels, s.value) for f in text_string_to_metric_families(body) for s in f.samples]
 
 
+@pytest.fixture
+def of_rank(a_process):
+    """A fleet of one rank with the given devices."""
+    return lambda *devices: Fleet(0.0, (RankView(a_process(*devices, rank=0)),))
+
+
 def _assert_no_series_twice(fleet):
     series = [(s.name, *sorted(s.labels.items())) for family in families(fleet) for s in family.samples]
     assert len(set(series)) == len(series)
@@ -65,15 +71,15 @@ def test_broken_sample_hides_no_other_rank(fleet, changes):
 
 
 @pytest.mark.parametrize("conf", ['a"b', "a\nb", "a\\b", "é🙂", "\x00\r", "}{,=", 'a="b",rank="7"'])
-def test_label_value_may_be_any_text(a_device, a_process, conf):
+def test_label_value_may_be_any_text(a_device, of_rank, conf):
     device = replace(a_device("train-cap4"), alloc_conf=conf)
-    parsed = _parsed(Fleet(0.0, (RankView(a_process(device, rank=0)),)))
+    parsed = _parsed(of_rank(device))
     assert [labels["alloc_conf"] for name, labels, _ in parsed if name == "gpufrag_process_info"] == [conf]
 
 
-def test_label_value_is_cut_and_valid_utf8(a_device, a_process):
+def test_label_value_is_cut_and_valid_utf8(a_device, of_rank):
     device = replace(a_device("train-cap4"), alloc_conf="x" * 100_000, backend="\ud800")
-    parsed = _parsed(Fleet(0.0, (RankView(a_process(device, rank=0)),)))
+    parsed = _parsed(of_rank(device))
     (info,) = [labels for name, labels, _ in parsed if name == "gpufrag_process_info"]
     assert info["alloc_conf"] == "x" * 255 + "…"
     assert info["backend"] == "?"
@@ -92,41 +98,38 @@ def test_impossible_value_is_absent(a_process, value):
     assert not names & {"gpufrag_steps_total", "gpufrag_collector_duration_seconds"}
 
 
-def test_histogram_with_impossible_count_is_absent(a_device, a_process):
+def test_histogram_with_impossible_count_is_absent(a_device, of_rank):
     device = a_device("train-cap4")
     (snapshot,) = device.snapshots
     large = replace(snapshot.measured.large, free_block_sizes=[10**400] * len(snapshot.measured.large.free_block_sizes))
     device = replace(device, snapshots=(replace(snapshot, measured=replace(snapshot.measured, large=large)),))
-    parsed = _parsed(Fleet(0.0, (RankView(a_process(device, rank=0)),)))
+    parsed = _parsed(of_rank(device))
     assert {labels["pool"] for name, labels, _ in parsed if "_gsum" in name} == {"small"}
 
 
-def test_duplicate_device_or_moment_appears_once(a_device, a_process):
-    device = a_device("train-cap4", moments=("timer", "timer"))
-    fleet = Fleet(0.0, (RankView(a_process(device, device, rank=0)),))
+@pytest.mark.parametrize(
+    ("moments", "shown"), [(("timer", "timer"), 1), (("x" * 300, "x" * 301), 0)], ids=["equal", "alike when cut"]
+)
+def test_duplicate_device_or_moment_appears_once(a_device, of_rank, moments, shown):
+    device = a_device("train-cap4", moments=moments)
+    fleet = of_rank(device, device)
     _assert_no_series_twice(fleet)
     times = [value for name, _, value in _parsed(fleet) if name == "gpufrag_snapshot_timestamp_seconds"]
-    assert times == [device.snapshots[-1].time]
+    assert times == [device.snapshots[shown].time]
 
 
 @pytest.mark.parametrize("frameworks", [("",), ("x" * 300, "x" * 301)], ids=["none", "alike when cut"])
-def test_frameworks_with_equal_labels_appear_once(a_device, a_process, frameworks):
+def test_frameworks_with_equal_labels_appear_once(a_device, of_rank, frameworks):
     device = a_device("train-cap4")
     others = [replace(device, framework=framework) for framework in frameworks]
-    fleet = Fleet(0.0, (RankView(a_process(device, *others, rank=0)),))
+    fleet = of_rank(device, *others)
     shown = [name for name, _, _ in _parsed(fleet) if name == "gpufrag_process_info"]
     assert len(shown) == (1 if frameworks == ("",) else 2)
 
 
-def test_moments_equal_after_cut_appear_once(a_device, a_process):
-    device = a_device("train-cap4", moments=("x" * 300, "x" * 301))
-    fleet = Fleet(0.0, (RankView(a_process(device, rank=0)),))
-    assert [name for name, _, _ in _parsed(fleet)].count("gpufrag_snapshot_timestamp_seconds") == 1
-
-
-def test_free_memory_from_snapshot_and_sums_appears_once(a_device, a_process):
+def test_free_memory_from_snapshot_and_sums_appears_once(a_device, of_rank):
     device = replace(a_device("train-cap4", moments=("timer",)), sums=Sums(1.0, free_total=5, free_cached=5))
-    fleet = Fleet(0.0, (RankView(a_process(device, rank=0)),))
+    fleet = of_rank(device)
     (value,) = [v for name, _, v in _parsed(fleet) if name == "gpufrag_allocator_free_total_bytes"]
     assert value == device.snapshots[0].measured.free_total
 
