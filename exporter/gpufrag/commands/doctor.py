@@ -27,25 +27,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--folder",
         metavar="DIR",
         type=argument(folder_name),
-        help="folder shared by ranks and sidecar (default: $GPUFRAG_DIR, /run/gpufrag or one in the temp folder)",
+        help="folder that ranks and sidecar share (default: as for gpufrag run)",
     )
     host.add_argument(
-        "--sidecar", metavar="URL", default="http://127.0.0.1:9836", help="sidecar (default: http://127.0.0.1:9836)"
+        "--sidecar",
+        metavar="URL",
+        default="http://127.0.0.1:9836",
+        help="address of the sidecar (default: http://127.0.0.1:9836)",
     )
     cluster = parser.add_argument_group("a Kubernetes cluster")
     cluster.add_argument("--kubernetes", action="store_true", help="check a cluster")
     cluster.add_argument("--namespace", metavar="NAME", help="namespace of the jobs (default: this pod's own)")
     cluster.add_argument(
-        "--release-namespace", metavar="NAME", default="gpufrag", help="namespace of the chart (default: gpufrag)"
+        "--release-namespace", metavar="NAME", default="gpufrag", help="namespace of the restarter (default: gpufrag)"
     )
     cluster.add_argument(
-        "--restarter", metavar="NAME", default="gpufrag-restarter", help="its name (default: gpufrag-restarter)"
+        "--restarter",
+        metavar="NAME",
+        default="gpufrag-restarter",
+        help="name of its Deployment (default: gpufrag-restarter)",
     )
     cluster.add_argument("--kubeconfig", metavar="FILE", type=Path, help="kubeconfig file (default: $KUBECONFIG)")
-    cluster.add_argument("--context", metavar="NAME", help="context of the kubeconfig (default: its current one)")
+    cluster.add_argument("--context", metavar="NAME", help="context of the kubeconfig (default: its current context)")
     other = parser.add_argument_group("a Prometheus, and manifests")
     other.add_argument("--prometheus", metavar="URL", help="check a Prometheus, for example http://prometheus:9090")
-    other.add_argument("--bearer-file", metavar="FILE", type=Path, help="file with the token for Prometheus")
+    other.add_argument("--bearer-file", metavar="FILE", type=Path, help="file with the bearer token for Prometheus")
     other.add_argument(
         "--manifests",
         metavar="FILE",

@@ -26,7 +26,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     size = argument(parse_memory)
     parser.add_argument("file", metavar="SNAPSHOT", help="snapshot with history (torch.cuda.memory._dump_snapshot)")
     parser.add_argument(
-        "--card", metavar="SIZE", type=size, action="append", help="card to try, such as 32GiB (default: common sizes)"
+        "--card",
+        metavar="SIZE",
+        type=size,
+        action="append",
+        help="memory size of a card to try, such as 32GiB (default: common cards)",
     )
     parser.add_argument(
         "--other", metavar="SIZE", type=size, default=0, help="memory that other jobs hold on the card (default: 0)"

@@ -17,12 +17,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "only the standard library of Python 3.10 to 3.14. Run it again to upgrade."
     )
     parser.add_argument(
-        "folder", metavar="DIR", type=argument(folder_name), help="for example a volume that an init container fills"
+        "folder",
+        metavar="DIR",
+        type=argument(folder_name),
+        help="folder to copy to, for example a volume of an init container",
     )
     parser.add_argument(
         "--python",
         metavar="PYTHON",
-        help="also load the agent in every process of this interpreter, by a .pth file in its site-packages "
+        help="also load the agent in every process of this interpreter, with a .pth file in its site-packages "
         "(for images whose own sitecustomize hides the one on PYTHONPATH)",
     )
 

@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--driver-free", metavar="SIZE", type=size, help="the device's free memory at the snapshot")
     parser.add_argument("--driver-size", metavar="SIZE", type=size, help="the device's memory (both: mem_get_info)")
     parser.add_argument("--limit", metavar="SIZE", type=size, help="the process's limit (default: the device's size)")
-    parser.add_argument("--device", metavar="D", type=argument(whole(0)), help="only this device")
+    parser.add_argument("--device", metavar="D", type=argument(whole(0)), help="only this device (default: all)")
     parser.add_argument(
         "--stream",
         metavar="N",
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--alloc-conf",
         metavar="TEXT",
         type=_settings,
-        help="PYTORCH_CUDA_ALLOC_CONF, if the file has no settings",
+        help="PYTORCH_CUDA_ALLOC_CONF of the process, if the file does not name it",
     )
     parser.add_argument("--json", action="store_true", help="print JSON (sizes in bytes, null if unknown)")
 

@@ -25,7 +25,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="set one key, overriding the file; may be repeated. Examples: selector='cluster=\"a\"', "
         "thresholds.fragmentation_ratio=6, severities.critical=page, labels.team=ml, off=[]",
     )
-    build.add_argument("--rules-only", action="store_true", help="write no dashboards")
+    build.add_argument(
+        "--rules-only", action="store_true", help="do not write dashboards (they need Python 3.11 and gpufrag[mixin])"
+    )
 
 
 def run(options: argparse.Namespace) -> int:

@@ -21,23 +21,25 @@ MAX_FILE = 2 << 30
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("pid", metavar="PID", nargs="?", type=int, help="the training process")
-    parser.add_argument("--rank", metavar="R", type=int, help="the process of this rank")
-    parser.add_argument("--all-ranks", action="store_true", help="all processes; one file each, with its rank or pid")
+    parser.add_argument("--rank", metavar="R", type=int, help="record the process of this rank")
+    parser.add_argument(
+        "--all-ranks", action="store_true", help="record all processes, one file each, named after its rank or pid"
+    )
     parser.add_argument("--steps", metavar="N", type=int, default=1, help="steps to record (default: 1)")
     parser.add_argument(
         "--stacks",
         action="store_true",
         help="also record the Python stack of each allocation; slows these steps down, and torch may pause the job for "
-        "10 seconds to load what resolves the stacks",
+        "5 to 10 seconds to load its stack resolver",
     )
     parser.add_argument(
         "--wait",
         metavar="DURATION",
         type=argument(parse_duration),
         default=120.0,
-        help="how long to wait for the end of these steps (default: 2m)",
+        help="how long to wait for these steps to finish (default: 2m)",
     )
-    parser.add_argument("-o", "--output", metavar="FILE", type=Path, required=True, help="file to write, a pickle")
+    parser.add_argument("-o", "--output", metavar="FILE", type=Path, required=True, help="pickle file to write")
     parser.add_argument(
         "--folder", metavar="DIR", type=argument(folder_name), help="the agents' folder (default: $GPUFRAG_DIR)"
     )

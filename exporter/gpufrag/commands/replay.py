@@ -18,17 +18,31 @@ from .arguments import release
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     size = argument(parse_memory)
-    parser.add_argument("file", metavar="FILE", help="a snapshot with history, or the JSON form with events")
+    parser.add_argument("file", metavar="FILE", help="snapshot with history (pickle), or a recorded trace in JSON")
     parser.add_argument(
-        "--settings", metavar="CONF", type=_conf, help="another PYTORCH_CUDA_ALLOC_CONF; '' is torch's defaults"
+        "--settings",
+        metavar="CONF",
+        type=_conf,
+        help="PYTORCH_CUDA_ALLOC_CONF to replay with (default: the recorded one; '' for torch's defaults)",
     )
-    parser.add_argument("--limit", metavar="SIZE", type=size, help="memory that the process may reserve")
-    parser.add_argument("--recorded-limit", metavar="SIZE", type=size, help="the limit while it was recorded")
-    parser.add_argument("--device", metavar="D", type=argument(whole(0)), help="which device of a snapshot of several")
     parser.add_argument(
-        "--torch", metavar="RELEASE", type=argument(release), help="release of torch, if the file does not name it"
+        "--limit", metavar="SIZE", type=size, help="memory limit to replay with (default: the limit while recording)"
     )
-    parser.add_argument("--json", action="store_true", help="the heap at the end as a snapshot, and all figures")
+    parser.add_argument(
+        "--recorded-limit",
+        metavar="SIZE",
+        type=size,
+        help="memory limit while recording (default: the one in the file)",
+    )
+    parser.add_argument(
+        "--device", metavar="D", type=argument(whole(0)), help="device to replay, if the snapshot has several"
+    )
+    parser.add_argument(
+        "--torch", metavar="RELEASE", type=argument(release), help="torch release, if the file does not name it"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print the final heap as a snapshot, and all figures, as JSON"
+    )
 
 
 def run(options: argparse.Namespace) -> int:

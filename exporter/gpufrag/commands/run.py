@@ -60,7 +60,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_size,
         help="memory growth per step that counts as a leak (per minute in a process without steps; default: 1MB)",
     )
-    add("--restartable", action="store_true", help="let gpufrag restarter restart CMD on this host")
+    add(
+        "--restartable",
+        action="store_true",
+        help="stay as the parent of CMD, so that gpufrag restarter can restart it on this host",
+    )
     add("--name", metavar="NAME", help="the job's name in alerts, label job_name (default: the name of its script)")
     add("--grace", metavar="DURATION", help="time from SIGTERM to SIGKILL at a restart (default: 60s)")
     add("--in-place", action="store_true", help="restart only torchrun's workers; needs torchrun --max-restarts")

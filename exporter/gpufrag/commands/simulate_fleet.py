@@ -15,19 +15,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--faulty", metavar="N", type=argument(whole(0)), default=1, help="jobs with a fragmenting rank (default: 1)"
     )
     parser.add_argument(
-        "--play", metavar="TIME", type=duration, default=300.0, help="time until it is fragmented, as 10m (default: 5m)"
+        "--play",
+        metavar="TIME",
+        type=duration,
+        default=300.0,
+        help="time until that rank is fragmented, such as 10m (default: 5m)",
     )
     parser.add_argument(
-        "--restart", metavar="TIME", type=duration, default=1800.0, help="time until it restarts, as 1h (default: 30m)"
+        "--restart",
+        metavar="TIME",
+        type=duration,
+        default=1800.0,
+        help="time until its job restarts, such as 1h (default: 30m)",
     )
     parser.add_argument(
         "--host", metavar="ADDRESS", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)"
     )
     parser.add_argument(
-        "--port", type=argument(whole(0, 65535)), default=9836, help="port; 0 chooses a free one (default: 9836)"
+        "--port",
+        type=argument(whole(0, 65535)),
+        default=9836,
+        help="port to listen on; 0 chooses a free one (default: 9836)",
     )
     parser.add_argument(
-        "--no-detail", dest="detail", action="store_false", help="leave out metrics that no alert or rule reads"
+        "--no-detail", dest="detail", action="store_false", help="leave out metrics that no bundled alert uses"
     )
 
 

@@ -38,30 +38,39 @@ PARALLEL_FROM = 200_000
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     size = argument(parse_memory)
-    parser.add_argument("file", metavar="SNAPSHOT", help="a snapshot with history (_record_memory_history, _snapshot)")
+    parser.add_argument("file", metavar="SNAPSHOT", help="snapshot with history (torch.cuda.memory._dump_snapshot)")
     parser.usage = "%(prog)s SNAPSHOT [--settings CONF [CONF ...]] [options]"  # CONF takes all that follows it
     parser.add_argument(
         "--settings",
         metavar="CONF",
         nargs="+",
         action="extend",
-        help="candidates to try instead; '' is torch's defaults",
+        help="settings to try instead of the usual ones; '' for torch's defaults",
     )
-    parser.add_argument("--limit", metavar="SIZE", type=size, help="memory that the process may reserve")
-    parser.add_argument("--recorded-limit", metavar="SIZE", type=size, help="the limit while it was recorded")
-    parser.add_argument("--smallest-limit", action="store_true", help="search a smallest limit for each setting")
-    parser.add_argument("--driver-free", metavar="SIZE", type=size, help="free memory of the device at the snapshot")
-    parser.add_argument("--driver-size", metavar="SIZE", type=size, help="memory of the device")
+    parser.add_argument(
+        "--limit", metavar="SIZE", type=size, help="memory limit to replay with (default: the limit while recording)"
+    )
+    parser.add_argument(
+        "--recorded-limit",
+        metavar="SIZE",
+        type=size,
+        help="memory limit while recording (default: the one in the file)",
+    )
+    parser.add_argument(
+        "--smallest-limit", action="store_true", help="also find the smallest memory limit for each setting"
+    )
+    parser.add_argument("--driver-free", metavar="SIZE", type=size, help="the device's free memory at the snapshot")
+    parser.add_argument("--driver-size", metavar="SIZE", type=size, help="the device's memory (both: mem_get_info)")
     parser.add_argument(
         "--device",
         metavar="D",
         type=argument(whole(0)),
-        help="one device of a snapshot of several; without it all, one after the other",
+        help="only this device (default: all, one after the other)",
     )
     parser.add_argument(
-        "--torch", metavar="RELEASE", type=argument(release), help="release of torch, if the file does not name it"
+        "--torch", metavar="RELEASE", type=argument(release), help="torch release, if the file does not name it"
     )
-    parser.add_argument("--json", action="store_true", help="for programs: bytes, null for what cannot be told")
+    parser.add_argument("--json", action="store_true", help="print JSON (sizes in bytes, null if unknown)")
 
 
 def run(options: argparse.Namespace) -> int:
