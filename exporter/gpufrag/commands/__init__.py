@@ -21,7 +21,9 @@ COMMANDS = (
     Command("run", "run a job with the agent in its processes", "gpufrag run -- torchrun --nproc-per-node 8 train.py"),
     Command("serve", "run the sidecar: metrics of all ranks, and a web page", "gpufrag serve --port 9836"),
     Command("attach", "load the agent into a running process", "gpufrag attach 4711"),
-    Command("install-agent", "copy the agent to a folder for other images", "gpufrag install-agent /gpufrag"),
+    Command(
+        "install-agent", "copy the agent to a folder, for images without gpufrag", "gpufrag install-agent /gpufrag"
+    ),
     Command("record", "record some steps of a running job", "gpufrag record --rank 0 --steps 3 -o steps.pickle"),
     Command("measure", "print all figures of a memory snapshot", "gpufrag measure snapshot.pickle --limit 40GiB"),
     Command("fit", "find the smallest memory a recorded job needs", "gpufrag fit snapshot.pickle --other 20GiB"),
