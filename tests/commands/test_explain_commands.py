@@ -172,7 +172,7 @@ def test_diff_of_equal_snapshots_has_no_change(capsys: pytest.CaptureFixture[str
     [
         (["explain", CASE, "--device", "3"], 2, "--device 3: the file has device 0"),
         (["explain", CASE, "--limit", "40"], 2, "add a unit, as in 40GiB"),
-        (["explain", CASE, "--driver-free", "9GiB", "--driver-size", "8GiB"], 2, "--driver-free is 9.00 GiB"),
+        (["explain", CASE, "--driver-free", "9GiB", "--driver-size", "8GiB"], 2, "--driver-free (9.00 GiB) is larger"),
         (["explain", "/nowhere"], 1, "/nowhere: no such file"),
         (["timeline", str(SNAPSHOTS / "default-0.pickle.gz")], 1, "has no history; call torch.cuda.memory._record"),
         (["diff", CASE, CASE, "--device", "1"], 2, "the snapshots have no device 1 in common"),

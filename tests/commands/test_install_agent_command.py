@@ -27,4 +27,4 @@ def test_unwritable_folder_is_one_line(tmp_path: Path, capsys: pytest.CaptureFix
 
 def test_empty_name_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["install-agent", ""]) == 2
-    assert "names no folder" in capsys.readouterr().err
+    assert "DIR is empty" in capsys.readouterr().err

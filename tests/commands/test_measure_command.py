@@ -131,11 +131,11 @@ def test_standard_input_is_read():
         ([TORCH, "--device", "-1"], 2, "argument --device: '-1' is not a whole number of at least 0"),
         ([TORCH, "--alloc-conf", "foo:bar"], 2, "torch has no allocator setting 'foo'"),
         ([TORCH, "--alloc-conf", "expandable_segments=True"], 2, "is not of the form key:value"),
-        ([CASE, "--driver-free", "200GiB"], 2, "--driver-free is 200 GiB, of a device of 140 GiB"),
+        ([CASE, "--driver-free", "200GiB"], 2, "--driver-free (200 GiB) is larger than the device (140 GiB)"),
         (
             [TORCH, "--driver-free", "2GiB", "--driver-size", "1GiB"],
             2,
-            "--driver-free is 2.00 GiB, of a device",
+            "--driver-free (2.00 GiB) is larger than the device",
         ),
         ([TORCH, "--limit", "40"], 2, "argument --limit: '40' is only 40 B; add a unit, as in 40GiB"),
         ([], 2, "the following arguments are required: FILE"),

@@ -120,7 +120,7 @@ def test_signals_reach_the_command(number: signal.Signals) -> None:
         (["--restartable", "--grace", "0s", "--", "true"], 2, "--grace must be above 0, such as 60s (got 0s)"),
         (["--restartable", "--grace", "soon", "--", "true"], 2, "--grace: 'soon' is not a duration"),
         (["--grace", "", "--", "true"], 2, "add --restartable"),
-        (["--folder", "", "--", "true"], 2, "an empty DIR names no folder"),
+        (["--folder", "", "--", "true"], 2, "DIR is empty"),
         (["--folder", "/dev/null", "--restartable", "--", "true"], 1, "cannot create /dev/null"),
         (["--", "no-such-command"], 1, "cannot run 'no-such-command': no such command on PATH"),
         (["--", "./no/such/file"], 1, "cannot run './no/such/file': no such file"),

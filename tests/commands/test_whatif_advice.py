@@ -64,7 +64,7 @@ def test_a_late_trace_has_no_smallest_limit_with_its_cache(capsys: pytest.Captur
 def test_nothing_is_advised_where_no_setting_differs(capsys: pytest.CaptureFixture[str]) -> None:
     text = printed(capsys, KV, "--limit", "0")
     assert "keep the recorded setting" in text
-    assert "no setting that was tried is enough" in text
+    assert "requests fail under every tested setting" in text
     assert "PYTORCH_CUDA_ALLOC_CONF" not in text
 
 
@@ -77,7 +77,7 @@ def test_a_run_that_fails_saves_nothing_and_what_would_be_enough_decides(capsys:
     assert taken["smallest_limit"] == min(one["smallest_limit"] for one in found["candidates"])
     text = printed(capsys, *asked)
     assert "saves" not in text.replace("none of the others saves", "")
-    assert "no setting that was tried is enough: this one needs a limit of" in text
+    assert "requests fail under every tested setting: the recommended one needs a limit of" in text
 
 
 def test_the_smallest_limit_is_not_above_one_that_sufficed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -97,7 +97,7 @@ def test_what_nothing_is_known_of_stays_and_is_told(capsys: pytest.CaptureFixtur
     settings = {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:512,future_option:True"}
     file = changed(tmp_path, "kv-default", settings=settings)
     assert record(capsys, file)["advice"]["conf"] == f"{EXPANDABLE},future_option:True"
-    assert "of future_option:True, as recorded, nothing is known" in " ".join(printed(capsys, file).split())
+    assert "unknown setting in the recording: future_option:True" in " ".join(printed(capsys, file).split())
 
 
 def test_the_smallest_limit_does_not_depend_on_the_limit(capsys: pytest.CaptureFixture[str]) -> None:
@@ -123,9 +123,12 @@ def test_a_conf_from_a_file_cannot_move_the_cursor(capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--driver-free", "2GiB", "--driver-size", "1GiB"], "--driver-free is 2.00 GiB, of a device of 1.00 GiB"),
+        (
+            ["--driver-free", "2GiB", "--driver-size", "1GiB"],
+            "--driver-free (2.00 GiB) is larger than the device (1.00 GiB)",
+        ),
         (["--device", "1"], "holds the trace of one device"),
-        (["--settings", "backend:cudaMallocAsync"], "only native is known"),
+        (["--settings", "backend:cudaMallocAsync"], "supports only native"),
     ],
 )
 def test_what_makes_no_sense_is_a_usage_error(

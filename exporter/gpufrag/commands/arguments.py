@@ -1,4 +1,4 @@
-"""What several commands read from their flags in one way."""
+"""Parsers of flags that several commands share."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from ..units import format_bytes
 
 
 def folder_name(text: str) -> Path:
-    """For `units.argument`. An empty one, as of a variable that is not set, would be the working folder."""
+    """Return the folder; for `units.argument`. Rejects an empty text, which would mean the working folder."""
     if not text:
-        raise UsageError("an empty DIR names no folder; write . for the working folder")
+        raise UsageError("DIR is empty; write . for the working folder")
     return Path(text)
 
 
 def refuse_more_free_than_there_is(free: int | None, size: int | None) -> None:
-    """Of --driver-free and --driver-size, in bytes. Raises UsageError."""
+    """Raise UsageError if --driver-free exceeds --driver-size, both in bytes."""
     if free is not None and size is not None and free > size:
         raise UsageError(
-            f"--driver-free is {format_bytes(free)}, of a device of {format_bytes(size)}: it must be less "
-            "(see --driver-size)"
+            f"--driver-free ({format_bytes(free)}) is larger than the device ({format_bytes(size)}); "
+            "check --driver-size"
         )
 
 
 def release(text: str) -> str:
-    """A release of torch, as it is written; raises UsageError for what is none."""
+    """Return a torch release as written. Raises UsageError for an invalid one."""
     from ..model.settings import parse_release
 
     try:

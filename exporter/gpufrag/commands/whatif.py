@@ -33,7 +33,7 @@ CANDIDATES = (
 
 
 PARALLEL_FROM = 200_000
-"""Operations in all settings together: below it, starting processes takes longer than it saves."""
+"""Operations of all settings together; below it, starting processes costs more than it saves."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -84,13 +84,13 @@ def run(options: argparse.Namespace) -> int:
     else:
         bold = terminal.bold(sys.stdout)
         print("\n\n".join(whatif.as_text(compared, bold) for compared in devices))
-    for error in broken:  # the others are told all the same
+    for error in broken:
         print(f"gpufrag: {error}", file=sys.stderr)
     return int(bool(broken))
 
 
 def _compare_all(recordings: list[Recording], options: argparse.Namespace) -> tuple[list[Compared], list[BadInput]]:
-    """Each device by itself. Raises BadInput where none can be replayed."""
+    """Compare each device separately. Raises BadInput if no device can be replayed."""
     devices, broken = [], []
     for recording in recordings:
         try:
@@ -117,7 +117,7 @@ def _read_run(recording: Recording, recorded_limit: int | None, options: argpars
     from ..snapshot_file.recording import read_run_of
 
     driver = recording.before
-    if options.driver_free is not None:  # at the end: what the process holds then was still free when it began
+    if options.driver_free is not None:  # the driver's reading is from the end of the trace
         held = sum(segment.size for segment in recording.end.segments)
         driver = replace(driver, free=options.driver_free + held)
     if options.driver_size is not None:
@@ -138,18 +138,18 @@ class _Choice(NamedTuple):
 
 
 class _Work(NamedTuple):
-    """What the worker processes inherit: the run is too large to be sent to them."""
+    """Data that worker processes inherit, because the run is too large to send."""
 
     run: Run
     choices: list[_Choice]
     limit: int | None
     search: bool
     done: Any
-    """Shared: operations done, by choice."""
+    """Shared memory: operations done, by choice."""
 
 
 def _play(run: Run, own_conf: str, limit: int | None, options: argparse.Namespace) -> list[Candidate]:
-    """The recorded setting first, then the candidates; long runs in as many processes as there are cores."""
+    """Replay the recorded setting first, then the candidates; long runs use one process per core."""
     choices = list(_choices(run, own_conf, limit, options.settings))
     operations = len(run.program.operations)
     context = multiprocessing.get_context("fork")
@@ -206,7 +206,7 @@ def _total(work: _Work) -> int:
 
 
 def _choices(run: Run, own_conf: str, limit: int | None, confs: list[str] | None) -> Iterator[_Choice]:
-    """The recorded setting as it was, the same from where the others begin, and the others."""
+    """Yield the recorded setting as recorded, the same with the others' start, and the others."""
     from ..model.settings import parse_conf, without_choices
 
     own = run.end.settings
@@ -226,7 +226,7 @@ def _choices(run: Run, own_conf: str, limit: int | None, confs: list[str] | None
 
 
 def _settings(conf: str, torch: tuple[int, int]) -> Settings:
-    """Raises UsageError for what torch would not take."""
+    """Parse a setting. Raises UsageError for what torch rejects."""
     from ..model.settings import read_conf
 
     try:

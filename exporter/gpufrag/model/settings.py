@@ -114,7 +114,7 @@ def parse_conf(text: str, torch: tuple[int, int] = NEWEST) -> Settings:
             try:
                 changes[name] = _divisions(value, torch) if convert is _divisions else convert(value)
             except ValueError:
-                raise BadInput(f"allocator setting {key}:{shown(value)} is not of the form that torch takes") from None
+                raise BadInput(f"allocator setting {key}:{shown(value)} is not a value that torch accepts") from None
     segment = changes.get("large_segment_size", Settings.large_segment_size)
     changes.setdefault("max_non_split_rounding", segment)
     for name in ("max_split_size", "max_non_split_rounding"):
@@ -353,6 +353,8 @@ def _refuse_unless_neutral(key: str, value: str) -> None:
         hint = f"; did you mean {near[0]}?" if near else ""
         raise BadInput(f"torch has no allocator setting {shown(key)}{hint}")
     if key == "backend" and value == "cudaMallocAsync":
-        raise BadInput("allocator setting backend:cudaMallocAsync is the driver's own allocator; only native is known")
+        raise BadInput(
+            "allocator setting backend:cudaMallocAsync is the driver's allocator; gpufrag supports only native"
+        )
     if not re.fullmatch(NEUTRAL_KEYS[key], value):
-        raise BadInput(f"allocator setting {key}:{shown(value)} is not of the form that torch takes")
+        raise BadInput(f"allocator setting {key}:{shown(value)} is not a value that torch accepts")

@@ -177,7 +177,7 @@ class _LargeBlocks:
         address, rounded, settings = block.address, self._rounded[block.requested], self._rounded.settings
         segment = self._ranges.at(address)
         if segment is None:
-            raise BadInput(f"a block at {address:#x} lies in no segment")
+            raise BadInput(f"a block at {address:#x} is in no segment")
         if segment.expandable:
             return rounded
         limits = [segment.address + segment.size]

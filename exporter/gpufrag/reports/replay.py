@@ -14,9 +14,9 @@ from .terminal import Emphasis
 
 
 class Replayed(NamedTuple):
-    """A replay at its end. `same_end` is whether its heap is the recorded one, addresses of segments aside.
+    """A finished replay. `same_end`: its heap equals the recorded one, segment addresses aside.
 
-    `older` counts the blocks that were there before the trace began.
+    `older` counts the blocks from before the trace.
     """
 
     name: str
@@ -27,7 +27,7 @@ class Replayed(NamedTuple):
 
 
 def as_record(result: Replayed) -> dict[str, Any]:
-    """The form of --json, in bytes; `gpufrag measure` reads it as a snapshot."""
+    """Return the object of --json, sizes in bytes; `gpufrag measure` reads it as a snapshot."""
     allocator = result.replay.allocator
     driver = allocator.driver
     return {

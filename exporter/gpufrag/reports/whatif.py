@@ -19,43 +19,43 @@ WIDTH = 118
 
 
 def notes(compared: Compared) -> Iterator[str]:
-    """What the trace leaves open, where it could change the answer."""
+    """Yield what is unknown from the trace and could change the answer."""
     run, limit = compared.run, compared.limit
     if run.older:
         yield (
-            f"{run.older:,} blocks are older than the trace (or its ring buffer lost their beginning): they "
-            "are packed where settings are compared, without the cache that was there as well, which flatters all; "
-            "record from the start of the process to be sure"
+            f"{run.older:,} blocks are older than the trace (or its ring buffer lost their beginning): the "
+            "comparison packs them and omits the memory that was cached next to them, so real peaks can be higher; "
+            "record from the start of the process for exact results"
         )
     if run.program.strangers:
-        yield f"{run.program.strangers:,} frees in the trace are of blocks that it does not explain; they are left out"
+        yield f"{run.program.strangers:,} frees in the trace have no matching allocation; they are ignored"
     if limit == run.recorded_limit and not compared.candidates[0].outcome.same_end:
         yield (
-            "the replay under the recorded setting does not end exactly as the recorded heap does; differences of a "
-            "few MiB come from addresses that libraries took from the driver, larger ones from settings that the "
-            "snapshot does not hold (give --recorded-limit if the process had a limit)"
+            "the replay under the recorded setting does not end exactly in the recorded heap; differences of a few "
+            "MiB come from addresses that libraries took from the driver, larger ones from settings that the snapshot "
+            "does not contain (add --recorded-limit if the process had a limit)"
         )
     if run.program.doubts:
         kinds = ", ".join(f"{kind}: {count:,}" for kind, count in run.program.doubts.items())
         yield (
-            f"the trace does not show everything ({kinds}): the retries can be off by {run.program.inferred:,}; record "
-            "with stacks to see the calls of empty_cache (_record_memory_history(context='all'))"
+            f"the trace is incomplete ({kinds}): the number of retries can be off by {run.program.inferred:,}; record "
+            "with stacks to include the calls of empty_cache (_record_memory_history(context='all'))"
         )
     if any(operation.kind in (FAIL, FAIL_IN_CAPTURE) for operation in run.program.operations):
         yield (
-            "requests failed in the recording: the replay repeats them, but the program might have done something else "
-            "after a success"
+            "requests failed in the recording: the replay repeats them, but after a success the program might have "
+            "continued differently"
         )
     if run.driver.free is None:
         yield "other processes' use of the device is not in a trace: add --driver-free and --driver-size to count it in"
     if compared.bound is None:
         yield from _unlimited(compared)
     if strange := unknown_options(compared.candidates[0].conf):
-        yield f"of {', '.join(strange)}, as recorded, nothing is known: it is taken to move no block, and left as it is"
+        yield f"unknown setting in the recording: {', '.join(strange)}; assumed to have no effect, and kept as it is"
     if any(operation.kind == AWAIT for operation in run.program.operations):
         yield (
-            "when a block that another stream used becomes free depends on the GPU's timing, and near the limit a "
-            "request may flush the cache for one that is not yet free; it is taken as recorded"
+            "the GPU's timing decides when a block that another stream used becomes free, and near the limit a "
+            "request may flush the cache because of it; the replay uses the recorded timing"
         )
 
 
@@ -67,7 +67,7 @@ def _unlimited(compared: Compared) -> Iterator[str]:
 
 
 def as_record(compared: Compared) -> dict[str, Any]:
-    """The form of --json: bytes, null for what cannot be told."""
+    """Return one object of --json: sizes in bytes, None if unknown."""
     advice, run = advise(compared.candidates), compared.run
     return {
         "file": compared.name,
@@ -104,7 +104,7 @@ def _candidate_record(candidate: Candidate, compared: Compared) -> dict[str, Any
 
 
 def as_text(compared: Compared, bold: Emphasis = str) -> str:
-    """A page of WIDTH columns."""
+    """Return the report in WIDTH columns."""
     lines = [bold(_title(compared)), ""]
     lines += _table(compared, bold)
     lines += ["", *_advice_lines(advise(compared.candidates), compared.searched, bold), ""]
@@ -131,7 +131,7 @@ HEADS = (
     ("largest", "possible"),
     ("smallest", "limit"),
 )
-"""Of the columns next to the setting; the largest possible request is that of the worst moment."""
+"""Headings of the figures; the largest possible request is that of the worst moment."""
 
 
 def _table(compared: Compared, bold: Emphasis) -> Iterator[str]:
@@ -149,7 +149,7 @@ def _table(compared: Compared, bold: Emphasis) -> Iterator[str]:
 
 
 def _name_lines(candidate: Candidate, first: Candidate) -> list[str]:
-    """The setting, an option a line; torch's defaults have none."""
+    """Return the setting, one option per line."""
     lines = (candidate.conf or "(torch's defaults)").replace(",", ",\n  ").split("\n")
     if candidate.recorded:
         lines.append("  as recorded" if candidate is first else "  begun like the others")
@@ -193,8 +193,8 @@ def _advice_lines(advice: Advice, searched: bool, bold: Emphasis) -> Iterator[st
     else:
         yield bold("keep the recorded setting: no other has fewer failed requests or saves 2 % of the peak")
     if not advice.enough:
-        what = _needed(advice.take) if searched else "--smallest-limit shows what would be"
-        yield f"  no setting that was tried is enough: {what}"
+        what = _needed(advice.take) if searched else "add --smallest-limit to find a sufficient limit"
+        yield f"  requests fail under every tested setting: {what}"
     for risk in advice.risks:
         yield from _wrapped(f"risk: {risk}", "  ")
 
@@ -206,12 +206,12 @@ def _saving(size: int) -> str:
 def _needed(candidate: Candidate) -> str:
     needs = candidate.smallest_limit
     if needs is None:
-        return "no limit up to twice its peak would be"
-    return f"this one needs a limit of {format_bytes(needs)}"
+        return "no limit up to twice the peak suffices"
+    return f"the recommended one needs a limit of {format_bytes(needs)}"
 
 
 def _line_to_run(conf: str) -> str:
-    """For a shell, which must not see the > of a list of intervals."""
+    """Return a shell command, quoted because a list of intervals may contain >."""
     return f"export PYTORCH_CUDA_ALLOC_CONF={shlex.quote(conf)}" if conf else "unset PYTORCH_CUDA_ALLOC_CONF"
 
 

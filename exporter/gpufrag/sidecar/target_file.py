@@ -1,7 +1,7 @@
-"""A file for Prometheus' file_sd_configs, that says where this sidecar listens: for hosts that no discovery lists.
+"""A file for Prometheus' file_sd_configs with the sidecar's address, for hosts without service discovery.
 
-It is written once the sidecar listens, and taken away when it ends. What is killed leaves it; then the target is
-down until the job's epilogue removes the file.
+The sidecar writes it once it listens and removes it at exit. A killed sidecar leaves the file, and the target is down
+until the job's epilogue removes it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ANY_HOST = ("", "0.0.0.0", "::")
 def kept(
     folder: Path, environment: Mapping[str, str] = os.environ, host: str | None = None
 ) -> Iterator[Callable[[Address], None]]:
-    """Yields what is to be told the address; the file is there from then to the end. It raises Unavailable."""
+    """Yield a function that writes the file for an address (raises Unavailable); remove the file at the end."""
     written: list[Path] = []
 
     def announce(address: Address) -> None:
@@ -42,7 +42,7 @@ def kept(
 
 
 def labels(environment: Mapping[str, str]) -> dict[str, str]:
-    """Which job it is, in Slurm's words. Names are not unique there: job_name has the number in it too."""
+    """Return the labels of the Slurm job. Slurm's job names are not unique, so job_name includes the number."""
     number, name = environment.get("SLURM_JOB_ID"), environment.get("SLURM_JOB_NAME")
     found = {
         "job_name": "-".join(filter(None, [name, number])),
@@ -53,7 +53,7 @@ def labels(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Whole or not at all; the half-written one has no name that `*.json` would match."""
+    """Replace the file in one step; the draft's name does not match `*.json`."""
     try:
         write_file(path, text.encode())
     except OSError as error:

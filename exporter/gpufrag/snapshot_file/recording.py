@@ -19,7 +19,7 @@ HOW = "call torch.cuda.memory._record_memory_history() at the start of the job, 
 
 
 class Recording(NamedTuple):
-    """`before` is the driver's reading before the first event, `limit` the process's; both only as far as told."""
+    """A trace with its end. `before`: the driver's reading before the first event, `limit`: the process's, if known."""
 
     name: str
     device: int
@@ -28,26 +28,26 @@ class Recording(NamedTuple):
     before: Driver
     limit: int | None
     conf: str
-    """PYTORCH_CUDA_ALLOC_CONF while it was recorded; empty where there was none, or it is not known."""
+    """PYTORCH_CUDA_ALLOC_CONF during the recording; empty if it was unset or is unknown."""
     knows_release: bool = True
     """Whether the release of torch is known: from the file, its keys, or the caller."""
 
 
 def read_recording(source: str | Path, device: int | None = None, torch: str | None = None) -> Recording:
-    """The trace in a file: a snapshot with history, or the JSON form with `events`.
+    """Return the trace in a file: a snapshot with history, or the JSON form with `events`.
 
-    `torch` is the release, for a file that does not name it. Raises BadInput for a file without history or one that is
-    broken, UsageError where `device` must be said or is not there, Unavailable where it cannot be read.
+    torch: the release, for a file that does not name it. Raises BadInput for a file that is broken or has no history,
+    UsageError if `device` is missing or ambiguous, Unavailable if the file cannot be read.
     """
     recordings = read_recordings(source, device, torch)
     if len(recordings) > 1:
         devices = ", ".join(str(recording.device) for recording in recordings)
-        raise UsageError(f"{name_of(source)} holds traces of devices {devices}: say by --device which")
+        raise UsageError(f"{name_of(source)} holds traces of devices {devices}: choose one with --device")
     return recordings[0]
 
 
 def read_recordings(source: str | Path, device: int | None = None, torch: str | None = None) -> list[Recording]:
-    """The traces of all devices in a file, or of one. Raises as read_recording does."""
+    """Return the traces of all devices in a file, or of one. Raises like read_recording."""
     raw = load(source)
     name = name_of(source)
     if not isinstance(raw, Mapping):
@@ -64,9 +64,9 @@ def read_recordings(source: str | Path, device: int | None = None, torch: str | 
 
 
 def read_run_of(recording: Recording, limit: int | None, driver: Driver | None = None) -> Run:
-    """The run behind a recording that was made under `limit` (bytes; None is none, or unknown).
+    """Return the run behind a recording made under `limit` (bytes; None: none or unknown).
 
-    Of unknown releases of torch, the newest whose rules lead to the recorded end is taken. Raises BadInput.
+    If torch's release is unknown, uses the newest one whose rules lead to the recorded end. Raises BadInput.
     """
     end, driver = recording.end, driver or recording.before
     releases = [end.settings.torch] if recording.knows_release else [NEWEST, (2, 12), (2, 11)]
@@ -81,17 +81,17 @@ def read_run_of(recording: Recording, limit: int | None, driver: Driver | None =
 
 def _from_case(name: str, raw: Mapping[str, Any], saved: Saved, device: int | None) -> Recording:
     if device:
-        raise UsageError(f"--device {device}: {name} holds the trace of one device: leave --device out")
+        raise UsageError(f"--device {device}: {name} holds the trace of one device; omit --device")
     columns = raw.get("events_columns")
     if not isinstance(raw["events"], list) or not isinstance(columns, list):
-        raise BadInput("its events are no list of rows with events_columns")
+        raise BadInput("events and events_columns must be lists")
     driver = replace(saved.driver, free=size_of(raw, "driver_free_before"))
     events = parse_rows(raw["events"], columns)
     return Recording(name, 0, events, saved.heap, driver, saved.driver.limit, _conf(raw), saved.knows_release)
 
 
 def _conf(raw: Mapping[str, Any]) -> str:
-    """As one line of printable text, whoever wrote the file: it is shown on a terminal."""
+    """Return one printable line: the file is untrusted and the text goes to a terminal."""
     settings = raw.get("allocator_settings") or raw.get("settings")
     conf = str(settings.get("PYTORCH_CUDA_ALLOC_CONF") or "") if isinstance(settings, Mapping) else ""
     return "".join(character if character.isprintable() else "?" for character in conf)
@@ -102,7 +102,7 @@ def _from_snapshot(name: str, raw: Mapping[str, Any], saved: Saved, device: int 
     recorded = [index for index, trace in enumerate(traces) if trace] if isinstance(traces, list) else []
     if not isinstance(traces, list) or not recorded:
         raise BadInput(f"it holds no history, only segments, which gpufrag measure reads; for history {HOW}")
-    if len({id(traces[index]) for index in recorded}) < len(recorded):  # a few bytes that would become many events
+    if len({id(traces[index]) for index in recorded}) < len(recorded):  # a small file could expand to many events
         raise BadInput("two of its devices share one trace, which torch never writes: the file was made by hand")
     if device is not None and device not in recorded:
         raise UsageError(f"--device {device}: {name} holds traces of device {', '.join(map(str, recorded))}")

@@ -69,7 +69,7 @@ class Run:
         take_terminal_back(self.pid)
 
     def _stop_with_child(self, number: int) -> None:
-        """Let the shell see a stopped job, or lend the terminal to a child that wants to use it."""
+        """Report a stopped job to the shell, or give the terminal to a child that reads from it."""
         if number in (signal.SIGTTIN, signal.SIGTTOU) and lend_terminal(self.pid):
             self.signal_group(signal.SIGCONT)
             return

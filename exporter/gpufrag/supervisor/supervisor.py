@@ -67,7 +67,7 @@ class Supervisor:
     ) -> None:
         self._command, self._environment, self._options, self._folder = command, environment, options, folder
         self._ending = False
-        """A user has told the job to end, so it is not started again."""
+        """Whether a user has requested the job's end, so that it is not restarted."""
 
     def run(self) -> int:
         """Return the wait status of the job's last run. Raises OSError if it cannot be started."""
@@ -154,7 +154,7 @@ class Supervisor:
                 return
 
     def _handle_signals(self, seconds: float) -> None:
-        """Returns early only if the job is told to end; a failed start ends a child too."""
+        """Wait; returns early only if a user ends the job. A failed start ends a child too."""
         deadline = time.monotonic() + seconds
         while not self._ending and (left := deadline - time.monotonic()) > 0:
             self._handle_signal(left)

@@ -25,7 +25,7 @@ from .folder import SAMPLE_SUFFIX, FileName
 SOCKET, RECORD, PAUSE = ".job.sock", ".job.json", ".job.pause"
 CONFLICT = "conflict"
 RESTART_COUNT = "GPUFRAG_RESTART_COUNT"
-"""The variable that tells a job how often its supervisor has restarted it."""
+"""The environment variable with the number of restarts by the supervisor."""
 
 
 class JobFile(NamedTuple):
@@ -78,7 +78,7 @@ class SupervisedJob:
     """None if no worker of torchrun runs."""
     paused: bool = False
     ending: bool = False
-    """A user has told it to end."""
+    """A user has requested its end."""
     processes: tuple[int, ...] = ()
     """All living descendants of the supervisor."""
     annotations: dict[str, str] = field(default_factory=dict)

@@ -69,7 +69,7 @@ def test_a_segment_that_is_not_there_later_is_refused() -> None:
 @pytest.mark.parametrize("offset", [0, 512, -512])
 def test_memory_that_goes_twice_without_coming_again_is_refused(action: str, offset: int) -> None:
     twice = [Event(action, address, 2 << 20, 0) for address in (8 << 20, (8 << 20) + offset)]
-    with pytest.raises(BadInput, match=f"event 0 .{action}. gives back"):
+    with pytest.raises(BadInput, match=f"event 0 .{action}. releases"):
         rewind(twice, Heap(()))
 
 

@@ -101,9 +101,8 @@ class Advice:
 def advise(candidates: Sequence[Candidate]) -> Advice:
     """Return the setting with the fewest failed requests, then with the lowest peak; the recorded one if close.
 
-    All failed requests count, whether they failed when they were recorded or not. If requests fail under every setting
-    and the smallest limits were searched, the smallest limit decides. The recorded setting is compared from where the
-    others begin.
+    Counts all failed requests, including those that failed in the recording. If requests fail under every setting and
+    the smallest limits were searched, the smallest limit decides. The recorded setting starts like the others.
     """
     packed = [candidate for candidate in candidates if candidate.packed]
     recorded, best = packed[0], min(packed, key=_cost)

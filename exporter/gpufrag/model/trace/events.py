@@ -88,7 +88,7 @@ def _is_asked(entry: Mapping[str, Any]) -> bool:
 def _checked(index: int, action: Any, address: Any, size: Any, stream: Any, pool: Any = DEFAULT_POOL) -> Event:
     """Return an event from unchecked values. Omits an address that must not be there."""
     if action not in ACTIONS:
-        raise BadInput(f"event {index} has the unknown action {shown(action)}: torch up to 2.14 writes no such")
+        raise BadInput(f"event {index} has the unknown action {shown(action)}: not written by torch up to 2.14")
     if action in WITHOUT_ADDRESS:
         address = None
     if pool is not DEFAULT_POOL:
@@ -99,7 +99,7 @@ def _checked(index: int, action: Any, address: Any, size: Any, stream: Any, pool
         and (_whole(address) if action not in WITHOUT_ADDRESS and (action != OOM or address is not None) else True)
     )
     if not right or len(pool) != 2 or not (_whole(pool[0]) and _whole(pool[1])):
-        raise BadInput(f"event {index} ({action}) has an address, size, stream or pool that is no whole number >= 0")
+        raise BadInput(f"event {index} ({action}) has an address, size, stream or pool that is not a whole number >= 0")
     return Event(action, address, size, stream, pool)
 
 

@@ -119,7 +119,7 @@ class _Blocks:
         assert address is not None
         if event.action == FREE_COMPLETED or (event.action == FREE_REQUESTED and address not in self._requested):
             if address in self._requested and address not in self._awaiting:
-                raise BadInput(f"event {index} frees {address:#x}, which is live later on without an allocation")
+                raise BadInput(f"event {index} frees {address:#x}, which is live later without an allocation")
             self._requested[address] = event.size
             if address not in self._sizes:
                 insort(self._unsized, address)
@@ -127,7 +127,7 @@ class _Blocks:
             if self._requested.pop(address, None) is None:
                 raise BadInput(
                     f"event {index} allocates {address:#x}, which is neither freed later nor live at the end: "
-                    "the trace and the segments do not belong together, or the trace has gaps"
+                    "the trace has gaps, or it and the segments are not from one run"
                 )
             if self._sizes.pop(address, None) is None:
                 del self._unsized[bisect_left(self._unsized, address)]
@@ -159,11 +159,12 @@ class _Ranges:
         assert event.address is not None
         if event.action in SHRINKS:
             if self._touches(event.address, event.size):
-                where = f"{event.address:#x}, which is there later without coming again"
-                raise BadInput(f"event {index} ({event.action}) gives back {where}")
+                raise BadInput(
+                    f"event {index} ({event.action}) releases {event.address:#x}, mapped later without an event"
+                )
             self._add(event, event.address)
         elif not self._remove(event.address, event.size):
-            raise BadInput(f"event {index} ({event.action}) makes {event.address:#x}, which is not there later")
+            raise BadInput(f"event {index} ({event.action}) maps {event.address:#x}, which is not mapped later")
 
     def pool_at(self, address: int) -> tuple[int, int]:
         owner = self._at_or_before(address)

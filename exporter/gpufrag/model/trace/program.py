@@ -13,13 +13,12 @@ MALLOC, FREE, AWAIT, COMPLETE, FAIL, EMPTY, RELEASE, CAPACITY, FAIL_IN_CAPTURE =
 
 
 class Operation(NamedTuple):
-    """One thing that the program did, or that happened to it.
+    """One operation of the program, or an event that affects it.
 
     kind: MALLOC; FREE (at once); AWAIT (a free that waits for other streams) and its COMPLETE; FAIL (a request that
-    the recorded allocator refused), FAIL_IN_CAPTURE (the same without a flush); EMPTY (empty_cache: of everything, or
-    of one private pool that is released); RELEASE (a private pool's owner is gone); CAPACITY (from now on the driver
-    has `size` bytes for this process, used and free). `allocation` numbers the allocations of the program from 0; size
-    is bytes.
+    failed in the recording), FAIL_IN_CAPTURE (the same without a flush); EMPTY (empty_cache of everything, or of one
+    released private pool); RELEASE (a private pool's owner is gone); CAPACITY (from now on the driver has `size` bytes
+    for this process, used and free). `allocation` numbers the program's allocations from 0; size is in bytes.
     """
 
     kind: int

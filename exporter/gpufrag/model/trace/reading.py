@@ -1,9 +1,9 @@
 """The program behind a trace.
 
-A trace mixes what the program asked for (alloc, free) with what the allocator made of it under the settings of
-that run (segments, retries). `read_program` keeps the first: the operations that can be replayed under any
-settings. Where a trace leaves open what happened, a simulated allocator (the twin) tries the explanations: only one
-of them usually makes it do what was recorded. The others are counted as doubts.
+A trace mixes the program's requests (alloc, free) with the allocator's reactions under the settings of that run
+(segments, retries). `read_program` keeps the requests, which can be replayed under any settings. If a trace leaves open
+what happened, a simulated allocator (the twin) tries the explanations. Usually only one reproduces the recording; the
+other cases are counted as doubts.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def read_program(
 ) -> Program:
     """Return the program behind a trace that was recorded under `settings` and `limit` (bytes; None is none).
 
-    `allocator` can be given instead: in the state of the recorded one after the first `made` allocations; it is used
-    up. Raises BadInput, naming the event, where a block is allocated twice.
+    Alternatively `allocator` is in the state of the recorded one after the first `made` allocations; the call modifies
+    it. Raises BadInput, naming the event, if a block is allocated twice.
     """
     if allocator is None:
         allocator = Allocator(settings, Driver(limit=limit), AddressSpace(places(events)))
@@ -63,17 +63,18 @@ def read_program(
 
 
 def places(events: Sequence[Event]) -> list[tuple[int, int]]:
-    """Address and size of the plain segments that were made, in order: they decide ties between equal blocks."""
+    """Return address and size of the new plain segments in order; they break ties between equal blocks."""
     return [(event.address or 0, event.size) for event in events if event.action == "segment_alloc"]
 
 
 def unsplit_pools(events: Sequence[Event], settings: Settings) -> frozenset[tuple[int, int]]:
-    """The MemPools made with no_split, as far as the trace shows it.
+    """Return the MemPools created with no_split, as far as the trace shows it.
 
-    All their blocks begin where a segment does, and one did so although the rest of another would have served it.
+    In such a pool every block is at a segment's start, at least once although the rest of another segment was large
+    enough.
     """
     made: dict[int, int] = {}
-    live: dict[int, tuple[Event, int]] = {}  # in private pools: the allocation, and what its segment has left
+    live: dict[int, tuple[Event, int]] = {}  # in private pools: the allocation, and the rest of its segment
     proven, split = set(), set()
     for event in events:
         address = event.address
@@ -99,7 +100,7 @@ def unsplit_pools(events: Sequence[Event], settings: Settings) -> frozenset[tupl
 
 
 def _has_completions(events: Sequence[Event]) -> bool:
-    """Whether the trace records free_completed: an action can be left out, and then addresses come back without it."""
+    """Return whether the trace has free_completed events; without them, addresses are reused with no completion."""
     freed: set[int | None] = set()
     for event in events:
         if event.action == FREE_COMPLETED:
@@ -112,7 +113,7 @@ def _has_completions(events: Sequence[Event]) -> bool:
 
 
 class _Reader:
-    """Follows a trace. What happens between two calls of the program is held back until the second is known."""
+    """Reads a trace; holds back what happens between two calls of the program until the second is known."""
 
     def __init__(self, events: Sequence[Event], allocator: Allocator, made: Sequence[Block]) -> None:
         self._events = events
@@ -122,14 +123,14 @@ class _Reader:
         self._live: dict[int, Operation] = {}
         self._waiting: dict[int, Operation] = {}
         self._trail: list[Operation | Event] = []
-        """What happened since the last call: completed blocks (as operations) and segments that went (as events)."""
+        """What happened since the last call: completed blocks (as operations) and released segments (as events)."""
         self._retried = False
         self._emptying = False
         self._reserved = allocator.reserved
         self._capacity = allocator.capacity
         self._capacity_changes = False
         self._grown = self._least = 0
-        """What the driver must have had for this process, by the segments that were made since the last call."""
+        """The least driver memory for this process that explains the segments created since the last call."""
         self._capture_pools: set[tuple[int, int]] = set()
         self._operations: list[Operation] = []
         self._allocator = allocator
@@ -193,7 +194,7 @@ class _Reader:
             self._operations.append(Operation(AWAIT, *operation[1:]))
 
     def _is_done_at_once(self, index: int, address: int) -> bool:
-        """Whether no flush can have come in between, so that nothing needs to be held back."""
+        """Return whether no flush is possible in between, so that nothing has to be held back."""
         following = self._events[index + 1 : index + 3]
         if not self._has_completions:
             return True
@@ -210,14 +211,14 @@ class _Reader:
             self._trail.append(operation)
 
     def _no_request(self) -> None:
-        """The next call is no request: what went, went because the program called empty_cache."""
+        """The next call is not a request, so an empty_cache call released the segments."""
         trail, self._trail, self._retried = self._trail, [], False
         if trail:
             self._append_completed(item for item in trail if isinstance(item, Operation))
             self._append_emptied([item for item in trail if isinstance(item, Event)])
 
     def _request(self, operation: Operation, capacity: int | None = None) -> None:
-        """A MALLOC or FAIL, after what is in the trail. `capacity` is what the driver had for the process, if known."""
+        """Append a MALLOC or FAIL after the trail. `capacity`: driver memory for the process, if known."""
         self._allocations += 1
         self._emptying = False
         least, self._least = self._least, 0
@@ -232,7 +233,7 @@ class _Reader:
         self._trail, self._retried, self._grown = [], False, 0
 
     def _settle(self, operation: Operation, capacity: int | None) -> None:
-        """Find which explanation of the trail makes the twin do what was recorded, and append it."""
+        """Find the explanation of the trail with which the twin reproduces the recording, and append it."""
         self._twin.run()
         failed = operation.kind == FAIL
         if capacity is not None and capacity != self._capacity:
@@ -282,7 +283,7 @@ class _Reader:
     def _explain_by_capacity(
         self, operation: Operation, done: Sequence[Operation], gone: Sequence[Event], late: Sequence[Operation]
     ) -> tuple[int, Foreseen | None]:
-        """The same where another process may have taken the driver's memory, so that the first attempt failed."""
+        """Like _explain, but another process may have taken the driver's memory, so the first attempt failed."""
         before = self._capacity
         self._set_capacity(self._reserved + sum(event.size for event in gone))
         self._twin.run()
@@ -296,10 +297,10 @@ class _Reader:
     def _explain(
         self, operation: Operation, done: Sequence[Operation], gone: Sequence[Event], late: Sequence[Operation]
     ) -> tuple[int, Foreseen | None]:
-        """Return how many of the completed blocks were so before the request, and what the request gave back.
+        """Return how many completed blocks preceded the request, and what the request released.
 
-        The second is None where the allocator would not have done what was recorded on its own. The twin has completed
-        all blocks of the trail then.
+        The second is None if the allocator would not have done the same without a call of the program. The twin has
+        then completed all blocks of the trail.
         """
         sizes = [event.size for event in gone]
         flush: tuple[int, Foreseen] | None = None
@@ -324,7 +325,7 @@ class _Reader:
         return (len(done), None) if flush is None else flush
 
     def _is_flush(self, foreseen: Foreseen, gone: Sequence[Event], failed: bool) -> bool:
-        """Whether a flush explains the segments that went; asked when all blocks of the trail are completed."""
+        """Return whether a flush explains the released segments; all blocks of the trail must be completed."""
         expected = self._allocator.flush_sizes()
         for block in foreseen.released:
             sizes = expected.get(block.arena.pool.id, [])
@@ -338,7 +339,7 @@ class _Reader:
         return complete and not self._allocator.waits and (failed or bool(gone))
 
     def _flush_twin(self, operation: Operation, released: Sequence[Block]) -> None:
-        """Make the twin do the request as one that flushes, whatever it finds in its cache now."""
+        """Make the twin serve the request with a flush, ignoring its cache."""
         self._twin.run()
         failed = operation.kind == FAIL
         block = self._allocator.malloc_flushed(*operation[2:], released)
@@ -352,7 +353,7 @@ class _Reader:
         self._operations.append(Operation(CAPACITY, 0, capacity, 0, DEFAULT_POOL))
 
     def _append_emptied_pools(self) -> None:
-        """Private segments that went before others: a MemPool or graph ended. A flush begins with the default pool."""
+        """Handle private segments released first: a MemPool or graph ended. A flush starts with the default pool."""
         events = [item for item in self._trail if isinstance(item, Event)]
         ended = list(takewhile(lambda event: event.pool != DEFAULT_POOL, events))
         if not ended or len(ended) == len(events):
@@ -365,7 +366,7 @@ class _Reader:
         self._twin.run()
 
     def _append_emptied(self, gone: Sequence[Event]) -> None:
-        """The empty_cache that gave these segments back: of all pools, or of a private one that has ended."""
+        """Append the empty_cache that released these segments: of all pools, or of an ended private one."""
         self._append_released(gone)
         if gone:
             pools = {event.pool for event in gone}
@@ -373,7 +374,7 @@ class _Reader:
             self._operations.append(Operation(EMPTY, 0, 0, 0, pool))
 
     def _append_released(self, gone: Iterable[Event]) -> None:
-        """A private pool gives its segments back when its graph or MemPool is gone."""
+        """A private pool releases its segments once its graph or MemPool is gone."""
         pools = dict.fromkeys(event.pool for event in gone if event.pool != DEFAULT_POOL)
         self._operations += [Operation(RELEASE, 0, 0, 0, pool) for pool in pools]
 

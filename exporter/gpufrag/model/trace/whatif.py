@@ -1,4 +1,4 @@
-"""What another allocator setting would have made of a recorded run."""
+"""Replays a recorded run under another allocator setting."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from .program import CAPACITY, COMPLETE, FREE, MALLOC, Program, Replay
 from .reading import places, read_program, unsplit_pools
 
 STRETCHES = 64
-"""The run is measured once in each of so many equal stretches: where most memory is wanted."""
+"""The number of equal stretches of a run; each is measured once, where most memory is requested."""
 
 Progress = Callable[[int, int], None]
-"""Told (operations done, operations in all) now and then; of a search, its tries."""
+"""Called with (operations done, all operations); in a search, with (tries done, all tries)."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """A recorded run of one device: what was there when its trace began, the program, and where it was to end.
+    """A recorded run of one device: the heap when its trace began, the program, and the recorded end.
 
-    The first `older` allocations of the program were made before the trace, in an unknown order: that of their
-    addresses is taken. `driver` is the driver's reading before the process's first request.
+    The program's first `older` allocations predate the trace. Their order is unknown, so they are in address order.
+    `driver` is the driver's reading before the process's first request.
     """
 
     program: Program
@@ -38,7 +38,7 @@ class Run:
     end: Heap
     older: int
     addresses: tuple[tuple[int, int], ...]
-    """(address, size) of the segments made while it was recorded: they break ties between equal blocks."""
+    """(address, size) of the segments created during the recording; they break ties between equal blocks."""
     driver: Driver
     recorded_limit: int | None
     unsplit: frozenset[tuple[int, int]] = frozenset()
@@ -46,36 +46,36 @@ class Run:
 
     @cached_property
     def moments(self) -> list[int]:
-        """Of each stretch of the program, the number of operations after which most bytes are wanted."""
+        """For each stretch, the number of operations after which most bytes are requested."""
         return _moments(self.program)
 
     @property
     def complete(self) -> bool:
-        """Whether the trace begins with the process: nothing was reserved before."""
+        """Whether the trace begins with the process, with nothing reserved before."""
         return not self.beginning.segments
 
     def limit_under(self, settings: Settings, limit: int | None) -> int | None:
-        """What bounds a replay: `limit`, or else what the settings allow (per_process_memory_fraction)."""
+        """Return a replay's limit: `limit`, else per_process_memory_fraction of the settings."""
         return limited(replace(self.driver, limit=limit), settings).limit
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run came to under one setting, in bytes. None is what the driver's unknown side leaves open."""
+    """The outcome of a run under one setting, in bytes. None: unknown without the driver's figures."""
 
     peak_reserved: int
     peak_active: int
     stranded_at_peak: int
     """At the measured moment with most active memory."""
     failed: int
-    """Requests that succeeded when they were recorded and run out of memory here."""
+    """Requests that succeeded in the recording and run out of memory here."""
     ooms: int
     alloc_retries: int
     device_allocs: int
     worst_largest_allocatable: int | None
-    """The least of the largest allocatable requests at the measured moments."""
+    """The smallest largest_allocatable of the measured moments."""
     same_end: bool
-    """Whether the heap at the end is the recorded one, block for block (addresses of segments aside)."""
+    """Whether the final heap equals the recorded one, block for block (segment addresses aside)."""
 
     @property
     def peak_fragmentation(self) -> float:
@@ -84,9 +84,10 @@ class Outcome:
 
 
 def read_run(events: Sequence[Event], end: Heap, driver: Driver, recorded_limit: int | None = None) -> Run:
-    """The run behind a trace that ends in the one-device heap `end`. Raises BadInput where they do not fit.
+    """Return the run behind a trace that ends in the one-device heap `end`.
 
-    `recorded_limit` is the limit under which it was recorded: it tells a flush from an empty_cache.
+    recorded_limit: the limit during the recording; it distinguishes a flush from an empty_cache. Raises BadInput if
+    trace and heap do not fit.
     """
     beginning = rewind(events, end)
     recorded = tuple(places(events))
@@ -100,9 +101,9 @@ def read_run(events: Sequence[Event], end: Heap, driver: Driver, recorded_limit:
 
 
 def _limit_behind(beginning: Beginning, end: Heap) -> int | None:
-    """The limit that explains requests that failed while the driver had the memory for them; None if none did.
+    """Return the limit that explains requests that failed although the driver had the memory, else None.
 
-    It lies below what the first of them would have brought the process to, and not below what it ever held.
+    It is below what the first such request would have reserved, and at least what the process ever reserved.
     """
     reserved = sum(segment.size for segment in beginning.heap.segments)
     most, least = reserved, None
@@ -122,7 +123,7 @@ def _limit_behind(beginning: Beginning, end: Heap) -> int | None:
 
 
 def ends_as_recorded(run: Run) -> bool:
-    """Whether the replay under the recorded settings ends in the recorded heap."""
+    """Return whether the replay under the recorded settings ends in the recorded heap."""
     replay = begin(run, run.end.settings, run.recorded_limit)
     replay.run()
     return shape(replay.allocator.heap()) == shape(run.end)
@@ -133,8 +134,8 @@ def play(
 ) -> Outcome:
     """Replay under `settings` and `limit` (bytes, None is none).
 
-    The recorded settings go on from the recorded beginning; any other begins with the older blocks, packed. With
-    `packed` the recorded ones do so too: what the others are to be compared with.
+    The recorded settings continue from the recorded beginning. Other settings, or the recorded ones with `packed`,
+    start with only the older blocks, packed, so that their outcomes are comparable.
     """
     replay = begin(run, settings, limit, packed)
     allocator = replay.allocator
@@ -167,13 +168,13 @@ def play(
 def smallest_limit(
     run: Run, settings: Settings, progress: Progress | None = None, known: int | None = None
 ) -> int | None:
-    """A smallest limit, to 2 MiB, under which every request of the run is served, by bisection.
+    """Return a limit, to 2 MiB, that serves every request of the run and fails 2 MiB lower; by bisection.
 
-    None where twice the peak without a limit does not suffice. Success need not be monotonic in the limit: what is
-    found is one limit that suffices with one 2 MiB below that does not. Where that is above `known`, under which the
-    run was served, it is searched for below. The run begins with the older blocks, packed.
+    Returns None if twice the peak without a limit does not suffice. A larger limit can fail where a smaller one
+    succeeds, so several such limits may exist. If the first one found is above `known`, a limit that served the run,
+    the search continues below `known`. The run begins with the older blocks, packed.
     """
-    if run.driver.free is None:  # what is known of the device are moments at which it was full
+    if run.driver.free is None:  # the trace shows the device's free memory only when it was full
         run = on_any_device(run)
     unlimited = begin(run, settings, None, packed=True)
     unlimited.run()
@@ -185,13 +186,13 @@ def smallest_limit(
 
 
 def on_any_device(run: Run) -> Run:
-    """The run as if the device had all the memory that is asked for."""
+    """Return the run on a device with unlimited memory."""
     operations = [operation for operation in run.program.operations if operation.kind != CAPACITY]
     return replace(run, driver=Driver(), program=replace(run.program, operations=operations))
 
 
 def _bisect(run: Run, settings: Settings, high: int, progress: Progress | None) -> int | None:
-    """Below `high`, in units of the grid; None where that does not suffice."""
+    """Search below `high`, in units of the grid; return None if `high` does not suffice."""
     if not _suffices(run, settings, high * SEGMENT_GRID):
         return None
     low, tries = 0, high.bit_length()
@@ -206,7 +207,7 @@ def _bisect(run: Run, settings: Settings, high: int, progress: Progress | None) 
 def _suffices(run: Run, settings: Settings, limit: int) -> bool:
     replay = begin(run, settings, limit, packed=True)
     stride = max(1, len(run.program.operations) // STRETCHES)
-    while not replay.done and not replay.failed:  # a limit that is too small is found out early
+    while not replay.done and not replay.failed:  # detects a limit that is too small early
         replay.run(until=replay.position + stride)
     return not replay.failed
 
@@ -218,7 +219,7 @@ def begin(
     packed: bool = False,
     observe: Callable[[Event], None] | None = None,
 ) -> Replay:
-    """A replay at its beginning; see play. `observe` is called with each segment that comes or goes."""
+    """Return a replay at its start; see play. `observe` is called when a segment is added or removed."""
     driver = replace(run.driver, limit=limit)
     settings = replace(settings, torch=run.end.settings.torch)
     allocator = Allocator(settings, driver, AddressSpace(run.addresses), observe)
@@ -228,7 +229,7 @@ def begin(
 
 
 def _adopt(allocator: Allocator, beginning: Heap, unsplit: Iterable[tuple[int, int]]) -> list[Block]:
-    """Make the allocator go on from a recorded heap; return the heap's live blocks."""
+    """Load a recorded heap into the allocator; return the heap's live blocks."""
     for pool in unsplit:
         allocator.add_pool(pool, whole=True)
     blocks = [block for segment in beginning.segments for block in allocator.adopt(segment)]
@@ -236,7 +237,7 @@ def _adopt(allocator: Allocator, beginning: Heap, unsplit: Iterable[tuple[int, i
 
 
 def _moments(program: Program) -> list[int]:
-    """In each stretch of the program, the number of operations after which most bytes are wanted."""
+    """Return for each stretch the number of operations after which most bytes are requested."""
     wanted = 0
     best: dict[int, tuple[int, int]] = {}
     stretch = max(1, -(-len(program.operations) // STRETCHES))
@@ -250,5 +251,5 @@ def _moments(program: Program) -> list[int]:
 
 
 def shape(heap: Heap) -> list[tuple[object, ...]]:
-    """What must be equal where the addresses of segments are not: order within, sizes and states."""
+    """Return what must match between two heaps apart from segment addresses: order within, sizes, states."""
     return sorted((s.small, s.pool, s.expandable, tuple(s.sizes), tuple(s.states)) for s in heap.segments)
