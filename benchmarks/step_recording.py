@@ -116,19 +116,25 @@ def trainer(kind: str, seconds: float, *, varying: bool) -> None:
 
     class Rows(torch.utils.data.IterableDataset[dict[str, Any]]):
         def __iter__(self) -> Iterator[dict[str, Any]]:
-            rng, end = random.Random(3), time.perf_counter() + seconds
-            while time.perf_counter() < end:
+            rng = random.Random(3)
+            while True:
                 length = rng.randrange(64, 1000) if varying else 512
                 for _ in range(BATCH):
                     tokens = torch.randint(0, vocabulary, (length,))
                     yield {"input_ids": tokens, "labels": tokens}
+
+    end = time.perf_counter() + seconds
+
+    class Stop(hf.TrainerCallback):  # type: ignore[misc]
+        def on_step_end(self, arguments: Any, state: Any, control: Any, **more: Any) -> None:
+            control.should_training_stop = time.perf_counter() > end
 
     with tempfile.TemporaryDirectory() as folder, redirect_stdout(StringIO()):
         arguments = hf.TrainingArguments(
             output_dir=folder, per_device_train_batch_size=BATCH, gradient_accumulation_steps=ACCUMULATE, bf16=True,
             max_steps=1_000_000, report_to=[], save_strategy="no", logging_strategy="no", disable_tqdm=True,
         )  # fmt: skip
-        hf.Trainer(model=model, args=arguments, train_dataset=Rows()).train()
+        hf.Trainer(model=model, args=arguments, train_dataset=Rows(), callbacks=[Stop()]).train()
 
 
 def convnet(seconds: float) -> None:
