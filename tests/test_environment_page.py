@@ -1,4 +1,4 @@
-"""Every variable of ours that the code reads or sets stands on a page."""
+"""Every GPUFRAG_ variable that the code reads or sets is documented."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from helpers import TESTS
 
 ROOT = TESTS.parent
 VARIABLE = re.compile(r"GPUFRAG_[A-Z][A-Z_]*[A-Z]")
-INTERNAL = {"GPUFRAG_ATTACH"}
-"""From gpufrag attach to the debugger that it starts; nobody sets them."""
+INTERNAL = {"GPUFRAG_ATTACH", "GPUFRAG_CPU_TORCH_NOTED"}
+"""Set by gpufrag for its own child processes."""
 
 
-def test_no_variable_is_without_a_page() -> None:
+def test_every_variable_is_documented() -> None:
     code = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "exporter").rglob("*.py"))
     pages = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs").rglob("*.md"))
-    used, told = set(VARIABLE.findall(code)), set(VARIABLE.findall(pages))
+    used, documented = set(VARIABLE.findall(code)), set(VARIABLE.findall(pages))
     assert len(used) > 5
-    assert used - told == INTERNAL
+    assert used - documented == INTERNAL

@@ -48,13 +48,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from ..model.fit import CARDS, Card
+    from ..model.trace.whatif import on_any_device
     from ..snapshot_file import read_recordings
 
     cards = [Card(format_bytes(size), size) for size in options.card] if options.card else list(CARDS)
     records = []
     texts = []
     for recording in read_recordings(options.file, options.device):
-        recorded = _read_run(recording)
+        recorded = on_any_device(_read_run(recording))
         fits = _fit(recording, recorded, cards, options.context + options.other)
         records.append({"device": recording.device, "fits": [asdict(fit) for fit in fits]})
         texts.append("\n".join(_lines(recording, fits, cards)))
