@@ -47,7 +47,7 @@ def test_refused_in_one_line(tmp_path, capsys, flags, code, text):
 def test_a_folder_that_cannot_be(tmp_path, capsys):
     (tmp_path / "file").write_text("")
     assert build(tmp_path / "file") == 1
-    assert "name another folder with --out" in capsys.readouterr().err
+    assert "choose another folder with --out" in capsys.readouterr().err
 
 
 def test_dashboards_beside_the_rules(tmp_path):
