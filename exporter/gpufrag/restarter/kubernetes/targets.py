@@ -385,7 +385,7 @@ def _label(name: str) -> Callable[[Owner], str]:
 
 
 _LWS_LABEL = _label("leaderworkerset.sigs.k8s.io/name")
-_LWS_COST = "all pods of the pod's group are recreated, and the group serves nothing until then"
+_LWS_COST = "all pods of the pod's group are recreated; the group does not serve until they run"
 _ALL: tuple[Target, ...] = (
     Suspend(
         JOB,
@@ -439,7 +439,7 @@ _ALL: tuple[Target, ...] = (
     ),
     Rollout(
         DEPLOYMENT,
-        cost="every pod is replaced by the Deployment's strategy; with maxSurge it needs more GPUs until then",
+        cost="every pod is replaced by the Deployment's strategy; with maxSurge, it temporarily needs more GPUs",
         refusal=lambda owner: Refused(reasons.ROLLOUT_PAUSED) if owner.spec.get("paused") else None,
     ),
     Rollout(
