@@ -12,7 +12,7 @@ LEVEL = "2024-05-05 10:00:00.000001: "
 def dump(
     need: int, used: Sequence[int], free: Sequence[int], limit: int, path: str = TENSORFLOW, device: int = 0
 ) -> Iterator[str]:
-    """Used and free chunks by turns, as long as there are both."""
+    """Alternate used and free chunks while there are both."""
     at = f"{LEVEL}I {path}:1095] "
     yield (
         f"{LEVEL}W {path}:497] Allocator (GPU_{device}_bfc) ran out of memory trying to allocate {need / 2**20:.2f}MiB "

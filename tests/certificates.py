@@ -1,4 +1,4 @@
-"""Certificates that are made for the tests; the fixtures are taken by the conftest.py of who needs them."""
+"""Certificates created for the tests; each folder's conftest.py imports the fixtures it needs."""
 
 from __future__ import annotations
 

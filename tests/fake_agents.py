@@ -1,4 +1,4 @@
-"""Processes with an agent, as a sidecar sees them: a sample in the folder and a listener beside it."""
+"""Processes with an agent, as a sidecar sees them: a sample in the folder and a listener next to it."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class FakeAgent:
         self._listener = bind(self.socket, backlog)
 
     def die(self) -> None:
-        """As by kill -9: the files stay, nobody listens."""
+        """Like kill -9: the files stay, and no process listens."""
         if self._listener:
             self._listener.close()
             self._listener = None

@@ -20,7 +20,7 @@ GOLDEN_NAMES = tuple(sorted(path.name.removesuffix(".json.gz") for path in (TEST
 
 @dataclass(frozen=True)
 class GoldenCase:
-    """One recorded process; `raw` is its file (tests/golden/README.md tells the keys)."""
+    """One recorded process; `raw` is its file (keys: tests/golden/README.md)."""
 
     name: str
     raw: dict[str, Any]
@@ -49,7 +49,7 @@ def golden_case_named(name: str) -> GoldenCase:
 
 
 def kept(path: Path, text: str) -> None:
-    """The text is what the file says; with GPUFRAG_UPDATE=1 the file is made to say it."""
+    """Assert that the file has this text; with GPUFRAG_UPDATE=1, write it."""
     if os.environ.get("GPUFRAG_UPDATE"):
         path.write_text(text, encoding="utf-8")
     assert path.read_text(encoding="utf-8") == text, f"{path.name} is out of date: run with GPUFRAG_UPDATE=1"

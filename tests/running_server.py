@@ -1,4 +1,4 @@
-"""A real server in a thread of the test's process."""
+"""A real server in a thread of the test process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PATIENCE = 10.0
 
 @dataclass
 class Running:
-    """A server in a thread of its own."""
+    """A server in its own thread."""
 
     server: WebServer
     loop: asyncio.AbstractEventLoop

@@ -1,4 +1,4 @@
-"""Traces that the simulated allocator writes as torch would: `from simulated_trace import Recorder`."""
+"""Traces of the simulated allocator in torch's form: `from simulated_trace import Recorder`."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class Recorder(Allocator):
         return block
 
     def free(self, block: Block) -> None:
-        self._tell("free_requested", block)
+        self._append("free_requested", block)
         if not block.shared:
-            self._tell("free_completed", block)
+            self._append("free_completed", block)
         super().free(block)
 
     def finish(self, block: Block) -> None:
@@ -50,7 +50,7 @@ class Recorder(Allocator):
 
     def complete(self, block: Block) -> None:
         if block.state is AWAITING:
-            self._tell("free_completed", block)
+            self._append("free_completed", block)
         super().complete(block)
 
     def empty_cache(self, pool: tuple[int, int] = DEFAULT_POOL) -> None:
@@ -58,5 +58,5 @@ class Recorder(Allocator):
             self.trace.append(Event("empty_cache", None, 0, 0))
         super().empty_cache(pool)
 
-    def _tell(self, action: str, block: Block) -> None:
+    def _append(self, action: str, block: Block) -> None:
         self.trace.append(Event(action, block.address, block.requested, block.arena.stream, block.arena.pool.id))

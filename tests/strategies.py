@@ -103,7 +103,7 @@ def snapshots(draw: st.DrawFn, expandable: bool | None = None, **settings: Any) 
 
 @st.composite
 def drivers(draw: st.DrawFn, reserved: int) -> Driver:
-    """A reading that is possible beside a heap of `reserved` bytes: what is free is not also reserved."""
+    """A driver reading that fits a heap of `reserved` bytes: free bytes are not also reserved."""
     free = draw(st.integers(0, 8 * GIB) | st.integers(0, 64 * MIB))
     others = draw(st.integers(0, 2 * GIB))
     size = free + reserved + others

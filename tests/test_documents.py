@@ -1,4 +1,4 @@
-"""README and docs: every command is told of, every link leads somewhere, every page is listed."""
+"""README and docs: every command is documented, every link works, every page is listed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglo
 
 
 @pytest.mark.parametrize("name", [row.name for row in cli.COMMANDS])
-def test_the_readme_tells_of_every_command(name: str) -> None:
+def test_readme_names_every_command(name: str) -> None:
     assert f"| `gpufrag {name}" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 

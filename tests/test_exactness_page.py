@@ -1,4 +1,4 @@
-"""docs/exactness.md says what the recorded run says."""
+"""docs/exactness.md matches the recorded run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/oom.md says what the staged errors on a GPU said."""
+"""docs/oom.md matches the errors staged on a GPU."""
 
 from __future__ import annotations
 

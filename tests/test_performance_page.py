@@ -1,4 +1,4 @@
-"""docs/performance.md says what the recorded runs on a GPU say."""
+"""docs/performance.md matches the recorded runs on a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SIGTERM ends a command as Ctrl-C does: what is half done is put in order."""
+"""SIGTERM ends a command like Ctrl-C, with a clean-up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether gdb may be used on this machine: in a container without CAP_SYS_PTRACE it may not."""
+"""Whether gdb can trace on this machine; it cannot in a container without CAP_SYS_PTRACE."""
 
 from __future__ import annotations
 

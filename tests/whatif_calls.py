@@ -1,4 +1,4 @@
-"""`gpufrag whatif` as its tests call it."""
+"""Helpers that call `gpufrag whatif`."""
 
 from __future__ import annotations
 

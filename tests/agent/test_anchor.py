@@ -168,7 +168,7 @@ sys.modules["torch"].cuda.current_device = lambda: 0
 import gpufrag
 from gpufrag import agent
 gpufrag.start()
-machine.initialised = True  # to those whom it calls at the end of its initialisation, torch answers
+machine.initialised = True  # torch answers callbacks at the end of its initialisation
 machine.initialise()
 deadline = time.monotonic() + 20
 while not (agent.latest() and agent.latest().health.errors) and time.monotonic() < deadline: time.sleep(0.005)

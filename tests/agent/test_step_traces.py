@@ -33,7 +33,7 @@ def sampler(source: TracingSource, clock: HandClock) -> Sampler:
 
 
 class Request:
-    """A request in a thread of its own, as of the control socket."""
+    """Run a request in its own thread, as the control socket does."""
 
     def __init__(self, traces: StepTraces, steps: int = 1, stacks: bool = False) -> None:
         self.outcome: Any = None

@@ -123,7 +123,7 @@ def test_torch_is_patched_only_while_a_step_is_recorded(source: TorchSource, tor
     assert calls_of(torch) == before
 
 
-def test_patch_of_somebody_else_on_top_of_ours_stays(source: TorchSource, torch: Any, machine: Machine) -> None:
+def test_later_patch_by_other_code_stays(source: TorchSource, torch: Any, machine: Machine) -> None:
     source.start_recording(1000)
     ours, seen = torch._C._cuda_record_memory_history, []
 

@@ -18,7 +18,7 @@ Begin = Callable[..., "Victim"]
 
 
 class Victim:
-    """A Python process that says `ready`, goes on for as long as its stdin is open, and must end as if alone."""
+    """A Python process that prints `ready`, runs while its stdin is open, and must exit undisturbed."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
@@ -59,7 +59,7 @@ def begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Begin]:
 
 @pytest.fixture
 def attach(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
-    """`gpufrag attach PID --yes`: its exit code and the one line that it says."""
+    """`gpufrag attach PID --yes`: its exit code and the one line that it prints."""
 
     def run(pid: int, wait: float = 20.0) -> tuple[int, str]:
         code = main(["attach", str(pid), "--yes", "--wait", str(wait)])

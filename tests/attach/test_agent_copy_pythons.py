@@ -30,7 +30,7 @@ def _interpreter(version: str) -> str | None:
 
 
 def _answering(python: str | None, version: str) -> str | None:
-    """A stand-in of a version manager lies on PATH for every version that it knows."""
+    """PATH contains a version manager's shim for every version that it supports."""
     if python is None:
         return None
     done = subprocess.run([python, "-c", "import sys; print(sys.version)"], capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""Real gdb, real processes, in every state that a job can be in: an agent where there can be one, and never harm."""
+"""Real gdb and real processes in every state of a job: an agent where possible, and never harm."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ threading.Thread(target=feed, daemon=True).start()
 
 @pytest.mark.parametrize("kind", WAITS)
 def test_interrupted_system_call_continues(begin, attach, kind: str) -> None:
-    """A stopped thread's call must be begun anew as the kernel would do it, or the program sees an error."""
+    """A stopped thread's call must restart as the kernel does it, or the program sees an error."""
     still = "signal.setitimer(signal.ITIMER_REAL, 0)\n"  # at its end, Python would die of it
     victim = begin(FED + LOOP.format(WAITS[kind]) + still + ASKED)
     assert attach(victim.pid)[0] == 0

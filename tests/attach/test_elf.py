@@ -1,4 +1,4 @@
-"""The functions that a file exports, against what the running process itself says of them."""
+"""The functions that a file exports, compared with the running process."""
 
 from __future__ import annotations
 

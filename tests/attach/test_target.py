@@ -46,7 +46,7 @@ def _proc(tmp_path: Path, scope: str | None = None, owner: int = 1000, tracer: i
     return tmp_path
 
 
-def _told(pid: int, anybody: Caller) -> str:
+def _error(pid: int, anybody: Caller) -> str:
     with pytest.raises(GpufragError) as raised:
         examine(pid, anybody)
     return str(raised.value)
@@ -54,7 +54,7 @@ def _told(pid: int, anybody: Caller) -> str:
 
 @pytest.mark.parametrize("pid", [2**22 + 7, 0, -1])
 def test_missing_process_is_named(pid: int, anybody: Caller) -> None:
-    assert _told(pid, anybody).startswith(f"no process {pid} (any more)")
+    assert _error(pid, anybody).startswith(f"no process {pid} (any more)")
 
 
 def test_process_that_ends_meanwhile_is_named() -> None:
@@ -68,20 +68,20 @@ def test_own_process_is_refused(anybody: Caller) -> None:
 
 
 def test_other_program_is_refused(sleeper: subprocess.Popen[bytes], anybody: Caller) -> None:
-    assert f"process {sleeper.pid} is /" in _told(sleeper.pid, anybody)
-    assert "not a Python 3" in _told(sleeper.pid, anybody)
+    assert f"process {sleeper.pid} is /" in _error(sleeper.pid, anybody)
+    assert "not a Python 3" in _error(sleeper.pid, anybody)
 
 
 def test_stopped_process_is_refused(sleeper: subprocess.Popen[bytes], anybody: Caller) -> None:
     sleeper.send_signal(signal.SIGSTOP)
     os.waitid(os.P_PID, sleeper.pid, os.WSTOPPED | os.WNOWAIT)
-    assert f"kill -CONT {sleeper.pid}" in _told(sleeper.pid, anybody)
+    assert f"kill -CONT {sleeper.pid}" in _error(sleeper.pid, anybody)
 
 
 def test_zombie_is_refused(anybody: Caller) -> None:
     process = subprocess.Popen(["true"])
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-    assert "has ended" in _told(process.pid, anybody)
+    assert "has ended" in _error(process.pid, anybody)
     process.wait()
 
 
@@ -159,7 +159,7 @@ def test_older_python_is_refused(version: str, tmp_path: Path, anybody: Caller) 
     program = shutil.copy(shutil.which("cat") or "", tmp_path / f"python{version}")
     with subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         process.stdin.write(b"x"), process.stdin.flush(), process.stdout.read(1)  # type: ignore[union-attr]
-        assert f"runs Python {version}; the agent needs 3.10" in _told(process.pid, anybody)
+        assert f"runs Python {version}; the agent needs 3.10" in _error(process.pid, anybody)
         process.communicate()
 
 
@@ -175,7 +175,7 @@ CONTAINERS = {
 def test_process_of_another_container_is_refused(kind: str, begin, anybody: Caller) -> None:
     victim = begin(f"import gpufrag\n{LOOP}" if "pids" in kind else LOOP, *CONTAINERS[kind])
     children = Path(f"/proc/{victim.pid}/task/{victim.pid}/children").read_text().split()
-    told = _told(int(children[0]) if children else victim.pid, anybody)
+    told = _error(int(children[0]) if children else victim.pid, anybody)
     assert "in another container" in told
     assert "run this command inside that container" in told
     victim.end()

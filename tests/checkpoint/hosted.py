@@ -1,4 +1,4 @@
-"""Runs a program with an agent whose source is scripted, for there is no GPU: `python hosted.py PROGRAM ARGUMENTS`."""
+"""Runs a program with an agent and a scripted source, without a GPU: `python hosted.py PROGRAM ARGUMENTS`."""
 
 import runpy
 import sys

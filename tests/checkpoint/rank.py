@@ -1,4 +1,4 @@
-"""A rank of torchrun: a small model in DDP on gloo, whose saving is a collective. `SCENE` says what goes wrong.
+"""A rank of torchrun: a small model in DDP on gloo, which saves with a collective. `SCENE` selects the fault.
 
 Its agent's source is scripted, for there is no GPU; steps are told by torch's own hook.
 """
@@ -22,7 +22,7 @@ STEPS = 100_000
 
 
 def again(life: str) -> None:
-    """What a restarted job must do first is to be there."""
+    """A restarted job must first be ready."""
     (OUT / f"trains-{life}-{os.environ['RANK']}").write_text(str(os.getpid()))
     while not (OUT / "stop").exists():
         time.sleep(0.02)
@@ -66,4 +66,4 @@ def main() -> None:
 if __name__ == "__main__":
     main()
     sys.stdout.flush()
-    os._exit(0)  # ranks see the file at different steps: nobody waits for the others
+    os._exit(0)  # ranks see the file at different steps, without waiting for each other

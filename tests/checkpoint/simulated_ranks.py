@@ -114,7 +114,7 @@ class Job:
             yield f"rank {rank.rank}: no answer" if lost else rank.hear(ask, self.now)
 
     def run(self, terms: Terms = TERMS, most: int = 1000) -> Saved | None:
-        """To the end, or to the death of whoever leads it, after `most` questions. Each makes every rank step."""
+        """Run to the end, or until the coordinator dies after `most` commands. Every rank steps after each command."""
         agreement = agree(terms, self.clock)
         try:
             wanted = next(agreement)

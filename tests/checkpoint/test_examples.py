@@ -1,4 +1,4 @@
-"""The ready hooks, in real programs on a CPU: asked to save, they end with 42; started again, they go on from there."""
+"""The framework callbacks in real programs on a CPU: they save, exit with 42, and resume after a restart."""
 
 from __future__ import annotations
 

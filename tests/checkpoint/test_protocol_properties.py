@@ -1,4 +1,4 @@
-"""Whatever the order of steps and commands: all ranks save at one step or none does, and none waits for ever."""
+"""For any order of steps and commands, all ranks save at one step or none does, and none waits for ever."""
 
 from __future__ import annotations
 

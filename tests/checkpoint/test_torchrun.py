@@ -1,4 +1,4 @@
-"""Real processes of torchrun (CPU, gloo) whose saving is a collective: all save at one step, or none does."""
+"""Real processes of torchrun (CPU, gloo) that save with a collective: all save at one step, or none does."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_rank_without_callback_lets_all_continue(tmp_path: Path) -> None:
 
 
 def test_stopped_rank_cancels_the_checkpoint(tmp_path: Path) -> None:
-    """Rank 1 is stopped: it promised nothing, and rank 0, which did, trains on when it goes on."""
+    """Rank 1 is stopped and promises nothing; rank 0 has promised, and trains on once rank 1 continues."""
     with _torchrun(tmp_path, 2) as job:
         pid = job.pids()[1]
         os.kill(pid, signal.SIGSTOP)

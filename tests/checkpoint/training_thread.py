@@ -1,4 +1,4 @@
-"""A process that trains and can save, as a thread of the test's."""
+"""A process that trains and can save, as a thread of the test."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PATIENCE = 20.0
 
 
 class Trainer:
-    """A thread that trains when it is told to: `step` is one step of one optimizer."""
+    """A thread that trains on request: `step` is one step of one optimizer."""
 
     def __init__(self, save: Callable[[CheckpointRequest], Any]) -> None:
         self.ended: list[str] = []

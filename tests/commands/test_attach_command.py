@@ -18,7 +18,7 @@ from gpufrag.commands import attach
 
 @pytest.fixture(autouse=True)
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What would have been run in the process; it answers as `answers` says."""
+    """Record the code for the process, and answer from `answers`."""
     found: list[str] = []
     target = Target(os.getpid(), os.geteuid(), os.getegid(), (3, 11), {})
     monkeypatch.setattr(attach, "examine", lambda pid, caller: target)

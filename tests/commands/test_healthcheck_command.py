@@ -1,4 +1,4 @@
-"""`gpufrag healthcheck`: it asks the sidecar at the address that its command line and config give."""
+"""`gpufrag healthcheck`: queries the sidecar at the address in its command line and config."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gpufrag mixin build`: files in a folder of one's choice."""
+"""`gpufrag mixin build`: files in a chosen folder."""
 
 import subprocess
 import sys
@@ -50,7 +50,7 @@ def test_a_folder_that_cannot_be(tmp_path, capsys):
     assert "choose another folder with --out" in capsys.readouterr().err
 
 
-def test_dashboards_beside_the_rules(tmp_path):
+def test_dashboards_are_next_to_the_rules(tmp_path):
     pytest.importorskip("grafana_foundation_sdk")
     assert main(["mixin", "build", "--out", str(tmp_path)]) == 0
     assert len(list((tmp_path / "grafana").glob("*.json"))) == 3

@@ -109,9 +109,9 @@ def test_list_reads_named_folder(capsys, tmp_path: Path) -> None:
 
 
 def test_list_without_folder_fails(capsys, tmp_path: Path) -> None:
-    code, told = _refused(capsys, "list", "--folder", str(tmp_path / "none"))
+    code, message = _refused(capsys, "list", "--folder", str(tmp_path / "none"))
     assert code == 1
-    assert "no such folder; the first agent creates it" in told
+    assert "no such folder; the first agent creates it" in message
 
 
 def test_show_prints_everything(capsys, folder: Path) -> None:
@@ -149,15 +149,15 @@ def test_show_json_has_the_whole_report(capsys, folder: Path) -> None:
 def test_show_with_ambiguous_id_names_the_files(capsys, folder: Path) -> None:
     for host in ("a", "b"):
         keep_report(folder, _report(host=host))
-    code, told = _refused(capsys, "show", "4242-1")
+    code, message = _refused(capsys, "show", "4242-1")
     assert code == 2
-    assert "a-4242-1000000.oom-1.json" in told
+    assert "a-4242-1000000.oom-1.json" in message
     assert "on b," in _run(capsys, "show", "b-4242-1000000.oom-1.json")
 
 
 def test_show_with_unknown_id_fails(capsys, folder: Path) -> None:
-    code, told = _refused(capsys, "show", "5-1")
-    assert (code, "list the reports with `gpufrag oom list`" in told) == (2, True)
+    code, message = _refused(capsys, "show", "5-1")
+    assert (code, "list the reports with `gpufrag oom list`" in message) == (2, True)
 
 
 @pytest.mark.parametrize("action", [("list",), ("show", "4242-1")])

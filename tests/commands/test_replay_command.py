@@ -1,4 +1,4 @@
-"""`gpufrag replay` as it is called: what it prints, what `measure` makes of its JSON, what it refuses."""
+"""`gpufrag replay`: its output, its JSON as input of `measure`, and its errors."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_trace_that_begins_late_is_replayed_from_what_was_there(capsys: pytest
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "told"),
+    ("arguments", "code", "message"),
     [
         (["nowhere.json"], 1, "nowhere.json"),
         ([str(SNAPSHOTS / "default-0.pickle.gz")], 1, "holds no history"),
@@ -91,27 +91,27 @@ def test_a_trace_that_begins_late_is_replayed_from_what_was_there(capsys: pytest
         ([], 2, "FILE"),
     ],
 )
-def test_what_cannot_be_replayed_is_told_in_one_line(
-    arguments: list[str], code: int, told: str, capsys: pytest.CaptureFixture[str]
+def test_unreplayable_file_is_a_one_line_error(
+    arguments: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found, text = refusal(capsys, *arguments)
-    assert (found, told in text) == (code, True), text
+    assert (found, message in text) == (code, True), text
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"events": 7}, "its events are no list"),
         ({"events": [["alloc", 1, 2]]}, "event 0 is not a row"),
         ({"events": [["alloc", 4096, 512, 0]]}, "event 0 allocates 0x1000"),
     ],
 )
-def test_a_broken_trace_is_told_with_its_file(
-    change: dict[str, Any], told: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+def test_broken_trace_error_names_the_file(
+    change: dict[str, Any], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     file = tmp_path / "case.json"
     file.write_text(json.dumps({**golden_case_named("churn-default").raw, **change}))
     code, text = refusal(capsys, str(file))
     assert code == 1
-    assert told in text
+    assert message in text
     assert "case.json" in text

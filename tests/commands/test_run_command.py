@@ -1,4 +1,4 @@
-"""`gpufrag run -- CMD`: CMD itself, with the shim before what its PYTHONPATH held."""
+"""`gpufrag run -- CMD`: CMD itself, with the shim first on PYTHONPATH."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _start(*words: str, **environment: str) -> subprocess.Popen[str]:
     return subprocess.Popen([*RUN, *words], env=surroundings, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
-def _tell(*flags: str, **environment: str) -> dict[str, Any]:
+def _run(*flags: str, **environment: str) -> dict[str, Any]:
     """What a Python program under `gpufrag run` finds."""
     with _start(*flags, "--", sys.executable, "-c", TELL, "--flag", "-x", **environment) as process:
         out, err = process.communicate(timeout=60)
@@ -41,7 +41,7 @@ def _tell(*flags: str, **environment: str) -> dict[str, Any]:
 
 
 def test_pythonpath_entries_are_kept_behind_the_shim() -> None:
-    found = _tell(PYTHONPATH=f"{EXPORTER}{os.pathsep}/some/where")
+    found = _run(PYTHONPATH=f"{EXPORTER}{os.pathsep}/some/where")
     assert found["environment"]["PYTHONPATH"] == os.pathsep.join([str(SHIM), str(EXPORTER), "/some/where"])
     assert "/some/where" in found["path"]
     assert str(SHIM) not in found["path"]
@@ -59,7 +59,7 @@ def test_run_within_a_run_changes_nothing() -> None:
 
 
 def test_flags_reach_every_process_through_the_environment(tmp_path: Path) -> None:
-    found = _tell("--interval", "2.5", "--budget", "0.01", "--folder", str(tmp_path))["environment"]
+    found = _run("--interval", "2.5", "--budget", "0.01", "--folder", str(tmp_path))["environment"]
     told = (found["GPUFRAG_INTERVAL"], found["GPUFRAG_BUDGET"], found["GPUFRAG_DIR"])
     assert told == ("2.5", "0.01", str(tmp_path))
 
@@ -73,7 +73,7 @@ def test_unwritable_folder_is_a_warning() -> None:
 
 
 def test_environment_without_flags_is_unchanged() -> None:
-    found = _tell(GPUFRAG_INTERVAL="7")["environment"]
+    found = _run(GPUFRAG_INTERVAL="7")["environment"]
     assert found["GPUFRAG_INTERVAL"] == "7"
     assert "GPUFRAG_BUDGET" not in found
 
@@ -147,8 +147,8 @@ def test_shim_of_another_copy_is_replaced() -> None:
 
 
 def test_anchor_is_set_only_by_its_flag() -> None:
-    assert _tell("--anchor", "20%")["environment"]["GPUFRAG_ANCHOR"] == "0.2"
-    assert "GPUFRAG_ANCHOR" not in _tell()["environment"]
+    assert _run("--anchor", "20%")["environment"]["GPUFRAG_ANCHOR"] == "0.2"
+    assert "GPUFRAG_ANCHOR" not in _run()["environment"]
 
 
 @pytest.mark.parametrize(
@@ -163,4 +163,4 @@ def test_job_is_named_after_its_script(job: list[str], name: str) -> None:
 
 
 def test_leak_threshold_is_set_in_bytes() -> None:
-    assert _tell("--leak-threshold", "5MB")["environment"]["GPUFRAG_LEAK_THRESHOLD"] == "5000000"
+    assert _run("--leak-threshold", "5MB")["environment"]["GPUFRAG_LEAK_THRESHOLD"] == "5000000"

@@ -1,4 +1,4 @@
-"""What `gpufrag whatif` advises: a line that a shell takes as it stands, and only what the trace supports."""
+"""The advice of `gpufrag whatif`: a line to paste into a shell, supported by the trace."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_a_share_of_the_device_is_a_limit(capsys: pytest.CaptureFixture[str]) ->
     assert [one["limit"] for one in found["candidates"]] == [None, round(0.01 * total)]
 
 
-def test_what_nothing_is_known_of_stays_and_is_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_unknown_setting_stays_with_a_note(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     settings = {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:512,future_option:True"}
     file = changed(tmp_path, "kv-default", settings=settings)
     assert record(capsys, file)["advice"]["conf"] == f"{EXPANDABLE},future_option:True"
@@ -121,7 +121,7 @@ def test_a_conf_from_a_file_cannot_move_the_cursor(capsys: pytest.CaptureFixture
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (
             ["--driver-free", "2GiB", "--driver-size", "1GiB"],
@@ -132,10 +132,10 @@ def test_a_conf_from_a_file_cannot_move_the_cursor(capsys: pytest.CaptureFixture
     ],
 )
 def test_what_makes_no_sense_is_a_usage_error(
-    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["whatif", KV, *arguments]) == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_a_negative_size_of_free_memory_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -152,6 +152,6 @@ def test_one_trace_for_many_devices_is_refused(capsys: pytest.CaptureFixture[str
     assert "share one trace" in capsys.readouterr().err
 
 
-def test_a_share_of_an_unknown_device_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_fraction_of_unknown_device_adds_a_note(capsys: pytest.CaptureFixture[str]) -> None:
     notes = record(capsys, LATE, "--settings", "per_process_memory_fraction:0.5")["notes"]
     assert any("does nothing here without --driver-size" in note for note in notes)

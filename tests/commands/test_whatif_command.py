@@ -1,4 +1,4 @@
-"""`gpufrag whatif` as it is called: the comparison, the advice, and what it makes of traces that are not whole."""
+"""`gpufrag whatif`: the comparison, the advice, and incomplete traces."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_the_recorded_setting_stays_where_nothing_is_saved(capsys: pytest.Captur
     assert (advice["conf"], advice["change"], advice["saves_bytes"]) == ("", False, 0)
 
 
-def test_a_limit_that_is_too_small_is_told_by_its_errors(capsys: pytest.CaptureFixture[str]) -> None:
+def test_too_small_limit_shows_failed_requests(capsys: pytest.CaptureFixture[str]) -> None:
     found = record(capsys, KV, "--limit", "456MiB", "--settings", EXPANDABLE)
     recorded, other = found["candidates"]
     assert found["limit"] == 456 << 20
@@ -166,13 +166,13 @@ def test_a_device_that_cannot_be_replayed_leaves_the_others(
 
 
 def old(entry: dict[str, Any]) -> dict[str, Any]:
-    """As torch 2.1 tells it."""
+    """The form of torch 2.1."""
     where = {"device_free": 1 << 30} if entry["action"] == "oom" else {"addr": entry["addr"]}
     return {"action": entry["action"], **where, "size": entry["size"], "stream": entry["stream"]}
 
 
 def new(entry: dict[str, Any]) -> dict[str, Any]:
-    """As torch 2.14 tells it."""
+    """The form of torch 2.14."""
     context = {"time_us": 7, "pool_id": (0, 0), "compile_context": "N/A", "user_metadata": "", "frames": []}
     return {**old(entry), **context}
 
@@ -192,7 +192,7 @@ def test_traces_of_all_versions_are_read(
 
 
 @pytest.mark.parametrize("left_out", ["free_requested", "free_completed"])
-def test_torch_may_have_been_told_to_leave_out_an_action(
+def test_trace_without_an_action_can_be_compared(
     left_out: str, pickled: Callable[[Any], str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     content = snapshot("streams-default")
@@ -206,18 +206,18 @@ def test_a_gzipped_pickle_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert record(capsys, str(file), "--settings", EXPANDABLE)["trace_is_complete"]
 
 
-@pytest.mark.parametrize(("kept", "told"), [(1000, "cut off or damaged"), (0, "is empty")])
-def test_a_file_that_was_cut_short_is_told(
-    kept: int, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("kept", "message"), [(1000, "cut off or damaged"), (0, "is empty")])
+def test_truncated_file_is_an_error(
+    kept: int, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "cut.pickle.gz"
     file.write_bytes(Path(LATE).read_bytes()[:kept])
     code, text = refusal(capsys, str(file))
-    assert (code, told in text) == (1, True), text
+    assert (code, message in text) == (1, True), text
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "told"),
+    ("arguments", "code", "message"),
     [
         ([str(SNAPSHOTS / "default-0.pickle.gz")], 1, "holds no history, only segments, which gpufrag measure reads"),
         ([KV, "--settings", "colour:red"], 2, "torch has no allocator setting 'colour'"),
@@ -225,11 +225,11 @@ def test_a_file_that_was_cut_short_is_told(
         (["nowhere.pickle"], 1, "nowhere.pickle"),
     ],
 )
-def test_what_cannot_be_answered_is_told_in_one_line(
-    arguments: list[str], code: int, told: str, capsys: pytest.CaptureFixture[str]
+def test_unanswerable_call_is_a_one_line_error(
+    arguments: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found, text = refusal(capsys, *arguments)
-    assert (found, told in text) == (code, True), text
+    assert (found, message in text) == (code, True), text
 
 
 def test_progress_is_shown_on_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The anchor in real torch. Each case runs in a process of its own, because the anchor is made at CUDA's first use."""
+"""The anchor in real torch. Each case runs in its own process, because the anchor is made at CUDA's first use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The agent on machines that no lab has: many devices, a growing neighbour, a driver that refuses, huge devices."""
+"""The agent on unusual machines: many or huge devices, a growing neighbour, a driver that refuses."""
 
 from __future__ import annotations
 

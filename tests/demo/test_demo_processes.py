@@ -30,7 +30,7 @@ def wait_until(true: Callable[[], object]) -> None:
 
 
 def how_ended(process: Process) -> str:
-    """What require_alive says of a process after it has ended."""
+    """Return the error of require_alive for a process that has ended."""
     texts: list[str] = []
 
     def ended() -> bool:

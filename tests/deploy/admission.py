@@ -81,7 +81,7 @@ def resolved(node: Spec) -> Spec:
 
 
 def reject_atomic(value: Any, node: Spec, where: str) -> None:
-    """Lists are atomic unless the schema says otherwise; so are maps that it marks."""
+    """Lists are atomic unless the schema marks them otherwise; so are marked maps."""
     node = resolved(node)
     atomic = isinstance(value, list) and node.get("x-kubernetes-list-type", "atomic") == "atomic"
     if atomic or (isinstance(value, dict) and node.get("x-kubernetes-map-type") == "atomic"):

@@ -126,7 +126,7 @@ def test_sidecar_port_follows_config():
     assert not network.passes(network.restarter, job("ml"), DEFAULT_PORT)
 
 
-def test_empty_list_of_peers_allows_nobody():
+def test_empty_list_of_peers_allows_no_client():
     network = Network("networkPolicy.alertmanager=null", "networkPolicy.prometheus=null")
     assert not network.passes(ALERTMANAGER, network.restarter, settings.PORT)
     assert not network.passes(PROMETHEUS, network.restarter, settings.METRICS_PORT)

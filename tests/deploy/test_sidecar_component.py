@@ -1,4 +1,4 @@
-"""The kustomize component and the examples: they add the sidecar to a job and lose nothing of it."""
+"""The kustomize component and the examples: they add the sidecar to a job and keep all of the job."""
 
 from __future__ import annotations
 

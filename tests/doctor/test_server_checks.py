@@ -148,7 +148,7 @@ def test_alertmanager_must_answer(server):
     with answering({}) as stopped:
         pass
     server.by_path["/-/healthy"] = (200, "ok")
-    assert "nobody receives alerts" in text_of(listed(server), Fail)
+    assert "no alert is delivered" in text_of(listed(server), Fail)
     assert isinstance(listed(server, server.url), Ok)
     assert "no Alertmanager answers" in text_of(listed(server, stopped.url), Fail)
     assert "does not answer" in text_of(listed(server, server.url, stopped.url), Warn)

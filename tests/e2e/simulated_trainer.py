@@ -1,4 +1,4 @@
-"""A rank of a job that really trains, saves and resumes (torch on a CPU, gloo), and whose allocator is the simulator.
+"""A rank that trains, saves and resumes (torch on a CPU, gloo), with the simulator as its allocator.
 
     torchrun --nproc-per-node 2 simulated_trainer.py
 

@@ -1,4 +1,4 @@
-"""A Slurm of one node on this machine: the distribution's munged, slurmctld and slurmd, as root, on free ports."""
+"""A one-node Slurm on this machine: the distribution's munged, slurmctld and slurmd, as root, on free ports."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Slurm:
 
 @contextmanager
 def running(folder: Path) -> Iterator[Slurm]:
-    """Yields it when its node is idle. `folder` must have a short path, for munge's socket lies in it."""
+    """Yield it once its node is idle. `folder` must have a short path: munge's socket is in it."""
     slurm = Slurm(folder)
     _write(folder)
     with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""Run a program on the CUDA build of a torch release, on GPUs that only keep books of their memory.
+"""Run a program on the CUDA build of a torch release, on fake GPUs that only track allocations.
 
     python -m fake_cuda run --torch 2.14.1 -- python train.py
     python -m fake_cuda symbols --torch 2.14.1

@@ -1,4 +1,4 @@
-"""The environment in which a program finds the CUDA build of a torch release, and GPUs that only keep books."""
+"""The environment in which a program finds the CUDA build of a torch release, and fake GPUs."""
 
 from __future__ import annotations
 

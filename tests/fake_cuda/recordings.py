@@ -1,4 +1,4 @@
-"""Recordings of a real GPU (tests/golden), made again by the allocator over the stub, and compared."""
+"""Recordings of a real GPU (tests/golden), repeated by the allocator over the stub, and compared."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The torch releases that the stub knows, and the parts of their wheels, kept in the user's cache folder."""
+"""The torch releases that the stub supports, and the parts of their wheels, kept in the user's cache folder."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PURE_DEPENDENCIES = ("typing-extensions", "filelock", "jinja2", "networkx", "fss
 
 
 class Unavailable(Exception):
-    """What is needed cannot be had on this machine. The message says what to do."""
+    """A requirement is not available on this machine. The message has the remedy."""
 
 
 def cache_folder() -> Path:

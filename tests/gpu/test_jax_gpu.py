@@ -1,4 +1,4 @@
-"""JAX on a real GPU: the agent says what JAX says, and makes it neither initialise nor preallocate anything."""
+"""JAX on a real GPU: the agent reports JAX's figures without initialising or preallocating anything."""
 
 from __future__ import annotations
 
@@ -106,6 +106,6 @@ def test_a_process_that_only_imports_jax_is_left_as_it_is(tmp_path: Path) -> Non
 
 
 @pytest.mark.skipif(find_spec("torch") is None, reason="no torch on this machine")
-def test_both_frameworks_of_one_process_are_told_apart(tmp_path: Path) -> None:
+def test_two_frameworks_of_one_process_are_distinct(tmp_path: Path) -> None:
     told = _run(BOTH, tmp_path, XLA_PYTHON_CLIENT_PREALLOCATE="false")
     assert told == {"frameworks": ["jax", None], "first": "torch", "errors": {}}

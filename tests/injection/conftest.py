@@ -1,4 +1,4 @@
-"""Jobs as an init container sets them up: a copy of the agent, PYTHONPATH with its shim alone, and a little torch."""
+"""Jobs as an init container sets them up: a copy of the agent, PYTHONPATH with only its shim, and a minimal torch."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ deadline = time.monotonic() + 30
 while begun and sys.modules["gpufrag.agent"].latest() is None and time.monotonic() < deadline: time.sleep(0.005)
 print("agent" if begun and sys.modules["gpufrag.agent"].latest() else "no agent", flush=True)
 """
-"""Uses the GPU as the module `job`, and tells whether it had an agent by then."""
+"""Use the GPU as the module `job`, and report whether an agent runs."""
 
 
 @dataclass
@@ -102,7 +102,7 @@ def site(bare: str) -> Iterator[Site]:
 
 @pytest.fixture
 def foreign(site: Site) -> Site:
-    """Of a user that no passwd file knows, as OpenShift gives one; the shared folder is his."""
+    """Run as a user without passwd entry, as in OpenShift, who owns the shared folder."""
     if os.geteuid() != 0:
         pytest.skip("only root becomes another user")
     for python in (os.path.realpath(sys.executable), "/usr/bin/python3"):

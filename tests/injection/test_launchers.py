@@ -1,4 +1,4 @@
-"""However a job's Python comes to be started, it has an agent once it uses a GPU: PYTHONPATH is all that is set."""
+"""With only PYTHONPATH set, a job's Python has an agent once it uses a GPU, for every way to start it."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize("flags", [["-I"], ["-E"], ["-S"], ["-I", "-S"]])
 def test_an_isolated_interpreter_cannot_be_reached_and_is_not_hindered(site, flags: list[str]) -> None:
-    """docs/injection.md says so."""
+    """Documented in docs/injection.md."""
     words = "import sys; print('gpufrag.agent' in sys.modules)"
     done = site.run("{python}", *flags, "-c", words)
     assert (done.returncode, done.stdout, done.stderr) == (0, "False\n", "")

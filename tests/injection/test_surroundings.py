@@ -1,4 +1,4 @@
-"""Wherever a job runs, its agent begins or stays away, and the job never fails for it."""
+"""In every environment the agent starts or stays off, and the job never fails because of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Torch's own launchers, on its CPU build: each rank has an agent once what torch keeps for CUDA's beginning is run."""
+"""Torch's own launchers, on its CPU build: each rank has an agent once torch runs its CUDA initialisation callbacks."""
 
 from __future__ import annotations
 

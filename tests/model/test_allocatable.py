@@ -57,7 +57,7 @@ def test_free_segment_is_returned_for_a_larger_one() -> None:
 
 
 def test_room_of_2_to_20_mib_fits_some_sizes() -> None:
-    """12 MiB gets a segment of its own; a request of 1 to 10 MiB would need one of 20."""
+    """12 MiB gets its own segment; a request of 1 to 10 MiB would need one of 20."""
     assert largest(driver=Driver(size=GIB, limit=13 * MIB)) == 12 * MIB
     assert largest(driver=Driver(size=GIB, limit=9 * MIB)) == 1 * MIB
     assert largest(driver=Driver(size=GIB, limit=1 * MIB)) == 0
@@ -94,7 +94,7 @@ def test_unsplittable_block_serves_near_sizes_only() -> None:
 
 
 def test_free_edge_adds_to_new_pages() -> None:
-    """5 MiB live, 15 MiB free up to the end of the page: two new pages beside them make 55 MiB."""
+    """5 MiB live, 15 MiB free up to the end of the page: two new pages next to them make 55 MiB."""
     mapped = segment(20 * MIB, [(5 * MIB, LIVE), (15 * MIB, INACTIVE)], is_expandable=True)
     driver = Driver(free=44 * MIB, size=GIB)
     assert largest(mapped, driver=driver, expandable_segments=True) == 55 * MIB
@@ -140,7 +140,7 @@ def test_freeing_a_block_never_lowers_it(setting: str, data: st.DataObject) -> N
 
 
 def test_freed_block_can_hurt_with_split_size_and_rounding() -> None:
-    """188 MiB free is above the split size, and no rounded size is within 20 MiB of it: it serves nobody."""
+    """188 MiB free is above the split size, and no rounded size is within 20 MiB of it, so it serves no request."""
     pinned = segment(0, [(2 * MIB, LIVE), (8 * MIB, INACTIVE), (180 * MIB, LIVE)])
     merged_block = segment(0, [(2 * MIB, LIVE), (188 * MIB, INACTIVE)])
     full: Raw = {"driver": Driver(free=0, size=GIB), "max_split_size": 64 * MIB, "roundup_power2_divisions": ROUNDUP_4}

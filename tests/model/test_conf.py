@@ -1,4 +1,4 @@
-"""PYTORCH_CUDA_ALLOC_CONF as a person writes it."""
+"""PYTORCH_CUDA_ALLOC_CONF as users write it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gpufrag.model.settings import Settings, read_conf, unknown_options, without
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("expandable_segment:True", "did you mean expandable_segments?"),
         ("max_split_size_mb", "not of the form key:value"),
@@ -22,10 +22,10 @@ from gpufrag.model.settings import Settings, read_conf, unknown_options, without
         ("max_split_size_mb:1", "must be 20 or more"),
     ],
 )
-def test_what_would_change_nothing_or_is_refused_by_torch_is_told(text: str, told: str) -> None:
+def test_ineffective_or_invalid_setting_raises(text: str, message: str) -> None:
     with pytest.raises(BadInput) as caught:
         read_conf(text)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_known_keys_pass() -> None:
@@ -38,7 +38,7 @@ def test_no_choice_is_torchs_defaults(text: str) -> None:
     assert read_conf(text) == Settings()
 
 
-def test_what_lays_out_no_memory_is_told_from_what_does() -> None:
+def test_without_choices_keeps_neutral_options() -> None:
     text = "max_split_size_mb:64, pinned_use_background_threads:True,roundup_power2_divisions:[1:2,>:4],backend:native"
     assert without_choices(text) == "pinned_use_background_threads:True,backend:native"
     assert without_choices("per_process_memory_fraction:0.5,expandable_segments:True") == (
@@ -48,7 +48,7 @@ def test_what_lays_out_no_memory_is_told_from_what_does() -> None:
     assert without_choices("max_split_size_mb:64,future_option:1") == "future_option:1"
 
 
-def test_what_nothing_is_known_of() -> None:
+def test_unknown_options_are_listed() -> None:
     assert unknown_options("max_split_size_mb:64,backend:native,new:[1:2,3:4],pinned_num_register_threads:x") == [
         "new:[1:2,3:4]",
         "pinned_num_register_threads:x",

@@ -1,4 +1,4 @@
-"""Torch's message in the words of every version and its figures; sizes as logs print them."""
+"""Torch's message and its figures in every version; sizes as logs print them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The allocator of a torch release over the stub does what it did on a real GPU."""
+"""The allocator of a torch release behaves over the stub as on a real GPU."""
 
 from __future__ import annotations
 

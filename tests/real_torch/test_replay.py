@@ -1,4 +1,4 @@
-"""`gpufrag replay` on recordings that the allocators of torch releases make without a GPU."""
+"""`gpufrag replay` on recordings by torch releases' allocators, made without a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The stub of CUDA: what it lacks, and how it says so."""
+"""The CUDA stub: what it lacks, and its errors."""
 
 from __future__ import annotations
 

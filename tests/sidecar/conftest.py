@@ -1,4 +1,4 @@
-"""Processes that see the machine a test describes, through the real pynvml and a built libnvidia-ml.so.1."""
+"""Processes that read a described machine through the real pynvml and a built libnvidia-ml.so.1."""
 
 from __future__ import annotations
 

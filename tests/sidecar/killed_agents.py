@@ -1,4 +1,4 @@
-"""Whole agents, to be killed: `python killed_agents.py FOLDER`; each line on stdin, a rank, forks a process with one.
+"""Agents to kill: `python killed_agents.py FOLDER`; each line on stdin is a rank and forks a process with an agent.
 
 Prints the pid of each. An agent publishes as fast as it can: whatever it is doing when it dies, it is most likely
 writing. Every figure of its n-th sample is n.
@@ -22,7 +22,7 @@ from gpufrag.agent.sources import DeviceReading
 
 @dataclass
 class NumberedSource(ScriptedSource):
-    """Its n-th reading says n, and comes after the n-th step."""
+    """The n-th reading returns n, after the n-th step."""
 
     number: int = 0
 

@@ -1,4 +1,4 @@
-"""A worker: one thread, one call at a time, nobody waits longer than the deadline."""
+"""A worker: one thread, one call at a time, no caller waits longer than the deadline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A sidecar that may not ask the ranks, as under another user than the job's, says so where people look."""
+"""A sidecar without access to the ranks (another user's, for example) reports it where people look."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from running_server import PATIENCE, Running, running
 
 @pytest.fixture
 def denied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Two agents, of which rank 1 may not be asked; root may ask all, so the refusal is made up."""
+    """Two agents; access to rank 1 is denied. Root has access to all, so the denial is simulated."""
     agents = [FakeAgent(tmp_path, process_sample(rank)).start() for rank in range(2)]
     listens = processes.listens
 

@@ -1,4 +1,4 @@
-"""What the sidecar passes over in the agents' folder: counted, told once, and never in the way of the others."""
+"""Files that the sidecar skips in the agents' folder: counted, logged once, without effect on other ranks."""
 
 from __future__ import annotations
 

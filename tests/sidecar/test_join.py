@@ -1,4 +1,4 @@
-"""Who is who: agents' samples, NVML's lists and /proc, joined."""
+"""Joining agents' samples, NVML's lists and /proc."""
 
 from __future__ import annotations
 

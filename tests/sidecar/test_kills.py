@@ -1,4 +1,4 @@
-"""Agents that are killed at random moments, and a sidecar that is scraped all the while."""
+"""Agents killed at random moments while the sidecar is scraped."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def served(tmp_path: Path) -> Iterator[Running]:
 
 
 class Scraper(threading.Thread):
-    """Scrapes without a pause until told to stop, and keeps what was wrong."""
+    """Scrape without a pause until stopped, and collect the errors."""
 
     def __init__(self, served: Running) -> None:
         super().__init__()

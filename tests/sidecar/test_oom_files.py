@@ -1,4 +1,4 @@
-"""Reports in the agents' folder: they outlive their process, stay for a time, and are trusted as little as samples."""
+"""Reports in the agents' folder: they outlive their process for a limited time, and are not trusted."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ pytestmark = [
 
 
 def browse(url: str, profile: Path, *flags: str) -> str:
-    """Return the page's DOM after 20 s of its own, virtual time."""
+    """Return the page's DOM after 20 s of virtual time."""
     assert BROWSER
     command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}", *flags]
     command += ["--virtual-time-budget=20000", "--dump-dom", url]

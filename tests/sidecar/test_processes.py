@@ -1,4 +1,4 @@
-"""The agents' folder as the sidecar reads it: who is alive, and what it says."""
+"""Reading the agents' folder: which processes are alive, and their samples."""
 
 from __future__ import annotations
 

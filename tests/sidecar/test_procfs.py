@@ -1,4 +1,4 @@
-"""Processes behind pids: from a made-up /proc, and from the real one."""
+"""Processes by pid, from a fake /proc and from the real one."""
 
 from __future__ import annotations
 

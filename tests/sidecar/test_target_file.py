@@ -1,4 +1,4 @@
-"""The file by which a Prometheus without a service discovery finds the sidecar."""
+"""The file with which a Prometheus without service discovery finds the sidecar."""
 
 import json
 import os

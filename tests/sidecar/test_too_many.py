@@ -1,4 +1,4 @@
-"""More processes than are read at once: the same ones are shown at each scrape, and nobody pushes them out."""
+"""More processes than are read at once: each scrape shows the same ones, and none is displaced."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_place_of_an_exited_process_goes_to_a_living_one(agents: list[FakeAgent]
             agent.die()
         else:
             rewritten(agent, ahead=10.0)
-    reader.read()  # tells that they are dead
+    reader.read()  # they are dead now
     assert set(shown(reader)).isdisjoint(first)
 
 

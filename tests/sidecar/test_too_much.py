@@ -1,4 +1,4 @@
-"""A folder that somebody fills with large files: a scrape stays one, and the job's own ranks stay in it."""
+"""A folder full of large files: scrapes still work and contain the job's own ranks."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def reader(tmp_path: Path) -> ProcessReader:
 
 
 def large(pid: int, devices: int = DEVICES, moments: int = SNAPSHOTS) -> ProcessSample:
-    """A file with so many devices; the most that a reader takes, if nothing else is said."""
+    """A file with this many devices; by default the most that a reader accepts."""
     sample = process_sample(0, pid=pid)
     (device,) = sample.devices
     snapshots = tuple(replace(device.snapshots[0], at=f"moment {number}") for number in range(moments))
@@ -79,7 +79,7 @@ def test_large_files_do_not_displace_small_ones(tmp_path: Path, start: Start) ->
 
 @pytest.fixture
 def six(start: Start, reader: ProcessReader, monkeypatch: pytest.MonkeyPatch) -> list[FakeAgent]:
-    """Ranks of one size, of which three have room."""
+    """Ranks of one size; three fit."""
     monkeypatch.setattr(processes, "MAX_MOMENTS", 3 * 4 * SNAPSHOTS)
     return [start(large(1000 + number, devices=4)) for number in range(6)]
 

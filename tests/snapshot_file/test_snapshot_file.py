@@ -275,17 +275,17 @@ def test_broken_driver_figure_is_refused(tmp_path, value):
 
 
 @pytest.mark.parametrize(
-    ("keys", "told"),
+    ("keys", "message"),
     [
         ({"driver_free": 5, "driver_total": 4}, "its driver_free is 5, more than its driver_total, 4"),
         ({"settings": 5}, "its allocator settings are a int, not a mapping"),
         ({"allocator_settings": ["expandable_segments"]}, "its allocator settings are a list, not a mapping"),
     ],
 )
-def test_contradictory_figures_are_refused(tmp_path, keys, told):
+def test_contradictory_figures_are_refused(tmp_path, keys, message):
     path = tmp_path / "case.json"
     path.write_text(json.dumps({"segments": [], **keys}))
-    with pytest.raises(BadInput, match=told):
+    with pytest.raises(BadInput, match=message):
         read(path)
 
 

@@ -109,7 +109,7 @@ def test_signals_are_passed_on_once(start: Any, number: signal.Signals) -> None:
     assert [line for line in it.lines if line.startswith("SIG")] == [number.name, "SIGTERM"]
 
 
-def test_job_told_to_end_is_not_restarted(start: Any) -> None:
+def test_job_ended_by_user_is_not_restarted(start: Any) -> None:
     it = start(*job())
     it.until("ready")
     it.process.send_signal(signal.SIGINT)  # which it survives

@@ -24,7 +24,7 @@ def start() -> Iterator[Start]:
 
 @pytest.fixture(scope="session")
 def hashed() -> Callable[[str], str]:
-    """A bcrypt hash at the lowest cost, as the web config file wants it."""
+    """A bcrypt hash at the lowest cost, as the web config file requires."""
     return lambda password: bcrypt.hashpw(password.encode(), bcrypt.gensalt(4)).decode()
 
 

@@ -35,7 +35,7 @@ def test_an_error_is_raised_where_the_caller_waits() -> None:
     asyncio.run(main())
 
 
-def test_a_call_that_nobody_waits_for_any_more_is_not_made() -> None:
+def test_cancelled_call_does_not_run() -> None:
     release, made = threading.Event(), []
 
     async def main() -> None:

@@ -1,4 +1,4 @@
-"""What a request may name as its target, and what it gets for it."""
+"""Request targets: which are accepted, and the answers to others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A report survives the way from process to reader, and nothing else comes in."""
+"""Every report survives encoding and decoding; anything else is rejected."""
 
 from __future__ import annotations
 

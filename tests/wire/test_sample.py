@@ -1,4 +1,4 @@
-"""What crosses processes: every sample survives the way, and nothing else comes in."""
+"""Every sample survives encoding and decoding; anything else is rejected."""
 
 from __future__ import annotations
 

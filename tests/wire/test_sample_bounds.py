@@ -1,4 +1,4 @@
-"""How much one file may hold: what a broken agent, or a forger, can make a reader show is bounded."""
+"""Bounds on one file: a broken or forged sample cannot make a reader show more."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ WATCHED: dict[str, Callable[[Modules, Ready], None]] = {
     "jax.monitoring": _watch_jax,
     CONTEXT: _watch_tensorflow,
 }
-"""The module whose presence tells that a framework is loaded, and how to learn of its first device."""
+"""By framework: the module that shows it is loaded, and how to detect its first device."""
 
 
 def _guarded(function: Callable[..., None], *arguments: object) -> None:

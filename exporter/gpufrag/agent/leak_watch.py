@@ -86,7 +86,7 @@ class LeakWatch:
             return first
         try:
             self._note(STEP, step)
-        finally:  # a reading that fails costs time too, and is not to be tried at every step
+        finally:  # a failed reading costs time too; do not retry at every step
             took = self._clocks.monotonic() - now
             self._points.spend(took)
             self._spent("stats", took)

@@ -197,7 +197,7 @@ class Sampler:
         return sum(count or 0 for count in counts) if counts else None
 
     def read_in(self) -> float:
-        """Seconds until the cheap figures are to be read again."""
+        """Seconds until the next reading of the cheap figures."""
         return self._read_at - self._clocks.monotonic()
 
     def sample(self, identity: Identity) -> ProcessSample:
@@ -254,7 +254,7 @@ class Sampler:
         device.snapshots[at] = Snapshot(taken.time, at, taken.duration, measured)
 
     def _window(self) -> float:
-        """Seconds within which a snapshot is to be expected: at most one comes per step."""
+        """Seconds within which to expect a snapshot: at most one per step."""
         return max(self.schedule.window, 2 * self._step_seconds)
 
     def _known(self, device: int) -> Device:

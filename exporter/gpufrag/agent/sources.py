@@ -1,4 +1,4 @@
-"""What the agent needs from a framework, and the frameworks it knows.
+"""What the agent needs from a framework, and the supported frameworks.
 
 A source reads and never acts: it does not synchronise, free memory, reset statistics or use a device first. Memory is
 in bytes, time in seconds of the system clock. A figure that a framework does not provide is None; a device that the

@@ -43,11 +43,11 @@ def main(request: dict[str, Any]) -> None:
         gdb.execute(command, to_string=True)
     gdb.execute(f"attach {request['pid']}", to_string=True)
     try:
-        say({"stage": "stopped"})
+        report({"stage": "stopped"})
         answer = inject(request)
     finally:
         gdb.execute("detach", to_string=True)
-    say(answer)
+    report(answer)
 
 
 def inject(request: dict[str, Any]) -> dict[str, Any]:
@@ -139,7 +139,7 @@ def write(values: dict[str, int]) -> None:
         gdb.execute(f"set var ${name} = {number}", to_string=True)
 
 
-def say(what: dict[str, Any]) -> None:
+def report(what: dict[str, Any]) -> None:
     print("gpufrag " + json.dumps(what))
     sys.stdout.flush()
 
@@ -147,4 +147,4 @@ def say(what: dict[str, Any]) -> None:
 try:
     main(json.loads(os.environ["GPUFRAG_ATTACH"]))
 except (gdb.error, gdb.MemoryError, KeyboardInterrupt) as error:
-    say({"error": str(error) or "interrupted"})
+    report({"error": str(error) or "interrupted"})

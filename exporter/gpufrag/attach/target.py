@@ -17,7 +17,7 @@ from .elf import Exports, exports
 OLDEST, REMOTE_EXEC = (3, 10), (3, 14)
 """The oldest Python that the agent supports, and the first one with sys.remote_exec."""
 MACHINE = "x86_64"
-"""The only one whose registers gdb_script knows."""
+"""The only machine type that gdb_script supports."""
 PAYLOAD = Path(__file__).resolve().parent / "payload.py"
 INTERPRETER = ("Py_AddPendingCall", "PyRun_SimpleString")
 _VERSIONS = (r"/libpython(\d)\.(\d+)", r"/python(\d)\.(\d+)$", r"\.cpython-(\d)(\d+)-", r"/python(\d)\.(\d+)/")

@@ -96,7 +96,7 @@ def alertmanagers(prometheus: Prometheus) -> Result:
     """Prometheus also lists an Alertmanager that is down, so each is asked."""
     active = [one["url"] for one in prometheus.data("alertmanagers")["activeAlertmanagers"]]
     if not active:
-        return Fail(f"{prometheus.url} has no Alertmanager, so nobody receives alerts; set `alerting` in its config")
+        return Fail(f"{prometheus.url} has no Alertmanager, so no alert is delivered; set `alerting` in its config")
     down, unreachable = [], []
     for url in active:
         address = urlsplit(url)
@@ -108,7 +108,7 @@ def alertmanagers(prometheus: Prometheus) -> Result:
         except Unavailable as error:
             unreachable.append(str(error))
     if len(down) == len(active):
-        return Fail(f"no Alertmanager answers: {some(down)}; nobody receives alerts")
+        return Fail(f"no Alertmanager answers: {some(down)}; no alert is delivered")
     if down:
         return Warn(f"{some(down)} does not answer")
     if unreachable:

@@ -28,7 +28,7 @@ OLDEST, NEWEST = (2, 1), (2, 14)
 
 
 class Rank(NamedTuple):
-    """A process with a sample file. `sample` says why there is none, if it cannot be read."""
+    """A process with a sample file. `sample` is a Skip if the file cannot be read."""
 
     name: FileName
     sample: ProcessSample | Skip

@@ -80,7 +80,7 @@ _serving: _Serving | None = None
 _inherited: _Serving | None = None
 """In a forked child: what its parent serves."""
 _wanted_by_child: mmap.mmap | None = None
-"""One byte shared with forked children; 1 if one of them wants the port."""
+"""One byte shared with forked children; 1 if one of them requests the port."""
 
 
 def serve(port: int, host: str, latest: Callable[[], ProcessSample | None]) -> None:

@@ -118,7 +118,7 @@ def seconds_left(config: Config) -> str:
     )
     inside = f"without ({Label.DEVICE}, {Label.FRAMEWORK})"
     steps = f"rate({config.series(names.STEPS)}[{duration(config.timing.rate_window)}])"
-    # `or` drops the right side where labels are equal, so the growth by second gets a label of its own.
+    # `or` drops the right side where labels are equal, so growth per second needs a distinct label.
     labelled = f'label_replace(max {inside} ({by_second}), "{Label.FRAMEWORK}", "any", "", "")'
     a_second = f"max without ({Label.FRAMEWORK}) (max {inside} ({by_step}) * {steps} or {labelled})"
     return f"min without ({Label.AT}, {Label.DEVICE}, {Label.FRAMEWORK}) ({leaking}) / ({a_second})"

@@ -221,7 +221,7 @@ class _Simulation:
         return max(0, min(rooms, default=0)) // page * page
 
     def _staging_pool(self) -> tuple[int, int]:
-        """A new pool for plain segments, where copies must not land in a segment that is to be emptied."""
+        """Return a new pool for plain segments, so that no copy is placed in a segment that the plan empties."""
         if self._allocator.settings.expandable_segments:
             return DEFAULT_POOL
         self._next_pool += 1

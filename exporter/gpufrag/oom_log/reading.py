@@ -23,14 +23,14 @@ _WORTH_A_LOOK = re.compile(
 """Every first line of a message has one of these; only such lines are decoded."""
 _NO_EXPANDABLE = "expandable_segments not supported"
 _MOST_OPEN = 1000
-_PATIENCE = 2000
-"""Lines of a log after which an unfinished message is taken as it is."""
+_MAX_LINES_OPEN = 2000
+"""An unfinished message is closed after this many further lines of the log."""
 _REMEMBERED = 500
-"""Errors of which copies are recognised."""
+"""Recent errors whose copies are recognised."""
 _MOST_COPIES = 50
-"""Earlier errors that are compared with a possible copy."""
+"""Earlier errors to compare with a possible copy."""
 _GRID = 256
-"""Bytes to which the BFC allocator rounds."""
+"""The BFC allocator rounds sizes to a multiple of this many bytes."""
 _BFC = ("tensorflow", "jax")
 _TIMES = re.compile(
     r"[0-9]{4}[-/][0-9]{2}[-/][0-9]{2}|[0-9]{1,2}:[0-9]{2}(?::[0-9]{2})?(?:[.,:][0-9]{1,9})?|[0-9]{9,}(?:\.[0-9]{1,9})?"
@@ -133,7 +133,7 @@ class _Reader:
     def _give_up(self, number: int) -> Iterator[Oom]:
         """Close the longest silent message if it is too old, or too many are open."""
         oldest = next(iter(self._open), None)
-        if oldest is not None and (number - self._last_line[oldest] > _PATIENCE or len(self._open) > _MOST_OPEN):
+        if oldest is not None and (number - self._last_line[oldest] > _MAX_LINES_OPEN or len(self._open) > _MOST_OPEN):
             yield from self._close(oldest)
 
 
@@ -207,7 +207,7 @@ class Duplicates:
 
 
 def _group(oom: Oom) -> str:
-    """Errors of which a bare one may be a copy of another. Torch's own without a size is never one."""
+    """Errors that a bare one may copy. An error of torch without a size is never a bare one."""
     return "bfc" if oom.facts.allocator in _BFC else oom.facts.allocator
 
 

@@ -19,7 +19,7 @@ SeriesLabels = Callable[[Alert], Mapping[str, str]]
 
 
 class NoAnswer(Exception):
-    """Prometheus did not answer with a vector; the text says why."""
+    """Prometheus did not answer with a vector; the text has the reason."""
 
 
 def check(alert: Alert, settings: PrometheusSettings, query: Query, series_labels: SeriesLabels) -> Refused | None:

@@ -82,7 +82,7 @@ GIVEN_UP = "given-up"
 
 @dataclass(frozen=True)
 class Order:
-    """Which job is to be restarted, and why."""
+    """The job to restart, and why."""
 
     alert: Alert
     job: Job

@@ -1,7 +1,7 @@
-"""Step recordings, each analysed in a process of its own at low priority: how much memory a rank's step needs.
+"""Analyses step recordings, each in its own low-priority process: how much memory a rank's step needs.
 
-The process is `python -m gpufrag.sidecar.analysis`: a recording from standard input, a line of JSON to standard output.
-A recording that is broken or takes too long costs the sidecar nothing but that process.
+The process is `python -m gpufrag.sidecar.analysis`: a recording on standard input, a line of JSON on standard output. A
+recording that is broken or takes too long affects only that process.
 """
 
 from __future__ import annotations

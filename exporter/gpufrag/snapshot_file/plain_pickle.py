@@ -1,8 +1,8 @@
 """Reads a pickle of plain data: dict, list, tuple, str, int, float, bool and None.
 
-A pickle is a program that Python's own unpickler executes. This reader accepts the 25 instructions of which a dumped
-snapshot consists; none of them names or calls anything. It also refuses plain data that would hurt: huge numbers,
-tuples in tuples (as keys of a dict their hash takes forever), lengths that the file does not have, and more than
+A pickle is a program that Python's own unpickler executes. This reader accepts the 25 instructions that a dumped
+snapshot contains; none of them names or calls anything. It also refuses harmful plain data: huge numbers,
+tuples in tuples (hashing them as dict keys takes forever), lengths beyond the end of the file, and more than
 COST_LIMIT bytes of memory per byte of the pickle.
 
 A pickle of these instructions alone, in the forms of torch's dumps, goes to the C unpickler: three times as fast.

@@ -47,7 +47,7 @@ class Saved(NamedTuple):
     """From driver_free, driver_total and cap_bytes (0: no limit) of the JSON form; torch itself dumps none of it."""
     knows_settings: bool
     """Whether the allocator's settings are recorded (torch >= 2.3), or were given."""
-    knows_release: bool = False
+    release_known: bool = False
     """Whether the file names the release of torch, or its keys reveal it."""
 
 

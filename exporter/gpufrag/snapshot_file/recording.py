@@ -29,7 +29,7 @@ class Recording(NamedTuple):
     limit: int | None
     conf: str
     """PYTORCH_CUDA_ALLOC_CONF during the recording; empty if it was unset or is unknown."""
-    knows_release: bool = True
+    release_known: bool = True
     """Whether the release of torch is known: from the file, its keys, or the caller."""
 
 
@@ -69,7 +69,7 @@ def read_run_of(recording: Recording, limit: int | None, driver: Driver | None =
     If torch's release is unknown, uses the newest one whose rules lead to the recorded end. Raises BadInput.
     """
     end, driver = recording.end, driver or recording.before
-    releases = [end.settings.torch] if recording.knows_release else [NEWEST, (2, 12), (2, 11)]
+    releases = [end.settings.torch] if recording.release_known else [NEWEST, (2, 12), (2, 11)]
     runs = []
     for release in releases:
         settings = replace(end.settings, torch=release)
@@ -87,7 +87,7 @@ def _from_case(name: str, raw: Mapping[str, Any], saved: Saved, device: int | No
         raise BadInput("events and events_columns must be lists")
     driver = replace(saved.driver, free=size_of(raw, "driver_free_before"))
     events = parse_rows(raw["events"], columns)
-    return Recording(name, 0, events, saved.heap, driver, saved.driver.limit, _conf(raw), saved.knows_release)
+    return Recording(name, 0, events, saved.heap, driver, saved.driver.limit, _conf(raw), saved.release_known)
 
 
 def _conf(raw: Mapping[str, Any]) -> str:
@@ -109,7 +109,7 @@ def _from_snapshot(name: str, raw: Mapping[str, Any], saved: Saved, device: int 
     return [
         Recording(
             name, index, parse_trace(traces[index]), saved.heap.on_device(index), saved.driver, saved.driver.limit,
-            _conf(raw), saved.knows_release,
+            _conf(raw), saved.release_known,
         )
         for index in (recorded if device is None else [device])
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Tells failures of our own code in the program's threads from exceptions that belong to the program.
+"""Distinguishes failures of our own code in the program's threads from exceptions of the program.
 
 Python runs signal handlers between any two instructions of the main thread, so the program's handler may raise while
 our code runs. Such an exception must reach the program; any other must not.

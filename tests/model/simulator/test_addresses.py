@@ -1,4 +1,4 @@
-"""Where segments are put, by hand and as a property; the recorded cases show that the driver does the same."""
+"""Segment addresses, by hand and as a property; the recorded cases show the same for the driver."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_recorded_address_that_is_taken_is_not_used() -> None:
     assert [space.take(4 * MIB), space.take(4 * MIB)] == [96 * CHUNK, 96 * CHUNK + 4 * MIB]
 
 
-def test_recorded_segments_may_lie_beside_each_other_beyond_a_chunk() -> None:
+def test_adjacent_recorded_segments_extend_a_chunk() -> None:
     recorded = [(96 * CHUNK + 20 * MIB * index, 20 * MIB) for index in range(9)]
     space = AddressSpace(recorded)
     assert [space.take(20 * MIB) for _ in range(9)] == [address for address, _ in recorded]

@@ -1,4 +1,4 @@
-"""The rules of torch's allocator, one by one: what a recorded case covers only by chance, or not at all."""
+"""The rules of torch's allocator, one by one: those that recorded cases cover by chance or not at all."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def test_a_flush_waits_for_all_streams() -> None:
     allocator.record_stream(block, stream=7)
     allocator.free(block)
     live(allocator, 30 * MIB)
-    allocator.complete(block)  # the event, told late
+    allocator.complete(block)  # a late event
     assert layout(allocator) == [[(30 * MIB, ALLOCATED)]]
 
 
@@ -271,7 +271,7 @@ def test_an_allocator_of_its_own_keeps_a_pool_from_expandable_segments() -> None
     assert layout(allocator) == [[(12 * MIB, ALLOCATED)], [(12 * MIB, ALLOCATED), (8 * MIB, INACTIVE)]]
 
 
-def test_every_segment_that_comes_or_goes_is_told() -> None:
+def test_observer_receives_every_segment_change() -> None:
     told: list[Event] = []
     allocator = Allocator(observe=told.append)
     block = live(allocator, 12 * MIB, stream=7)
@@ -283,7 +283,7 @@ def test_every_segment_that_comes_or_goes_is_told() -> None:
     ]
 
 
-def test_the_requested_bytes_are_counted_beside_the_rounded_ones() -> None:
+def test_requested_and_rounded_bytes_are_both_counted() -> None:
     allocator = Allocator()
     live(allocator, 700)
     totals = allocator.totals(small=True)

@@ -1,4 +1,4 @@
-"""Expandable segments: where pages come and go."""
+"""Expandable segments: which pages are mapped and unmapped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Traces: what is read from them, what is refused, and the program that is found behind them."""
+"""Parsing traces, rejecting invalid ones, and recovering the program behind them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_torch_s_trace_is_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("row", "told"),
+    ("row", "message"),
     [
         (["alloc", 1, 2], "event 1 is not a row of action, addr, size, stream"),
         (7, "event 1 is not a row of action, addr, size, stream"),
@@ -54,10 +54,10 @@ def test_torch_s_trace_is_read() -> None:
         (["oom", None, True, 0], "event 1 (oom)"),
     ],
 )
-def test_a_broken_row_is_named(row: Any, told: str) -> None:
+def test_a_broken_row_is_named(row: Any, message: str) -> None:
     with pytest.raises(BadInput) as caught:
         parse_rows([["alloc", 1, 2, 3], row], COLUMNS)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_a_column_without_a_name_is_refused() -> None:
@@ -71,7 +71,7 @@ def test_a_missing_column_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("entry", "told"),
+    ("entry", "message"),
     [
         ({"action": "alloc", "addr": 1, "stream": 0}, "event 0 has no key 'size'"),
         (["alloc"], "event 0 is not a trace entry"),
@@ -80,7 +80,7 @@ def test_a_missing_column_is_named() -> None:
         ({"action": "alloc", "addr": 1, "size": 2, "stream": 0, "pool_id": (5,)}, "event 0 (alloc)"),
     ],
 )
-def test_a_broken_trace_entry_is_named(entry: Any, told: str) -> None:
+def test_a_broken_trace_entry_is_named(entry: Any, message: str) -> None:
     with pytest.raises(BadInput) as caught:
         parse_trace([entry])
-    assert told in str(caught.value)
+    assert message in str(caught.value)

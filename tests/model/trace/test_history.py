@@ -26,7 +26,7 @@ def test_a_whole_trace_begins_with_nothing(golden_case: GoldenCase) -> None:
 
 
 def test_the_second_half_begins_where_the_first_ends(golden_case: GoldenCase) -> None:
-    """What is live between the halves can be told from either side."""
+    """Both halves agree on what is live between them."""
     events = events_of(golden_case)
     middle = len(events) // 2
     live: dict[int, int] = {}
@@ -78,7 +78,7 @@ MIB = 1 << 20
 
 
 def graph_job() -> Recorder:
-    """A job whose graph has a pool of its own, in which free memory serves nobody else."""
+    """A job whose graph has its own pool; no other code can use its free memory."""
     recorder = Recorder()
     kept = [recorder.malloc(size * MIB, pool=GRAPH) for size in (30, 4, 12)]
     for block in (kept[0], kept[1], recorder.malloc(24 * MIB)):
@@ -90,7 +90,7 @@ def graph_job() -> Recorder:
 
 
 def poolless(events: list[Event]) -> list[Event]:
-    """As torch told them before 2.12."""
+    """The form of torch before 2.12."""
     return [event._replace(pool=(0, 0)) for event in events]
 
 

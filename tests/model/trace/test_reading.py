@@ -1,4 +1,4 @@
-"""The program behind a trace: what its events say, and what only the simulated allocator can tell."""
+"""The program behind a trace: from its events, and with the help of the simulated allocator."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_what_is_completed_after_a_segment_went_was_so_in_the_flush() -> None:
     assert kinds(*events, settings=settings, limit=60 * MIB) == [MALLOC, MALLOC, FREE, AWAIT, MALLOC, COMPLETE]
 
 
-def test_a_mark_tells_an_empty_cache_from_a_flush_at_the_limit() -> None:
+def test_mark_distinguishes_empty_cache_from_flush() -> None:
     events = replaced(22 * MIB, 30 * MIB)
     asked = [*events[:4], Event("empty_cache", None, 0, 0), *events[4:]]
     program = read_program(asked, limit=40 * MIB)
@@ -149,7 +149,7 @@ def test_a_mark_tells_an_empty_cache_from_a_flush_at_the_limit() -> None:
     assert (program.inferred, read_program(events, limit=40 * MIB).inferred) == (0, 1)
 
 
-def test_a_mark_tells_a_flush_from_a_collection() -> None:
+def test_mark_distinguishes_flush_from_collection() -> None:
     """The block goes either way; but it was not yet complete where the request had to flush for it."""
     settings, events = Settings(garbage_collection_threshold=0.5), replaced(30 * MIB, 36 * MIB)
     told = [*events[:3], Event("retry", None, 0, 0), *events[3:]]

@@ -1,4 +1,4 @@
-"""A trace that the simulator wrote is read back as the program that made it, whatever happened at the limit."""
+"""A trace from the simulator is read back as its program, whatever happens at the limit."""
 
 from __future__ import annotations
 

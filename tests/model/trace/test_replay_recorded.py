@@ -119,8 +119,8 @@ def test_the_totals_of_each_pool_are_torch_s(golden_case: GoldenCase, pool: str)
         ("train-cap4-maxsplit64", "train-cap4-expandable"),
     ],
 )
-def test_a_run_recorded_under_one_setting_tells_how_it_went_under_another(recorded: str, other: str) -> None:
-    """The same workload was recorded under both: the replay of the one ends, block for block, as the other did."""
+def test_recorded_run_predicts_another_setting(recorded: str, other: str) -> None:
+    """The workload was recorded under both: the replay of one ends, block for block, like the other."""
     case, target = golden_case_named(recorded), golden_case_named(other)
     events = parse_rows(case.raw["events"], case.raw["events_columns"])
     driver = Driver(target.raw["driver_free_before"], target.raw["driver_total"], target.raw["cap_bytes"] or None)

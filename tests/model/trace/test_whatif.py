@@ -1,4 +1,4 @@
-"""Replays of one recorded run under other settings, against recorded runs of the same workload under these."""
+"""Replays of a recorded run under other settings, compared with recordings under those settings."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_the_recorded_setting_gives_the_recorded_run(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "other"), PAIRS)
 def test_another_setting_is_predicted(name: str, other: str) -> None:
-    """To the byte, but for churn: it survives errors, under each setting at another place, and goes on differently."""
+    """Exact except for churn, which survives errors at different places under each setting."""
     run, case = recorded(name), golden_case_named(other)
     outcome = play(run, case.heap.settings, run.recorded_limit)
     assert outcome.peak_reserved == pytest.approx(real_peak(other), rel=0.02 if "churn" in name else 0)

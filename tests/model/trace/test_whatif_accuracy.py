@@ -1,4 +1,4 @@
-"""Six workloads, each on two inputs: what is predicted of five settings from the default one, and what really came."""
+"""Six workloads, each on two inputs: predictions for five settings from a default recording, and the real results."""
 
 from __future__ import annotations
 

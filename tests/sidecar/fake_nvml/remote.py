@@ -1,4 +1,4 @@
-"""Runs in a process of its own that loads the built library: takes calls on stdin, gives pickled answers on stdout."""
+"""Runs in a separate process that loads the built library: calls on stdin, pickled answers on stdout."""
 
 import pickle
 import sys

@@ -255,7 +255,7 @@ class _Mover:
         self._torch = torch
         self._device = device
         self._storages = storages
-        # with plain segments, copies in the default pool could land in a segment that is to be emptied
+        # with plain segments, a copy in the default pool could be placed in a segment that the plan empties
         self._needs_pool = not expandable
         self._room: Any = None  # the tensor that holds the copies of this round
 

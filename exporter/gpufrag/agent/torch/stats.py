@@ -1,4 +1,4 @@
-"""Torch's allocator statistics as Totals: the only place that knows their keys."""
+"""Torch's allocator statistics as Totals. No other module uses their keys."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class Device:
         arena.reserved += size
         self.reserved += size
         self.peak_reserved = max(self.peak_reserved, self.reserved)
-        self._tell("segment_alloc" if arena.pool.page is None else "segment_map", arena, address, size)
+        self._notify("segment_alloc" if arena.pool.page is None else "segment_map", arena, address, size)
 
     def take_over(self, arena: Arena, address: int, size: int) -> None:
         """Add memory that existed before the simulation; this counts no call."""
@@ -76,8 +76,8 @@ class Device:
         self.counters.device_frees += 1
         arena.reserved -= size
         self.reserved -= size
-        self._tell("segment_free" if arena.pool.page is None else "segment_unmap", arena, address, size)
+        self._notify("segment_free" if arena.pool.page is None else "segment_unmap", arena, address, size)
 
-    def _tell(self, action: str, arena: Arena, address: int, size: int) -> None:
+    def _notify(self, action: str, arena: Arena, address: int, size: int) -> None:
         if self._observe is not None:
             self._observe(Event(action, address, size, arena.stream, arena.pool.id))

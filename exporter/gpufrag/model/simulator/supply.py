@@ -130,7 +130,7 @@ class Supply:
         if self._cached(arena, size) is not None:
             return None
         gone = self._too_old()
-        if self._fits(arena, size, gone) or self._lent(arena, size) is not None:
+        if self._fits(arena, size, gone) or self._shared_block(arena, size) is not None:
             return Foreseen(gone, False)
         least = self.settings.max_split_size
         if least is not None:
@@ -153,7 +153,7 @@ class Supply:
     def obtain(self, arena: Arena, size: int) -> Block | None:
         """Return new memory for a request, released from the cache first if needed: torch's chain of attempts."""
         self._give_back(self._too_old())
-        block = self._new(arena, size) or self._borrow(arena, size)
+        block = self._new(arena, size) or self._take_shared(arena, size)
         least = self.settings.max_split_size
         if block is None and least is not None:
             chosen, enough = oversize(arena, size, least, ())
@@ -207,18 +207,18 @@ class Supply:
         for block in blocks:
             release_segment(block, self.device, self.heads)
 
-    def _borrow(self, arena: Arena, size: int) -> Block | None:
-        block = self._lent(arena, size)
+    def _take_shared(self, arena: Arena, size: int) -> Block | None:
+        block = self._shared_block(arena, size)
         if block is not None:
             block.arena.free.remove(block)
         return block
 
-    def _lent(self, arena: Arena, size: int) -> Block | None:
+    def _shared_block(self, arena: Arena, size: int) -> Block | None:
         """Return a cached block of a MemPool with use_on_oom. Torch skips its expandable blocks."""
         if arena.pool.id != DEFAULT_POOL:
             return None
-        lenders = [pair.small if arena.pool.small else pair.large for pair in self.pools.values() if pair.on_oom]
-        cached = (self._cached(pool.arena(arena.stream), size) for pool in lenders if pool.page is None)
+        sharing = [pair.small if arena.pool.small else pair.large for pair in self.pools.values() if pair.on_oom]
+        cached = (self._cached(pool.arena(arena.stream), size) for pool in sharing if pool.page is None)
         return next((block for block in cached if block is not None), None)
 
     def _fits(self, arena: Arena, size: int, gone: list[Block]) -> bool:
