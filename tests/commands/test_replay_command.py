@@ -101,7 +101,7 @@ def test_unreplayable_file_is_a_one_line_error(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"events": 7}, "its events are no list"),
+        ({"events": 7}, "events and events_columns must be lists"),
         ({"events": [["alloc", 1, 2]]}, "event 0 is not a row"),
         ({"events": [["alloc", 4096, 512, 0]]}, "event 0 allocates 0x1000"),
     ],
