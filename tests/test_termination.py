@@ -11,7 +11,7 @@ import pytest
 
 COMMAND = """
 import signal, sys, tempfile, types
-from gpufrag import cli
+from gpufrag import cli, commands
 
 def run(options):
     with tempfile.TemporaryDirectory(dir=sys.argv[-1]):
@@ -21,13 +21,13 @@ def run(options):
 sys.modules["gpufrag.commands.try"] = types.SimpleNamespace(
     add_arguments=lambda parser: parser.add_argument("folder"), run=run
 )
-cli.COMMANDS = (cli.Command("try", "try it", "gpufrag try FOLDER"),)
+cli.COMMANDS = (commands.Command("try", "try it", "gpufrag try FOLDER"),)
 sys.exit(cli.main())
 """
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_what_was_begun_is_put_in_order(number: signal.Signals, tmp_path: Path) -> None:
+def test_signal_runs_cleanup(number: signal.Signals, tmp_path: Path) -> None:
     command = [sys.executable, "-c", COMMAND, "try", str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -38,7 +38,7 @@ def test_what_was_begun_is_put_in_order(number: signal.Signals, tmp_path: Path) 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_sigterm_that_is_ignored_stays_so_for_the_job() -> None:
+def test_ignored_sigterm_stays_ignored_for_job() -> None:
     job = "import signal; print(signal.getsignal(signal.SIGTERM) == signal.SIG_IGN)"
     command = ["sh", "-c", 'trap "" TERM; exec "$@"', "sh", sys.executable, "-m", "gpufrag", "run", "--"]
     ended = subprocess.run([*command, sys.executable, "-c", job], capture_output=True, text=True, timeout=60)
