@@ -159,7 +159,7 @@ def test_failed_allocation_puts_everything_back(failing: int, monkeypatch: pytes
         restore(self, move, copy)
 
     monkeypatch.setattr(mover._Mover, "_restore", fail_once)
-    with pytest.raises(Unavailable, match="all storages are back"):
+    with pytest.raises(Unavailable, match="all storages are restored"):
         defragment(torch, 0)
     assert all(tensor.untyped_storage().nbytes() == 21 * MIB for tensor in kept)
     assert values(kept) == expected(kept)

@@ -255,7 +255,7 @@ def _members(answers: Answers) -> tuple[RankState, ...]:
     A process without a rank and without a callback (an evaluation, a server) is not part of the job.
     """
     if answers.silent:
-        raise CheckpointFailed(f"not all ranks could be asked{_because(answers.silent)}")
+        raise CheckpointFailed(f"cannot reach all ranks{_because(answers.silent)}")
     ranked = [one for one in answers.ranks if one.rank is not None]
     members = [one for one in answers.ranks if not ranked or one.rank is not None or one.callback]
     if not members:

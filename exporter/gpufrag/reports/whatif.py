@@ -152,7 +152,7 @@ def _name_lines(candidate: Candidate, first: Candidate) -> list[str]:
     """Return the setting, one option per line."""
     lines = (candidate.conf or "(torch's defaults)").replace(",", ",\n  ").split("\n")
     if candidate.recorded:
-        lines.append("  as recorded" if candidate is first else "  begun like the others")
+        lines.append("  as recorded" if candidate is first else "  recorded, packed")
     return lines
 
 

@@ -57,4 +57,4 @@ def _replace(path: Path, text: str) -> None:
     try:
         write_file(path, text.encode())
     except OSError as error:
-        raise Unavailable(f"{path}: {error.strerror}; give --write-target a folder that can be written to") from None
+        raise Unavailable(f"{path}: {error.strerror}; choose a writable folder with --write-target") from None

@@ -266,7 +266,7 @@ class _Mover:
             sums = [self._checksum(move) for move in one.moves] if verify else []
             self._move(one)
             if verify and sums != [self._checksum(move) for move in one.moves]:
-                raise Unavailable("a moved storage has another checksum than before: stop this job and report it")
+                raise Unavailable("the checksum of a moved storage changed: stop this job and report it")
             torch.cuda.empty_cache()
 
     def _move(self, one: Round) -> None:
@@ -292,7 +292,7 @@ class _Mover:
             self._put_back(waiting)
             if not isinstance(error, Exception):
                 raise
-            raise Unavailable(f"a move failed ({error}); all storages are back and the job can go on") from error
+            raise Unavailable(f"a move failed ({error}); all storages are restored and the job can continue") from error
         finally:
             waiting.clear()
             self._room = None
