@@ -73,7 +73,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _processes(folder: Path, options: argparse.Namespace) -> Sequence[tuple[FileName, str]]:
-    """The chosen processes, and what tells their files apart. Raises Unavailable if there is none."""
+    """Return the chosen processes with a distinct suffix for each file. Raises Unavailable if there is none."""
     try:
         names = [name for entry in folder.iterdir() if (name := FileName.parse(entry.name)) and entry.suffix == ".json"]
     except OSError as error:
