@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 # The demo needs the package only, without the developers' tools.
 DEMO := .venv-demo
-# Most of the slow tests wait for processes that they have started: more of them than cores may run beside each other.
+# Most slow tests wait for processes that they started, so more tests than cores can run at once.
 JOBS ?= 4
 
 .DEFAULT_GOAL := help
@@ -24,13 +24,13 @@ test: $(STAMP) ## the whole test suite without a GPU; ARGS="tests/model -k heap"
 cuda: $(STAMP) ## the tests of the agent in the CUDA build of torch, without a GPU; downloads torch once; TORCH=2.11.0 picks a release
 	@PYTHONPATH=tests $(BIN)/python -m fake_cuda run $(if $(TORCH),--torch $(TORCH)) -- $(abspath $(BIN)/python) -m pytest -m cuda tests/cuda_torch $(ARGS)
 
-check: $(STAMP) ## what CI checks beside the tests: lint, format, types, import direction
+check: $(STAMP) ## what CI checks in addition to the tests: lint, format, types, import direction
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
-fix: $(STAMP) ## repair what lint and format can repair by themselves
+fix: $(STAMP) ## apply automatic lint and format fixes
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 

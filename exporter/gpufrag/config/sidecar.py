@@ -91,7 +91,7 @@ class FolderSettings:
     ] = 600.0
     deadline: Annotated[
         float,
-        seconds(0.01, 5 * MINUTE, "A scrape waits this long for the folder, such as a hung mount."),
+        seconds(0.01, 5 * MINUTE, "How long a scrape waits for the folder, which can be on a hung mount."),
     ] = 5.0
     report_retention: Annotated[float, seconds(1, 365 * DAY, "How long OOM reports are kept.")] = DAY
     max_reports: Annotated[int, in_range(1, 10_000, "OOM reports kept, about 10 KiB each. Older ones are deleted.")] = (
@@ -104,7 +104,7 @@ class NvmlSettings:
     """The GPU driver's own figures. Without NVML, the readings of the agents are used."""
 
     enabled: Annotated[bool, about("Also read memory figures from the GPU driver (NVML).", "--nvml")] = True
-    deadline: Annotated[float, seconds(0.01, 5 * MINUTE, "A scrape waits this long for the driver.")] = 2.0
+    deadline: Annotated[float, seconds(0.01, 5 * MINUTE, "How long a scrape waits for the driver.")] = 2.0
 
 
 @dataclass(frozen=True)

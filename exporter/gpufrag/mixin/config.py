@@ -82,13 +82,15 @@ class Thresholds:
 
     fragmentation_ratio: Annotated[
         float,
-        between(1, 1000, "free_total / largest_allocatable. Above 4, a request for a quarter of it fails."),
+        between(
+            1, 1000, "free_total / largest_allocatable. Above 4, a request for a quarter of the free memory fails."
+        ),
     ] = 4.0
     cache_ratio: Annotated[
         float, between(1, 1000, "free_cached / largest_free_block. Healthy jobs with varying lengths reach 24.")
     ] = 4.0
     free_share: Annotated[
-        float, between(0, 1, "free_total / limit. Below it the device is full; above it, it can be fragmented.")
+        float, between(0, 1, "free_total / limit. Below this share, memory counts as full, not as fragmented.")
     ] = 0.05
     margin_share: Annotated[
         float, between(0, 1, "limit - smallest limit of the last analysed step, as a share of the limit.")
@@ -102,7 +104,7 @@ class Thresholds:
     unused_act: Annotated[float, between(0, 1, "(reserved - allocated) / reserved above which memory is wasted.")] = 0.4
     retries_per_minute: Annotated[
         float,
-        in_range(0, 1000, "Cache flushes per minute that a refused allocation caused. Each stalls the job."),
+        in_range(0, 1000, "Cache flushes per minute because the driver refused memory. Each stalls the job."),
     ] = 1.0
     foreign_bytes: Annotated[int, size(1, 1 << 50, "Memory of processes without an agent on a device.")] = 1 << 30
     stale: Annotated[float, seconds(MILLISECOND, YEAR, "Age of a sample; an agent writes one per second.")] = 120.0
@@ -123,11 +125,15 @@ class Timing:
     rate_window: Annotated[float, seconds(MILLISECOND, YEAR, "Window of rates: four scrapes or more.")] = 300.0
     hold: Annotated[
         float,
-        seconds(MILLISECOND, YEAR, "`for` of the restart alert; others use a multiple. Longer than a job's start."),
+        seconds(
+            MILLISECOND, YEAR, "`for` of the restart alert; others use a multiple. Keep it above a job's start time."
+        ),
     ] = 300.0
     keep_firing: Annotated[
         float,
-        seconds(MILLISECOND, YEAR, "`keep_firing_for` of alerts that act: a gap in the data resolves nothing."),
+        seconds(
+            MILLISECOND, YEAR, "`keep_firing_for` of the restart alert, so that a gap in the data does not end it."
+        ),
     ] = 300.0
     margin_history: Annotated[
         float,

@@ -71,7 +71,7 @@ class PolicySettings:
         in_range(
             1,
             MAX_CIRCUIT_FAILURES,
-            "Restarts within `circuit_window` that failed or did not help, which open the circuit.",
+            "Open the circuit after this many restarts within `circuit_window` failed or did not help.",
         ),
     ] = 3
     circuit_window: Annotated[float, seconds(1, 30 * DAY, "Older failures do not count.")] = 21600.0

@@ -439,7 +439,7 @@ _ALL: tuple[Target, ...] = (
     ),
     Rollout(
         DEPLOYMENT,
-        cost="every pod is replaced by the Deployment's strategy; with maxSurge, it temporarily needs more GPUs",
+        cost="pods are replaced according to the Deployment's strategy; with maxSurge, it temporarily needs more GPUs",
         refusal=lambda owner: Refused(reasons.ROLLOUT_PAUSED) if owner.spec.get("paused") else None,
     ),
     Rollout(
