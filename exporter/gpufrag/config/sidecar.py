@@ -39,7 +39,7 @@ class WebSettings:
     ] = None
     max_requests: Annotated[
         int,
-        in_range(1, 10_000, "Requests handled at once, 3/4 of them from one address; more are answered 503."),
+        in_range(1, 10_000, "Requests handled at once, at most 3/4 of them from one address; others get 503."),
     ] = 16
     max_connections: Annotated[
         int, in_range(1, 100_000, "Open connections. A new one replaces one that handles no request, else it gets 503.")
@@ -80,7 +80,7 @@ class FolderSettings:
     ] = None
     max_processes: Annotated[
         int,
-        in_range(1, 100_000, "Samples read: running processes first, then the newest. The rest is counted."),
+        in_range(1, 100_000, "Most samples read: running processes first, then the newest. Others are only counted."),
     ] = 1000
     max_file_size: Annotated[
         int, size(1 << 10, MAX_BYTES, "Larger files are skipped and counted. A sample is about 3 KiB per device.")

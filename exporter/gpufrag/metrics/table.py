@@ -340,10 +340,10 @@ PROCESSES: tuple[Metric[Any], ...] = (
     ),
     Metric(
         names.STEP_RECORDINGS, COUNTER, RANK, lambda rank: rank.view.sample.health.recordings,
-        "Steps recorded to find their memory peak, by result. recorded: snapshots with at=peak show it; "
-        "history_in_use: the program records its allocator's history itself; interrupted: it began or stopped that "
-        "during the step; too_many_events, too_long: the step exceeds the agent's bounds; inconsistent: other threads "
-        "allocated while the step was read; unsupported: no event history. Snapshots with at=peak are absent then.",
+        "Steps recorded to find their memory peak, by result. Only recorded leads to a snapshot with at=peak. "
+        "history_in_use: the program records the allocator's history itself; interrupted: the program started or "
+        "stopped its own recording during the step; too_many_events, too_long: the step exceeds the agent's limits; "
+        "inconsistent: other threads allocated while the agent read the step; unsupported: no event history.",
         adds=(Label.RESULT,), detail=True,
     ),
     Metric(

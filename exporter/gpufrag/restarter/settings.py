@@ -200,7 +200,7 @@ class AlertsWeb(WebSettings):
 
 @dataclass(frozen=True)
 class MetricsWeb(WebSettings):
-    """The server for /metrics and probes, on its own port so that network policies can tell them apart."""
+    """The server for /metrics and probes, on its own port so that a network policy can allow it separately."""
 
     listen_address: ListenAddress = f"127.0.0.1:{METRICS_PORT}"
 
