@@ -1,4 +1,4 @@
-# Every target makes its own virtual environment in .venv from nothing but Python >= 3.10; no root, no torch, no GPU.
+# Every target needs only Python >= 3.10 (no root, torch or GPU) and creates a virtual environment in .venv.
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python3.10; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && echo $$python && break; done)
 VENV := .venv
@@ -12,19 +12,19 @@ JOBS ?= 4
 .DEFAULT_GOAL := help
 .PHONY: help demo test cuda check fix bench
 
-help: ## this list
+help: ## print this list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 8
 
-demo: $(DEMO)/installed ## two simulated ranks, a real sidecar and a live table, on any machine; ARGS="--duration 20 --once"
+demo: $(DEMO)/installed ## run two simulated ranks, a real sidecar and a live table on any machine; ARGS="--duration 20 --once"
 	@trap '' INT; $(DEMO)/bin/gpufrag demo $(ARGS) || [ $$? -eq 130 ]
 
-test: $(STAMP) ## the whole test suite without a GPU; ARGS="tests/model -k heap" narrows it, JOBS=0 runs it in one process
+test: $(STAMP) ## run the test suite, without a GPU; ARGS="tests/model -k heap" selects tests, JOBS=0 uses one process
 	@$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile $(ARGS)
 
-cuda: $(STAMP) ## the tests of the agent in the CUDA build of torch, without a GPU; downloads torch once; TORCH=2.11.0 picks a release
+cuda: $(STAMP) ## run the agent's tests in the CUDA build of torch, without a GPU; downloads torch once; TORCH=2.11.0 selects a release
 	@PYTHONPATH=tests $(BIN)/python -m fake_cuda run $(if $(TORCH),--torch $(TORCH)) -- $(abspath $(BIN)/python) -m pytest -m cuda tests/cuda_torch $(ARGS)
 
-check: $(STAMP) ## what CI checks in addition to the tests: lint, format, types, import direction
+check: $(STAMP) ## run CI's other checks: lint, format, types, import direction
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
@@ -34,7 +34,7 @@ fix: $(STAMP) ## apply automatic lint and format fixes
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-bench: $(STAMP) ## what it costs to read and measure a heap of 100,000 blocks
+bench: $(STAMP) ## measure the time to read and measure a heap of 100,000 blocks
 	@$(BIN)/python benchmarks/measure.py $(ARGS)
 
 define make_venv

@@ -115,7 +115,7 @@ def test_an_option_of_a_long_setting_has_its_line(capsys: pytest.CaptureFixture[
 def test_a_trace_that_lost_its_beginning_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     found = record(capsys, LATE, "--settings", EXPANDABLE)
     assert (found["older_blocks"], found["trace_is_complete"]) == (591, False)
-    assert found["notes"][0].startswith("591 blocks are older than the trace")
+    assert found["notes"][0].startswith("591 blocks were allocated before the trace")
     assert found["candidates"][0]["same_end"]
 
 

@@ -30,7 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def add_device_arguments(parser: argparse.ArgumentParser) -> None:
     size = argument(parse_memory)
     parser.add_argument("--driver-free", metavar="SIZE", type=size, help="the device's free memory at the snapshot")
-    parser.add_argument("--driver-size", metavar="SIZE", type=size, help="the device's memory (both: mem_get_info)")
+    parser.add_argument(
+        "--driver-size", metavar="SIZE", type=size, help="the device's size (torch.cuda.mem_get_info() returns both)"
+    )
     parser.add_argument("--limit", metavar="SIZE", type=size, help="the process's limit (default: the device's size)")
     parser.add_argument("--device", metavar="D", type=argument(whole(0)), help="only this device")
     parser.add_argument("--json", action="store_true", help="print JSON (sizes in bytes, null if unknown)")

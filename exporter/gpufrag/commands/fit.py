@@ -104,7 +104,7 @@ def _lines(recording: Recording, fits: Sequence[Fit], cards: Sequence[Card]) -> 
     yield emphasis(f"{recording.name}: device {recording.device}: needs {needed} with its own settings")
     best = min(fits, key=lambda one: (one.smallest_limit is None, one.smallest_limit))
     if best is not recorded and best.smallest_limit is not None:
-        yield f"needs least, {_size(best.smallest_limit)}, with {best.conf or 'torch defaults'}"
+        yield f"needs only {_size(best.smallest_limit)} with {best.conf or 'torch defaults'}"
     yield ""
     names = [f"{one.conf or 'torch defaults'}{' (recorded)' if one is recorded else ''}" for one in fits]
     head = ["", "needs", *(card.name for card in cards)]

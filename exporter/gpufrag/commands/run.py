@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SHARE",
         type=_share,
         help="reserve this share of each device, such as 20%%, in one piece when a process first uses it, for large "
-        "requests that come later; other processes cannot use that memory (default: off, see docs/injection.md)",
+        "requests later; other processes cannot use that memory (default: off, see docs/injection.md)",
     )
     add(
         "--leak-threshold",

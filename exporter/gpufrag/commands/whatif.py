@@ -60,7 +60,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--smallest-limit", action="store_true", help="also find the smallest memory limit for each setting"
     )
     parser.add_argument("--driver-free", metavar="SIZE", type=size, help="the device's free memory at the snapshot")
-    parser.add_argument("--driver-size", metavar="SIZE", type=size, help="the device's memory (both: mem_get_info)")
+    parser.add_argument(
+        "--driver-size", metavar="SIZE", type=size, help="the device's size (torch.cuda.mem_get_info() returns both)"
+    )
     parser.add_argument(
         "--device",
         metavar="D",

@@ -61,7 +61,7 @@ def nvml(host: Host) -> Result:
     try:
         reading = host.read_nvml()
     except Unavailable as error:
-        return Warn(f"NVML: {error}; the ranks' own readings are used instead")
+        return Warn(f"{error}; the sidecar uses the agents' readings instead")
     lost = [problem for problem in reading.problems if problem.lost]
     if lost:
         return Fail(f"GPU {lost[0].index}: {lost[0].text}")

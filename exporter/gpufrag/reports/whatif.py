@@ -23,17 +23,17 @@ def notes(compared: Compared) -> Iterator[str]:
     run, limit = compared.run, compared.limit
     if run.older:
         yield (
-            f"{run.older:,} blocks are older than the trace (or its ring buffer lost their beginning): the "
-            "comparison packs them and omits the memory that was cached next to them, so real peaks can be higher; "
-            "record from the start of the process for exact results"
+            f"{run.older:,} blocks were allocated before the trace begins: the comparison packs them and omits the "
+            "memory that was cached next to them, so real peaks can be higher; for exact results, record from the "
+            "start of the process, with a larger max_entries if the trace was cut off"
         )
     if run.program.strangers:
-        yield f"{run.program.strangers:,} frees in the trace have no matching allocation; they are ignored"
+        yield f"{run.program.strangers:,} frees in the trace have no matching allocation; gpufrag ignores them"
     if limit == run.recorded_limit and not compared.candidates[0].outcome.same_end:
         yield (
-            "the replay under the recorded setting does not end exactly in the recorded heap; differences of a few "
-            "MiB come from addresses that libraries took from the driver, larger ones from settings that the snapshot "
-            "does not contain (add --recorded-limit if the process had a limit)"
+            "the replay under the recorded setting ends in a different heap than the recorded one: by a few MiB if "
+            "libraries allocated memory from the driver, by more if the snapshot lacks a setting (add --recorded-limit "
+            "if the process had a limit)"
         )
     if run.program.doubts:
         kinds = ", ".join(f"{kind}: {count:,}" for kind, count in run.program.doubts.items())
@@ -43,19 +43,19 @@ def notes(compared: Compared) -> Iterator[str]:
         )
     if any(operation.kind in (FAIL, FAIL_IN_CAPTURE) for operation in run.program.operations):
         yield (
-            "requests failed in the recording: the replay repeats them, but after a success the program might have "
-            "continued differently"
+            "requests failed in the recording: if they succeed under another setting, the program can continue "
+            "differently than recorded"
         )
     if run.driver.free is None:
-        yield "other processes' use of the device is not in a trace: add --driver-free and --driver-size to count it in"
+        yield "the trace does not show the memory of other processes: add --driver-free and --driver-size to include it"
     if compared.bound is None:
         yield from _unlimited(compared)
     if strange := unknown_options(compared.candidates[0].conf):
-        yield f"unknown setting in the recording: {', '.join(strange)}; assumed to have no effect, and kept as it is"
+        yield f"unknown setting in the recording: {', '.join(strange)}; gpufrag keeps it and simulates no effect of it"
     if any(operation.kind == AWAIT for operation in run.program.operations):
         yield (
-            "the GPU's timing decides when a block that another stream used becomes free, and near the limit a "
-            "request may flush the cache because of it; the replay uses the recorded timing"
+            "blocks that another stream used become free when the GPU finishes with them; the replay uses the recorded "
+            "timing, but with another timing a request near the limit can cause a flush"
         )
 
 

@@ -50,7 +50,7 @@ class NvmlError(Unavailable):
 FAULTS: Mapping[str, Fault] = {
     "LIBRARY_NOT_FOUND": Fault(
         Scope.DRIVER,
-        "no NVML library (libnvidia-ml.so.1): normal in a container without a GPU; the agents' readings are used",
+        "no NVML library (libnvidia-ml.so.1): normal in a container without a GPU",
     ),
     "DRIVER_NOT_LOADED": Fault(Scope.DRIVER, "the NVIDIA driver is not loaded: load it, or run on a host with a GPU"),
     "LIB_RM_VERSION_MISMATCH": Fault(
@@ -93,9 +93,7 @@ FAULTS: Mapping[str, Fault] = {
 }
 """By the name after NVML_ERROR_."""
 
-NO_GPU = Fault(
-    Scope.DRIVER, "NVML finds no GPU: normal in a container that was given none; the agents' readings are used"
-)
+NO_GPU = Fault(Scope.DRIVER, "NVML finds no GPU: normal in a container without one")
 UNKNOWN_AT_INIT = Fault(
     Scope.DRIVER,
     "NVML cannot be initialised (unknown error 999): usually the container has lost its GPU devices, for example "

@@ -14,7 +14,7 @@ WORTHWHILE = 0.02
 
 RISKS = {
     "expandable_segments": "blocks cannot be shared by CUDA IPC before torch 2.5; buffers registered with NCCL or RDMA "
-    "may need non-expandable memory; growing and flushing wait for the stream",
+    "may need non-expandable memory; the job waits for its stream when a segment grows and when the cache is flushed",
     "max_split_size": "larger blocks are never split, so whole ones stay unused: near the limit that alone can run out "
     "of memory, and more cudaMalloc and cudaFree calls slow steps down",
     "roundup_power2_divisions": "every request is rounded up: less fragmentation, more waste inside blocks (peak "
