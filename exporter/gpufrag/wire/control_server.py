@@ -36,6 +36,7 @@ MAX_CALLERS = 64
 """One more drops the caller that has been silent longest."""
 MAX_COMMANDS = 8
 """Commands that run at the same time, each in its own thread."""
+IDLE_CHECK_S = 10.0
 RETRY_S = 1.0
 
 
@@ -125,7 +126,9 @@ class ControlServer:
 
     def _serve_ready(self) -> None:
         deadline = min((caller.deadline for caller in self._callers.values()), default=None)
-        for key, _ in self._selector.select(None if deadline is None else max(0.0, deadline - time.monotonic())):
+        # a program that closes our descriptor wakes no selector, so the thread looks now and then
+        wait = IDLE_CHECK_S if deadline is None else max(0.0, min(IDLE_CHECK_S, deadline - time.monotonic()))
+        for key, _ in self._selector.select(wait):
             if key.fileobj is self._socket:
                 self._accept()
             elif caller := self._callers.get(key.fd):
