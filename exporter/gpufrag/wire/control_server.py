@@ -126,7 +126,7 @@ class ControlServer:
 
     def _serve_ready(self) -> None:
         deadline = min((caller.deadline for caller in self._callers.values()), default=None)
-        # a program that closes our descriptor wakes no selector, so the thread looks now and then
+        # closing our descriptor from elsewhere does not wake the selector, so it needs a timeout
         wait = IDLE_CHECK_S if deadline is None else max(0.0, min(IDLE_CHECK_S, deadline - time.monotonic()))
         for key, _ in self._selector.select(wait):
             if key.fileobj is self._socket:
