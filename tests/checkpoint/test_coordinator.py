@@ -92,7 +92,7 @@ def test_raising_callback_fails_the_checkpoint_and_all_continue(tmp_path: Path) 
 
 
 def test_rank_without_a_callback_is_named(tmp_path: Path) -> None:
-    expected = pytest.raises(CheckpointFailed, match="rank 1 has no checkpoint callback")
+    expected = pytest.raises(CheckpointFailed, match="rank 1: no checkpoint callback")
     with live_ranks(tmp_path, [saves_at, None]), expected:
         _save(tmp_path)
 

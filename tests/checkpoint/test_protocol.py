@@ -85,14 +85,14 @@ def test_no_callback_anywhere_returns_none() -> None:
 def test_one_rank_without_callback_fails_the_checkpoint() -> None:
     ranks = job(3)
     ranks.ranks[1].callback = False
-    _fails(ranks, r"^rank 1 has no checkpoint callback")
+    _fails(ranks, r"^rank 1: no checkpoint callback")
     assert _saved(ranks) == [[], [], []]
 
 
 def test_missing_rank_is_named() -> None:
     ranks = job(4)
     del ranks.ranks[2]
-    _fails(ranks, r"^rank 2 of 4 does not answer")
+    _fails(ranks, r"^rank 2 of 4: no answer")
 
 
 def test_two_jobs_in_one_folder_fail_the_checkpoint() -> None:

@@ -126,7 +126,7 @@ def test_torchrun_restarts_ranks_that_ended_with_42(tmp_path: Path) -> None:
 def test_rank_without_callback_lets_all_continue(tmp_path: Path) -> None:
     with _torchrun(tmp_path, 2, "one without") as job:
         job.pids()
-        with pytest.raises(CheckpointFailed, match="rank 1 has no checkpoint callback"):
+        with pytest.raises(CheckpointFailed, match="rank 1: no checkpoint callback"):
             job.save()
         job.assert_training()
         assert not list(job.out.glob("*.pt"))

@@ -196,7 +196,7 @@ def test_pod_monitor_selection_follows_the_operator(api, spec, selected):
     run_job(api)
     monitor(api, **spec)
     if selected:
-        assert look(api, "podmonitor") == Ok("gpufrag-sidecars selects all 2 pod(s)")
+        assert look(api, "podmonitor") == Ok("all 2 pod(s) are selected by gpufrag-sidecars")
     else:
         assert "no PodMonitor selects it (gpufrag-sidecars)" in text_of(look(api, "podmonitor"), Fail)
 
@@ -205,7 +205,7 @@ def test_only_pod_monitors_that_select_are_named(api):
     run_job(api)
     monitor(api)
     monitor(api, "ml", selector={"matchLabels": {"team": "b"}})
-    assert look(api, "podmonitor") == Ok("gpufrag-sidecars selects all 2 pod(s)")
+    assert look(api, "podmonitor") == Ok("all 2 pod(s) are selected by gpufrag-sidecars")
 
 
 def test_no_pod_monitor_warns(api):

@@ -44,7 +44,8 @@ def make(
     home = proc / str(pid)
     (home / "fd").mkdir(parents=True)
     (home / "root").mkdir()
-    variables = {"PYTHONPATH": SHIM, **environment}
+    (home / "root" / "agents").symlink_to(proc.parent / "agents")
+    variables = {"PYTHONPATH": SHIM, "GPUFRAG_DIR": "/agents", **environment}
     (home / "environ").write_bytes(b"\0".join(f"{name}={value}".encode() for name, value in variables.items()))
     (home / "cmdline").write_bytes("\0".join([program, *words, ""]).encode())
     (home / "maps").write_text("".join(f"7f00-7f01 r-xp 00000000 08:01 1 /lib/{name}\n" for name in libraries))
@@ -57,17 +58,16 @@ def make(
 @pytest.mark.parametrize(
     ("words", "changes", "cause"),
     [
-        ((), {"GPUFRAG_DISABLE": "1"}, "has GPUFRAG_DISABLE=1 set"),
-        ((), {"program": "/usr/bin/python3.9"}, "runs Python 3.9; the agent needs 3.10 or newer"),
-        (("-I", "-c", "x"), {}, "runs with -I, "),
-        (("-W", "error", "-uE", "train.py"), {}, "runs with -E, "),
+        ((), {"GPUFRAG_DISABLE": "1"}, "GPUFRAG_DISABLE=1 is set"),
+        ((), {"program": "/usr/bin/python3.9"}, "Python 3.9; the agent needs 3.10 or newer"),
+        (("-I", "-c", "x"), {}, "started with -I, "),
+        (("-W", "error", "-uE", "train.py"), {}, "started with -E, "),
         (("-X", "dev", "train.py", "-I"), {}, NO_FRAMEWORK),
         (("-m", "torch.distributed.run", "-S"), {}, NO_FRAMEWORK),
-        ((), {"GPUFRAG_DIR": "/elsewhere"}, "has GPUFRAG_DIR=/elsewhere, but this looks at "),
-        ((), {"libraries": ("libtorch_cpu.so",)}, "uses a torch that is built without GPU support"),
+        ((), {"libraries": ("libtorch_cpu.so",)}, "torch is built without GPU support"),
         ((), {"libraries": CUDA}, NOT_IN_USE),
         ((), {"libraries": (*CUDA, "libcuda.so.1"), "opened": ("/dev/nvidiactl", "/dev/null")}, NOT_IN_USE),
-        ((), {"libraries": (*CUDA, "libcuda.so.1"), "opened": ("/dev/nvidia0",)}, "uses a GPU without an agent"),
+        ((), {"libraries": (*CUDA, "libcuda.so.1"), "opened": ("/dev/nvidia0",)}, "a GPU is in use without an agent"),
     ],
 )
 def test_cause_is_named(proc: Path, folder: Path, words: tuple[str, ...], changes: dict, cause: str) -> None:
@@ -86,7 +86,7 @@ def test_sitecustomize_in_front_is_named(proc: Path, folder: Path) -> None:
         (home / "root" / name / "sitecustomize.py").touch()
     result = check(folder, proc)
     assert isinstance(result, Warn)
-    assert result.text.startswith("0 of 1 processes with the shim have an agent; pid 77 runs /otel/sitecustomize.py ")
+    assert result.text.startswith("0 of 1 processes with the shim have an agent; pid 77: /otel/sitecustomize.py runs ")
 
 
 def test_same_folder_by_another_path_is_no_cause(proc: Path, folder: Path) -> None:
@@ -96,11 +96,29 @@ def test_same_folder_by_another_path_is_no_cause(proc: Path, folder: Path) -> No
     assert [process.cause for process in injected_processes(folder, proc)] == [NO_FRAMEWORK]
 
 
+@pytest.mark.parametrize("variable", [{"GPUFRAG_DIR": "/elsewhere"}, {"GPUFRAG_DIR": ""}])
+def test_processes_of_other_folders_are_only_counted(proc: Path, folder: Path, variable: dict[str, str]) -> None:
+    make(proc, "-I", **variable)
+    assert isinstance(check(folder, proc), Ok)
+    assert check(folder, proc).text.endswith("(not counted: 1 of other folders)")
+    make(proc, "-I", pid=78)
+    assert isinstance(check(folder, proc), Warn)
+
+
+def test_process_without_the_variable_uses_the_default_folder(proc: Path, folder: Path) -> None:
+    home = make(proc, GPUFRAG_DIR="")
+    (home / "root" / "tmp").mkdir()
+    (home / "root" / "tmp" / f"gpufrag-{os.geteuid()}").symlink_to(folder)
+    assert [process.cause for process in injected_processes(folder, proc)] == [NO_FRAMEWORK]
+
+
 def test_process_with_an_agent_has_no_cause(proc: Path, folder: Path) -> None:
     make(proc)
     make(proc, "-I", pid=78)
     with bind(folder / "host-77-1.sock", 1):
-        assert check(folder, proc).text.startswith("1 of 2 processes with the shim have an agent; pid 78 runs with -I")
+        assert check(folder, proc).text.startswith(
+            "1 of 2 processes with the shim have an agent; pid 78: started with -I"
+        )
 
 
 def test_other_processes_are_left_out(proc: Path, folder: Path) -> None:

@@ -50,7 +50,7 @@ def proxy_first(spec):
         (lambda spec: spec["containers"][0].pop("image"), "templates", "a container has no image"),
         (lambda spec: spec["containers"][0].pop("env"), "agent", "no container has the agent"),
         (lambda spec: spec["containers"][0].update(volumeMounts=[]), "agent", "no container but the sidecar mounts"),
-        (proxy_first, "agent", "the agent is in proxy, but main requests the GPU"),
+        (proxy_first, "agent", "the agent is in proxy, but the GPU is requested by main"),
     ],
 )
 def test_template_the_component_did_not_reach_fails(change, check, text):

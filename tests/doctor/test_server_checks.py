@@ -151,5 +151,5 @@ def test_alertmanager_must_answer(server):
     assert "no alert is delivered" in text_of(listed(server), Fail)
     assert isinstance(listed(server, server.url), Ok)
     assert "no Alertmanager answers" in text_of(listed(server, stopped.url), Fail)
-    assert "does not answer" in text_of(listed(server, server.url, stopped.url), Warn)
+    assert "no answer" in text_of(listed(server, server.url, stopped.url), Warn)
     assert isinstance(listed(server, "http://alertmanager.invalid:9093"), Unknown)

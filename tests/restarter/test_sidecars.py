@@ -94,7 +94,7 @@ def test_launcher_without_a_sidecar_is_ignored(two: Pods) -> None:
 
 def test_missing_pod_is_noticed(two: Pods) -> None:
     del two.pods[1]
-    with pytest.raises(CheckpointFailed, match=r"rank 2, 3 of 4 does not answer"):
+    with pytest.raises(CheckpointFailed, match=r"rank 2, 3 of 4: no answer"):
         two.save()
     assert all(rank.saved == [] for rank in two.ranks)
 

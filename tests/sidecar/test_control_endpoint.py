@@ -138,7 +138,7 @@ def test_all_ranks_save_and_end_with_exit(served: Running, folder: Path) -> None
 def test_failures_are_reported_with_their_outcome(served: Running, folder: Path) -> None:
     with live_ranks(folder, [saves_at, None]):
         _send(served)
-        assert _outcome(served)["text"].startswith("rank 1 has no checkpoint callback")
+        assert _outcome(served)["text"].startswith("rank 1: no checkpoint callback")
     with live_ranks(folder, [None]):
         _send(served)
         assert _outcome(served)["outcome"] == "no-callback"

@@ -194,7 +194,7 @@ def _prepare(party: _Party) -> Generator[RankCommand, Answers, bool]:
     unable = [one for one in party.ranks if not one.callback]
     if unable and len(unable) < len(party.ranks):
         raise CheckpointFailed(
-            f"{_names(unable)} has no checkpoint callback but other ranks have: call gpufrag.on_checkpoint in each"
+            f"{_names(unable)}: no checkpoint callback, but other ranks have one: call gpufrag.on_checkpoint in each"
         )
     if failing := [one for one in party.ranks if one.error]:
         raise CheckpointFailed(f"{_names(failing)} cannot save{_because(_errors(failing))}")
@@ -268,7 +268,7 @@ def _members(answers: Answers) -> tuple[RankState, ...]:
         missing = [str(number) for number in range(size) if number not in numbers]
         shown = ", ".join(missing[:MAX_NAMED]) + (", …" if len(missing) > MAX_NAMED else "")
         why = "it has died, has no agent or is on another host"
-        raise CheckpointFailed(f"rank {shown} of {size} does not answer: {why}")
+        raise CheckpointFailed(f"rank {shown} of {size}: no answer: {why}")
     return tuple(members)
 
 

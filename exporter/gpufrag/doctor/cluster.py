@@ -151,7 +151,7 @@ def _pod_monitor(place: Place) -> Result:
         every = some(one.name for one in found)
         return Fail(f"{some(unseen)}: no PodMonitor selects it ({every}); compare labels, namespace and port name")
     used = {name for monitors in selected.values() for name in monitors}
-    return Ok(f"{some(used)} selects all {len(place.pods)} pod(s)")
+    return Ok(f"all {len(place.pods)} pod(s) are selected by {some(used)}")
 
 
 def _jobs(place: Place) -> Result:

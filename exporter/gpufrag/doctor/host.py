@@ -70,8 +70,8 @@ def nvml(host: Host) -> Result:
     foreign = [rank for rank, sample in host.ranks.alive for uuid in _used(sample) if uuid not in known]
     if foreign:
         return Warn(
-            f"{some(foreign)} uses a GPU that NVML does not show here: the folder is from another host, or this "
-            "container does not have the GPU"
+            f"{some(foreign)}: NVML does not show the GPU here: the folder is from another host, or this container "
+            "does not have the GPU"
         )
     return Ok(f"driver {reading.driver_version or 'unknown'}, {len(reading.devices)} GPU(s), including the ranks'")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..wire.control_client import listens
-from ..wire.folder import VARIABLE, FileName
+from ..wire.folder import SHARED, VARIABLE, FileName
 from ..wire.processes import PROC, environment_of
 from .checks import Ok, Result, Warn, some
 
@@ -30,23 +30,28 @@ class Injected(NamedTuple):
 
 
 def check(folder: Path, proc: Path = PROC) -> Result:
+    """Judge the processes whose samples go to `folder`; only count those of other jobs."""
     found = list(injected_processes(folder, proc))
     if not found:
         return Ok("no process here was started with gpufrag run or has the shim on its PYTHONPATH")
+    here = [process for process in found if process.cause != OTHER_FOLDER]
     causes: dict[str, list[str]] = defaultdict(list)
-    for process in found:
+    for process in here:
         if process.cause is not None:
             causes[process.cause].append(f"pid {process.pid}")
-    with_agent = sum(process.cause is None for process in found)
-    summary = f"{with_agent} of {len(found)} processes with the shim have an agent"
+    with_agent = sum(process.cause is None for process in here)
+    summary = f"{with_agent} of {len(here)} processes with the shim have an agent"
+    if others := len(found) - len(here):
+        summary += f" (not counted: {others} of other folders)"
     waiting = {cause: pids for cause, pids in causes.items() if cause in WAITING}
     wrong = {cause: pids for cause, pids in causes.items() if cause not in WAITING}
-    lines = [f"{some(pids)} {cause}" for cause, pids in (wrong or waiting).items()]
+    lines = [f"{some(pids)}: {cause}" for cause, pids in (wrong or waiting).items()]
     return (Warn if wrong else Ok)("; ".join([summary, *lines]))
 
 
-NO_FRAMEWORK = "has not loaded a framework that gpufrag knows"
-NOT_IN_USE = "has not used a GPU yet"
+NO_FRAMEWORK = "no framework loaded that gpufrag knows"
+NOT_IN_USE = "no GPU used yet"
+OTHER_FOLDER = "writes to another folder"
 WAITING = frozenset({NO_FRAMEWORK, NOT_IN_USE})
 """Nothing is wrong: launchers and data loader workers stay like this."""
 
@@ -66,28 +71,27 @@ def injected_processes(folder: Path, proc: Path = PROC) -> Iterator[Injected]:
 
 
 def _cause(pid: int, program: str, environment: Mapping[str, str], folder: Path, proc: Path) -> str:
+    if not any(_same_folder(pid, used, folder, proc) for used in _folders(pid, environment, proc)):
+        return OTHER_FOLDER
     if environment.get("GPUFRAG_DISABLE") == "1":
-        return "has GPUFRAG_DISABLE=1 set"
+        return "GPUFRAG_DISABLE=1 is set"
     version = _PYTHON.match(os.path.basename(program))
     if version and version[2] and (int(version[1]), int(version[2])) < OLDEST_PYTHON:
-        return f"runs Python {version[1]}.{version[2]}; the agent needs 3.10 or newer"
+        return f"Python {version[1]}.{version[2]}; the agent needs 3.10 or newer"
     if flag := _isolating_flag(pid, proc):
-        return f"runs with {flag}, which ignores PYTHONPATH; use gpufrag install-agent --python, or gpufrag.start()"
+        return f"started with {flag}, which ignores PYTHONPATH; use gpufrag install-agent --python, or gpufrag.start()"
     if first := _first_sitecustomize(pid, environment, proc):
         return (
-            f"runs {first} instead of the shim: put the shim first on PYTHONPATH, or use gpufrag install-agent --python"
+            f"{first} runs instead of the shim: put the shim first on PYTHONPATH, or use gpufrag install-agent --python"
         )
-    named = environment.get(VARIABLE)
-    if named and not _same_folder(pid, named, folder, proc):
-        return f"has {VARIABLE}={named}, but this looks at {folder}; use one folder for both"
     libraries = _libraries(pid, proc)
     if "libtorch_cpu.so" in libraries and not libraries & {"libtorch_cuda.so", "libtorch_hip.so"}:
-        return "uses a torch that is built without GPU support; install the CUDA build"
+        return "torch is built without GPU support; install the CUDA build"
     if not libraries & {"libtorch_cuda.so", "libtorch_hip.so", "xla_cuda_plugin.so", "libtensorflow_framework.so.2"}:
         return NO_FRAMEWORK
     if not libraries & {"libcuda.so.1", "libamdhip64.so"} or not _uses_gpu(pid, proc):
         return NOT_IN_USE
-    return "uses a GPU without an agent; see its stderr for a line that starts with gpufrag"
+    return "a GPU is in use without an agent; see the stderr of the process for a line that starts with gpufrag"
 
 
 def _python_path(environment: Mapping[str, str]) -> list[str]:
@@ -135,6 +139,16 @@ def _first_sitecustomize(pid: int, environment: Mapping[str, str], proc: Path) -
             if (proc / str(pid) / "root" / entry.lstrip("/") / "sitecustomize.py").is_file():
                 return f"{entry}/sitecustomize.py"
     return None
+
+
+def _folders(pid: int, environment: Mapping[str, str], proc: Path) -> Iterator[str]:
+    """Where the process may write its samples; see wire.folder.to_write."""
+    if named := environment.get(VARIABLE):
+        yield named
+        return
+    yield str(SHARED)
+    with suppress(OSError):
+        yield f"{environment.get('TMPDIR', '/tmp')}/gpufrag-{(proc / str(pid)).stat().st_uid}"
 
 
 def _same_folder(pid: int, named: str, folder: Path, proc: Path) -> bool:

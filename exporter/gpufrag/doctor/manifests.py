@@ -80,7 +80,7 @@ def agents(manifests: Manifests) -> Result:
             return Fail(f"{place}: no container has the agent: PYTHONPATH does not contain {SHIM}")
         if with_gpu and not set(with_gpu) & set(with_agent):
             return Fail(
-                f"{place}: the agent is in {some(with_agent)}, but {some(with_gpu)} requests the GPU; put that "
+                f"{place}: the agent is in {some(with_agent)}, but the GPU is requested by {some(with_gpu)}; put that "
                 "container first"
             )
         if problem := volume_problem(template, sidecar):

@@ -110,7 +110,7 @@ def alertmanagers(prometheus: Prometheus) -> Result:
     if len(down) == len(active):
         return Fail(f"no Alertmanager answers: {some(down)}; no alert is delivered")
     if down:
-        return Warn(f"{some(down)} does not answer")
+        return Warn(f"{some(down)}: no answer")
     if unreachable:
         return Unknown(f"cannot tell whether Alertmanager runs: {unreachable[0]}; run doctor where it is reachable")
     return Ok(f"sends alerts to {some(active)}")

@@ -103,9 +103,9 @@ def _elsewhere(ranks: Ranks) -> str:
             (waiting if Path(where) == ranks.folder else other[where]).append(pid)
     if other:
         where = next(iter(other))
-        return f"pid {some(other[where])} uses GPUFRAG_DIR={where}; run doctor and the sidecar with --folder {where}"
+        return f"GPUFRAG_DIR={where} in pid {some(other[where])}; run doctor and the sidecar with --folder {where}"
     if waiting:
-        return f"pid {some(waiting)} has the agent, but has not used a CUDA allocator yet"
+        return f"agent loaded, but no CUDA allocator used yet, in pid {some(waiting)}"
     return "no process of this user has the agent; start a job with `gpufrag run -- CMD`"
 
 
@@ -126,12 +126,12 @@ def samples(ranks: Ranks) -> Result:
     late = {rank: age for rank, age in ages.items() if age > STALE_S}
     if late:
         return Fail(
-            f"{some(late)} has written no sample for {max(late.values()):.0f} s: the process is stopped or hangs, or "
-            f"the disk of {ranks.folder} is full; check `df` and the job's log"
+            f"{some(late)}: no sample for {max(late.values()):.0f} s: the process is stopped or hangs, or the disk"
+            f" of {ranks.folder} is full; check `df` and the job's log"
         )
     early = [rank for rank, age in ages.items() if age < -STALE_S]
     if early:
-        return Warn(f"{some(early)} writes samples from the future: the clock of this host or its container is wrong")
+        return Warn(f"{some(early)}: samples from the future: the clock of this host or its container is wrong")
     return Ok(f"the oldest is {max(ages.values()):.0f} s old")
 
 
@@ -141,7 +141,7 @@ def sockets(ranks: Ranks) -> Result:
     silent = [paths[path] for path, answer in answers.items() if isinstance(answer, ControlError)]
     if silent:
         return Warn(
-            f"{some(silent)} is alive but does not answer within {ANSWER_WITHIN_S:.0f} s, so checkpoint requests fail; "
+            f"{some(silent)}: alive, but no answer within {ANSWER_WITHIN_S:.0f} s, so checkpoint requests fail; "
             "run `py-spy dump --pid PID` to see what keeps its interpreter busy"
         )
     return Ok(f"all {len(paths)} answer")
@@ -149,8 +149,8 @@ def sockets(ranks: Ranks) -> Result:
 
 def steps(ranks: Ranks) -> Result:
     return (
-        _warning(ranks, lambda one: one.steps is None, "has no step hook, so its snapshots are by timer (agent.md)")
-        or _warning(ranks, lambda one: one.steps == 0, "has a step hook but no step yet; check again later")
+        _warning(ranks, lambda one: one.steps is None, "no step hook, so snapshots are taken by timer (agent.md)")
+        or _warning(ranks, lambda one: one.steps == 0, "step hook, but no step yet; check again later")
         or Ok("every rank has taken steps")
     )
 
@@ -163,26 +163,26 @@ def checkpoint(ranks: Ranks) -> Result:
     unable = [rank for rank in heard.ranks if not rank.callback]
     if unable:
         return Warn(
-            f"{some(unable)} has no checkpoint callback: a restart loses the work since the last checkpoint; call "
+            f"{some(unable)}: no checkpoint callback, so a restart loses the work since the last checkpoint; call "
             "gpufrag.on_checkpoint (checkpoint.md)"
         )
     if failing := [rank for rank in heard.ranks if rank.error]:
-        return Warn(f"{some(failing)} cannot save: {failing[0].error}")
+        return Warn(f"{some(failing)}: saving fails: {failing[0].error}")
     return Ok(f"all {len(heard.ranks)} can save")
 
 
 def versions(ranks: Ranks) -> Result:
     tested = f"gpufrag is tested with {_dotted(OLDEST)} to {_dotted(NEWEST)}"
     return (
-        _warning(ranks, lambda one: _torch(one) < OLDEST, f"has an older torch: {tested}; upgrade torch")
-        or _warning(ranks, lambda one: _torch(one) > NEWEST, f"has a newer torch: {tested}; upgrade gpufrag")
+        _warning(ranks, lambda one: _torch(one) < OLDEST, f"torch is older: {tested}; upgrade torch")
+        or _warning(ranks, lambda one: _torch(one) > NEWEST, f"torch is newer: {tested}; upgrade gpufrag")
         or Ok(some({_framework(sample) for _, sample in ranks.alive}))
     )
 
 
 def _warning(ranks: Ranks, wrong: Callable[[ProcessSample], bool], what: str) -> Warn | None:
     which = [rank for rank, sample in ranks.alive if wrong(sample)]
-    return Warn(f"{some(which)} {what}") if which else None
+    return Warn(f"{some(which)}: {what}") if which else None
 
 
 def _torch(sample: ProcessSample) -> tuple[int, int]:
