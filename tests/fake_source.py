@@ -106,6 +106,7 @@ class RecordingSource(ScriptedSource):
     refusal: str | None = None
     events: StepEvents = field(default_factory=lambda: StepEvents((), (), (), ()))
     count: int | None = 0
+    complete: bool = True
     underway: bool = False
     calls: list[str] = field(default_factory=list)
 
@@ -121,7 +122,7 @@ class RecordingSource(ScriptedSource):
         self.calls.append("read" if read else "drop")
         self.underway = False
         capture = self.capture() if read else None
-        return capture and replace(capture, events=lambda: {0: self.events})
+        return capture and replace(capture, events=lambda: {0: self.events}, complete=self.complete)
 
 
 @dataclass

@@ -74,6 +74,16 @@ def test_too_many_events_are_not_read(recorder: StepRecorder, source: RecordingS
     assert (source.calls[-1], recorder.results) == ("drop", {TOO_MANY_EVENTS: 1})
 
 
+@pytest.mark.parametrize("is_slice", [False, True])
+def test_ring_that_overflowed_is_enough_for_a_slice_alone(recorder, source: RecordingSource, is_slice: bool) -> None:
+    recorder.start_slice() if is_slice else recorder.start_step(0.1)
+    source.count, source.complete = MAX_EVENTS if is_slice else 0, False
+    capture = recorder.finish()
+    assert capture is not None
+    assert (capture.events is not None) == is_slice
+    assert recorder.results == ({} if is_slice else {TOO_MANY_EVENTS: 1})
+
+
 @pytest.mark.parametrize(("last_step", "limit"), [(0.0, 30.0), (1.0, 30.0), (20.0, 80.0), (1000.0, LONGEST_STEP)])
 def test_step_may_take_some_lengths_of_the_last_one(recorder, clock, last_step: float, limit: float) -> None:
     recorder.start_step(last_step)

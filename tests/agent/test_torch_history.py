@@ -66,6 +66,16 @@ def test_events_after_the_copy_are_dropped(source: TorchSource, machine: Machine
     assert capture.events()[0].actions == ["alloc"]
 
 
+@pytest.mark.parametrize("max_events", [2, 3])
+def test_full_ring_is_not_complete(source: TorchSource, machine: Machine, max_events: int) -> None:
+    source.start_recording(max_events)
+    machine.trace += [EVENT, EVENT | {"action": "snapshot"}]
+    capture = source.finish_recording(read=True)
+    assert capture is not None
+    assert capture.events is not None
+    assert (capture.complete, capture.events()[0].actions) == (max_events > 2, ["alloc"])
+
+
 def test_recording_that_is_not_read_is_only_switched_off(source: TorchSource, machine: Machine) -> None:
     source.start_recording(1000)
     before = machine.calls.count("_C._cuda_memorySnapshot")

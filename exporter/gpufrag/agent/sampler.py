@@ -19,7 +19,7 @@ from .leak_watch import LeakWatch
 from .schedule import Clocks, Schedule
 from .settings import AgentSettings
 from .sources import Capture, DeviceFacts, DeviceReading, ReportsLive, Source
-from .step_recorder import INCONSISTENT, MAX_EVENTS, RECORDED, TOO_MANY_EVENTS, StepRecorder
+from .step_recorder import INCONSISTENT, RECORDED, StepRecorder
 from .step_traces import StepTraces
 from .steps import StepCounter
 
@@ -226,8 +226,6 @@ class Sampler:
 
     def _measure_peaks(self, taken: Taken, heap: Heap, events: Mapping[int, StepEvents]) -> str:
         """Return the outcome of the recording: one of the constants of step_recorder."""
-        if any(len(of_device.actions) >= MAX_EVENTS for of_device in events.values()):
-            return TOO_MANY_EVENTS  # the oldest ones were dropped
         recorded: list[DeviceRecording] = []
         for reading in taken.capture.readings:
             end = heap.on_device(reading.device)

@@ -84,6 +84,8 @@ class Capture:
     """Live memory by call site; None unless the user records history with stacks."""
     events: Callable[[], Mapping[int, StepEvents]] | None = None
     """By device: what the allocator did since the recording began. None without a recording."""
+    complete: bool = True
+    """False if only the latest events were kept."""
 
 
 class Fault(NamedTuple):

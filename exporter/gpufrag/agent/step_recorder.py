@@ -1,6 +1,6 @@
 """Records one step of the program at a time: what the allocator did between two step boundaries.
 
-In a process without steps it records a slice of half a second instead.
+In a process without steps it records a slice instead: the last half second, or less if that has too many events.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import Counter
+from dataclasses import replace
 
 from .schedule import Clocks
 from .sources import Capture, RecordsEvents, Source
@@ -19,6 +20,8 @@ LONGEST_STEP, SHORTEST_LIMIT, STEP_LENGTHS = 300.0, 30.0, 4.0
 else then."""
 SLICE = 0.5
 """Seconds."""
+SLICE_EVENTS = 20_000
+"""A slice has no beginning of its own: torch keeps its latest events, as many as an ordinary step has."""
 MAX_SKIPPED = 64
 """Windows to skip after steps that were too long, at most; each further one doubles the number."""
 
@@ -65,14 +68,15 @@ class StepRecorder:
 
         Returns False if that is not possible now; `results` has the reason.
         """
-        return self._start(min(LONGEST_STEP, max(SHORTEST_LIMIT, STEP_LENGTHS * last_step)), is_slice=False)
+        longest = min(LONGEST_STEP, max(SHORTEST_LIMIT, STEP_LENGTHS * last_step))
+        return self._start(longest, MAX_EVENTS, is_slice=False)
 
     def start_slice(self) -> bool:
         """Record for SLICE seconds. Returns False if that is not possible now; `results` has the reason."""
-        return self._start(SLICE, is_slice=True)
+        return self._start(SLICE, SLICE_EVENTS, is_slice=True)
 
     def finish(self) -> Capture | None:
-        """End the recording and return the heap with its events; None if there is none or it was lost."""
+        """End the recording; return the heap, with its events if none was lost. None if there is none."""
         with self._lock:
             if self._source is None or not self.underway:
                 return None
@@ -80,9 +84,11 @@ class StepRecorder:
             self._deadline = None
             count = self._source.recorded_events()
             failure = INTERRUPTED if count is None else TOO_LONG if late else None
-            if count is not None and count >= MAX_EVENTS:
+            if count is not None and count >= MAX_EVENTS and not self._is_slice:
                 failure = TOO_MANY_EVENTS
             capture = self._source.finish_recording(read=failure is None)
+            if capture is not None and not capture.complete and not self._is_slice:
+                failure, capture = TOO_MANY_EVENTS, replace(capture, events=None)
             if failure is not None:
                 self.note(failure)
             return capture
@@ -95,14 +101,14 @@ class StepRecorder:
         elif result == RECORDED:
             self._skip = 0
 
-    def _start(self, seconds: float, is_slice: bool) -> bool:
+    def _start(self, seconds: float, max_events: int, is_slice: bool) -> bool:
         if self._source is None or not self._lock.acquire(blocking=False):
             return False
         try:
             self._skipped += 1
             if self.underway or self._skipped <= self._skip:
                 return False
-            if (refusal := self._source.start_recording(MAX_EVENTS)) is not None:
+            if (refusal := self._source.start_recording(max_events)) is not None:
                 if refusal != NOT_YET:
                     self.note(refusal)
                 return False

@@ -202,15 +202,15 @@ class TorchSource:
             waited=waited if waited > LONG_PROBE else 0.0,
             sites=(lambda: call_sites.read(snapshot)) if foreign else None,
             events=(lambda: self._events(trace)) if trace is not None else None,
+            complete=trace is None or all(len(entries) < self._max_events for entries in trace["device_traces"]),
         )
 
     def _events(self, trace: Mapping[str, Any]) -> Mapping[int, StepEvents]:
         """Up to the first of the two snapshots, which left its mark: other threads may have allocated since then."""
         found = {}
         for device, entries in enumerate(trace.get("device_traces") or ()):
-            end = len(entries)
-            if end < self._max_events:
-                end = next((index for index in range(end - 1, -1, -1) if entries[index]["action"] == "snapshot"), end)
+            last = len(entries)
+            end = next((index for index in range(last - 1, -1, -1) if entries[index]["action"] == "snapshot"), last)
             found[device] = step_events(entries[:end])
         return found
 
