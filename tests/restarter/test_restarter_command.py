@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,16 @@ def test_check_shows_why_nothing_is_restarted(tmp_path: Path, capsys: pytest.Cap
         assert why in capsys.readouterr().out
     assert main(["restarter", "--check", "--config", str(write_config(tmp_path))]) == 0
     assert capsys.readouterr().out.endswith(": valid\n")
+
+
+def test_missing_extra_fails_the_check(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "lightkube.config.client_adapter", None)
+    monkeypatch.delitem(sys.modules, "gpufrag.restarter.kubernetes.client")
+    monkeypatch.delattr("gpufrag.restarter.kubernetes.client")
+    assert main(["restarter", "--check", "--config", str(write_config(tmp_path))]) == 1
+    assert "Kubernetes needs lightkube, which is not installed: pip install" in capsys.readouterr().err
 
 
 def test_missing_kubeconfig_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -72,6 +73,12 @@ def test_broken_file_is_an_error(tmp_path: Path, text: str) -> None:
         StateFile(path).get("a")
     with pytest.raises(Away):
         StateFile(path).patch("a", {}, None)
+
+
+def test_pipe_at_its_place_is_an_error(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "state.json")
+    with pytest.raises(Away, match="not a regular file"):
+        StateFile(tmp_path / "state.json").get("a")
 
 
 def test_oldest_idle_entries_are_dropped(state: StateFile, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -160,7 +160,9 @@ def check(config: RestarterConfig) -> None:
 
         TokenFile(config.checkpoint.token_file).check()
         Sidecars(config.checkpoint)
-    if config.target != "kubernetes":
+    if config.target == "kubernetes":
+        from .kubernetes import client  # noqa: F401 (raises Unavailable without its library)
+    else:
         _state_file(config)
 
 

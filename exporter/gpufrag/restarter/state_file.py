@@ -16,10 +16,11 @@ from typing import Any, NamedTuple
 
 from ..errors import Unavailable
 from ..wire.codec import loads
-from ..wire.folder import write_file
+from ..wire.folder import open_plain, write_file
 from .backend import Away, Changes, Conflict
 from .record import PHASE
 
+MAX_BYTES = 64 << 20
 MAX_ENTRIES = 10_000
 """The oldest entries without a restart in progress are dropped beyond this number."""
 LOCK_TIMEOUT_S, LOCK_POLL_S = 5.0, 0.02
@@ -92,7 +93,8 @@ class StateFile:
 
     def _read(self) -> dict[str, Entry]:
         try:
-            raw = loads(self._path.read_bytes())
+            with open_plain(self._path) as file:  # a link or a pipe at its place must not hang us
+                raw = loads(file.read(MAX_BYTES))
             return {key: _entry(one) for key, one in raw.items()}
         except FileNotFoundError:
             return {}
