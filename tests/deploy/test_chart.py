@@ -42,6 +42,7 @@ EVERYTHING = (
     "web.existingSecret=web",
     "checkpoint.existingSecret=gpufrag-checkpoint",
     "networkPolicy.sidecars.enabled=true",
+    "networkPolicy.sidecars.otherPorts=false",
     "podMonitor.enabled=true",
     "podMonitor.labels.release=stack",
     "prometheusRule.enabled=true",

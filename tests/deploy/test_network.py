@@ -16,6 +16,7 @@ OPEN = (
     "allowedNamespaces={ml,research}",
     "checkpoint.existingSecret=gpufrag-checkpoint",
     "networkPolicy.sidecars.enabled=true",
+    "networkPolicy.sidecars.otherPorts=false",
     "podMonitor.enabled=true",
 )
 ALERTMANAGER = ("monitoring", {"app.kubernetes.io/name": "alertmanager"})
@@ -50,7 +51,9 @@ def allowed(rules: list[Manifest], side: str, home: str, other: Pod, port: int) 
 
     def allows(rule: Manifest) -> bool:
         peers = rule.get(side, [])  # no list and an empty list both mean everyone
-        return port in [row["port"] for row in rule["ports"]] and (not peers or any(map(is_peer, peers)))
+        tcp = [row for row in rule["ports"] if row["protocol"] == "TCP"]
+        listed = any(row["port"] <= port <= row.get("endPort", row["port"]) for row in tcp)
+        return listed and (not peers or any(map(is_peer, peers)))
 
     return any(map(allows, rules))
 
@@ -124,6 +127,15 @@ def test_sidecar_port_follows_config():
     network = Network(*OPEN, "config.checkpoint.port=9000")
     assert network.passes(network.restarter, job("ml"), 9000)
     assert not network.passes(network.restarter, job("ml"), DEFAULT_PORT)
+
+
+@pytest.mark.parametrize("open_ports", [True, False])
+def test_policy_of_sidecars_opens_other_ports_on_request(open_ports):
+    network = Network(*OPEN[:-2], f"networkPolicy.sidecars.otherPorts={str(open_ports).lower()}")
+    for port in (DEFAULT_PORT - 1, DEFAULT_PORT + 1, 29500):
+        assert network.passes(job("ml"), job("ml"), port) is open_ports
+    assert not network.passes(job("ml"), job("ml"), DEFAULT_PORT)
+    assert network.passes(network.restarter, job("ml"), DEFAULT_PORT)
 
 
 def test_empty_list_of_peers_allows_no_client():
