@@ -37,7 +37,8 @@ def test_fragmented_job_restarts_once_from_its_checkpoint(host: Host) -> None:
     assert restarter.outcomes.count("started") == 1
     assert RESTARTED in get(restarter, "/metrics").text
     check_that_no_step_was_lost(host)
-    assert host.doctor(sidecar, prometheus).keys() <= {"nvml"}, "the doctor reports only the missing GPU"
+    complaints = host.doctor(sidecar, prometheus)
+    assert complaints.keys() <= {"nvml"}, complaints
 
 
 def started(host: Host) -> tuple[Prometheus, Process, int]:
