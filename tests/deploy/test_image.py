@@ -155,8 +155,9 @@ def test_agent_can_be_copied_from_image(sidecar):
 
 def test_restarter_image_starts(receiver):
     assert receiver.start == ["gpufrag", "restarter"]
-    receiver.run("sh", "-c", "umask 077 && echo token >/tmp/token && echo 'auth: {bearer_file: token}' >/tmp/restarter.yaml")
-    assert ": good" in receiver.run(*receiver.start, "--config", "/tmp/restarter.yaml", "--check")
+    config = "printf %064d 0 >token; chmod 600 token; echo 'auth: {bearer_file: token}' >restarter.yaml"
+    receiver.run("sh", "-ec", f"cd /tmp; {config}")
+    assert ": valid" in receiver.run(*receiver.start, "--config", "/tmp/restarter.yaml", "--check")
     receiver.run("/opt/gpufrag/bin/python", "-c", "import gpufrag.restarter.kubernetes.client, lightkube")
 
 
