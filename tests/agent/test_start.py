@@ -125,6 +125,24 @@ def test_scraper_that_leaves_does_not_end_the_process(scripts, port: int) -> Non
     assert scripts.run(LEAVES.replace("sys.argv[1]", repr(str(port)))) == "alive\n"
 
 
+CLOSES = """
+import os, socket, threading
+import gpufrag
+gpufrag.start(port=PORT)
+os.closerange(3, 256)
+own = [socket.create_server(("127.0.0.1", 0)) for _ in range(20)]
+callers = [socket.create_connection(one.getsockname()) for one in own]
+print([bool(one.accept()) for one in own].count(True), flush=True)
+gpufrag.stop()
+[thread.join(60) for thread in threading.enumerate() if thread.name.startswith("gpufrag")]
+print([one.fileno() == os.dup(one.fileno()) for one in own].count(False))
+"""
+
+
+def test_descriptors_that_the_program_uses_again_are_left_alone(scripts, port: int) -> None:
+    assert scripts.run(CLOSES.replace("PORT", str(port))) == "20\n20\n"
+
+
 def test_threads_take_no_signal_that_the_program_waits_for(scripts, port: int) -> None:
     program = f"""
 import signal, os

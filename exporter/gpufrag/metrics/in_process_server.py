@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import mmap
 import os
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from ..errors import Unavailable
+from ..wire import descriptors
 from ..wire.error_counter import ErrorCounter
 from ..wire.sample import ProcessSample
 from ..wire.threads import start_thread
@@ -40,6 +42,13 @@ class _Server(ThreadingMixIn, WSGIServer):
     daemon_threads = True
     _connections = threading.BoundedSemaphore(MAX_CONNECTIONS)
 
+    def server_bind(self) -> None:
+        self.inode = descriptors.inode_of(self.socket)
+        super().server_bind()
+
+    def server_close(self) -> None:
+        descriptors.close(self.socket, self.inode)
+
     def process_request(self, request: Any, client_address: Any) -> None:
         if not self._connections.acquire(blocking=False):
             self.shutdown_request(request)
@@ -60,9 +69,23 @@ class _Server(ThreadingMixIn, WSGIServer):
         """A scraper that left is no error of the program's."""
 
     def service_actions(self) -> None:
-        """Called twice a second: a forked child that uses a device takes the port over from a parent that uses none."""
+        """Called twice a second: a forked child that uses a device takes the port over from a parent that uses none.
+
+        Raises ConnectionError if the program has closed our descriptor, which ends `serve_forever`.
+        """
+        if not descriptors.is_open(self.socket, self.inode):
+            raise ConnectionError("the program closed our socket")
         if _wanted_by_child is not None and _wanted_by_child[0] and (_serving is None or _serving.latest() is None):
             start_thread(close, "gpufrag-serve-close")
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        if not descriptors.is_open(self.socket, self.inode):  # it may be a listening socket of the program
+            raise ConnectionError("the program closed our socket")
+        return super().get_request()
+
+    def serve(self) -> None:
+        with contextlib.suppress(ConnectionError):
+            self.serve_forever()
 
 
 class _Server6(_Server):
@@ -111,7 +134,7 @@ def serve(port: int, host: str, latest: Callable[[], ProcessSample | None]) -> N
     _wanted_by_child = mmap.mmap(-1, 1)
     _serving = _Serving(server, port, host, latest)
     try:
-        start_thread(server.serve_forever, "gpufrag-serve")
+        start_thread(server.serve, "gpufrag-serve")
     except RuntimeError as error:
         _serving = None
         server.server_close()

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import GpufragError
+from . import descriptors
 from .error_counter import ErrorCounter
 from .folder import draft_name
 from .threads import start_thread
@@ -45,6 +46,7 @@ class _Caller:
     """A connection whose request is not complete. `deadline` is in seconds of the monotonic clock."""
 
     connection: socket.socket
+    inode: int
     deadline: float
     received: bytes = b""
 
@@ -64,7 +66,7 @@ class ControlServer:
         self._command_slots = threading.BoundedSemaphore(MAX_COMMANDS)
         self._callers: dict[int, _Caller] = {}
         self._socket, self._inode = _listen(path, mode)
-        self._socket_inode = os.fstat(self._socket.fileno()).st_ino
+        self._socket_inode = descriptors.inode_of(self._socket)
         self._selector = selectors.PollSelector()  # has no descriptor of its own
         self._selector.register(self._socket, selectors.EVENT_READ)
         try:
@@ -79,7 +81,7 @@ class ControlServer:
     def reachable(self) -> bool:
         """False once the socket is closed, or its name is gone after a clean-up of the temp dir."""
         try:
-            return self._owns_descriptor() and self.path.lstat().st_ino == self._inode
+            return self._is_open() and self.path.lstat().st_ino == self._inode
         except OSError:
             return False
 
@@ -89,31 +91,24 @@ class ControlServer:
         with contextlib.suppress(OSError):
             if self.path.lstat().st_ino == self._inode:
                 self.path.unlink()
-        if self._owns_descriptor():
+        if self._is_open():
             with contextlib.suppress(OSError):  # not connected, but it wakes the thread in select
                 self._socket.shutdown(socket.SHUT_RDWR)
         self._thread.join(RETRY_S)
-        self._close_socket()
+        descriptors.close(self._socket, self._socket_inode)
 
     def abandon(self) -> None:
         """Close the parent's sockets in a forked child, so that they do not outlive the parent."""
-        self._close_socket()
+        descriptors.close(self._socket, self._socket_inode)
         for caller in self._callers.values():
             with contextlib.suppress(OSError):
-                caller.connection.close()
+                descriptors.close(caller.connection, caller.inode)
 
-    def _owns_descriptor(self) -> bool:
-        """False after os.closerange, as in a daemon: the descriptor may be a file of the program now."""
-        try:
-            return os.fstat(self._socket.fileno()).st_ino == self._socket_inode
-        except OSError:
-            return False
-
-    def _close_socket(self) -> None:
-        self._socket.close() if self._owns_descriptor() else self._socket.detach()
+    def _is_open(self) -> bool:
+        return descriptors.is_open(self._socket, self._socket_inode)
 
     def _serve(self) -> None:
-        while not self._closed.is_set() and self._owns_descriptor():
+        while not self._closed.is_set() and self._is_open():
             try:
                 self._serve_ready()
             except OSError:  # no free descriptor
@@ -145,7 +140,8 @@ class ControlServer:
         if len(self._callers) == MAX_CALLERS:
             self._drop(next(iter(self._callers.values())))
         connection.setblocking(False)
-        caller = self._callers[connection.fileno()] = _Caller(connection, time.monotonic() + CALLER_TIMEOUT_S)
+        inode, deadline = descriptors.inode_of(connection), time.monotonic() + CALLER_TIMEOUT_S
+        caller = self._callers[connection.fileno()] = _Caller(connection, inode, deadline)
         self._selector.register(connection, selectors.EVENT_READ)
         self._receive(caller)  # most requests are there already
 
@@ -170,21 +166,21 @@ class ControlServer:
 
     def _drop(self, caller: _Caller) -> None:
         self._release(caller)
-        caller.connection.close()
+        descriptors.close(caller.connection, caller.inode)
 
     def _start_command(self, caller: _Caller) -> None:
         if not self._command_slots.acquire(blocking=False):
-            _send(caller.connection, _error(f"busy with {MAX_COMMANDS} other commands; try again later"))
+            _send(caller, _error(f"busy with {MAX_COMMANDS} other commands; try again later"))
             return
         try:
             start_thread(self._run_command, "gpufrag-answer", caller)
         except RuntimeError:  # the container's limit, or the interpreter is ending
             self._command_slots.release()
-            _send(caller.connection, _error("the process cannot start another thread; try again later"))
+            _send(caller, _error("the process cannot start another thread; try again later"))
 
     def _run_command(self, caller: _Caller) -> None:
         try:
-            _send(caller.connection, self._answer(caller.received[: MAX_REQUEST + 1]))
+            _send(caller, self._answer(caller.received[: MAX_REQUEST + 1]))
         finally:
             self._command_slots.release()
 
@@ -265,7 +261,12 @@ def _error(text: str) -> Mapping[str, Any]:
     return {"ok": False, "error": text}
 
 
-def _send(connection: socket.socket, answer: Mapping[str, Any]) -> None:
-    with connection, contextlib.suppress(OSError):  # the caller has left
-        connection.settimeout(CALLER_TIMEOUT_S)
-        connection.sendall(json.dumps(answer).encode() + b"\n", socket.MSG_NOSIGNAL)
+def _send(caller: _Caller, answer: Mapping[str, Any]) -> None:
+    try:
+        if descriptors.is_open(caller.connection, caller.inode):  # a command may take long
+            caller.connection.settimeout(CALLER_TIMEOUT_S)
+            caller.connection.sendall(json.dumps(answer).encode() + b"\n", socket.MSG_NOSIGNAL)
+    except OSError:  # the caller has left
+        pass
+    finally:
+        descriptors.close(caller.connection, caller.inode)
