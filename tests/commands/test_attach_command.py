@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
@@ -12,7 +13,6 @@ from typing import Any
 import pytest
 
 from gpufrag.attach.target import Target
-from gpufrag.cli import main
 from gpufrag.commands import attach
 
 
@@ -37,7 +37,7 @@ def _answers(monkeypatch: pytest.MonkeyPatch, answer: Mapping[str, Any] | None) 
 
 
 @pytest.mark.parametrize(
-    ("answer", "code", "said"),
+    ("answer", "code", "text"),
     [
         ({"state": "waiting"}, 0, "its agent starts when it does"),
         ({"state": "already"}, 0, "already has an agent"),
@@ -49,72 +49,51 @@ def _answers(monkeypatch: pytest.MonkeyPatch, answer: Mapping[str, Any] | None) 
         (None, 1, "did not reach a safe point within 0 s"),
     ],
 )
-def test_outcome_is_one_line(
-    answer: dict[str, str] | None, code: int, said: str, asked: list[str], monkeypatch, capsys
-) -> None:
+def test_outcome_is_one_line(cli, asked: list[str], monkeypatch, answer: Any, code: int, text: str) -> None:
     _answers(monkeypatch, answer)
-    assert main(["attach", "4711", "--yes", "--wait", "0"]) == code
-    out, err = capsys.readouterr()
-    assert len(asked) == 1
-    assert (out + err).count("\n") == 1
-    assert said in out + err
+    found, out, err = cli.run("attach", "4711", "--yes", "--wait", "0")
+    assert (found, len(asked), (out + err).count("\n")) == (code, 1, 1)
+    assert text in out + err
 
 
 @pytest.mark.parametrize("reply", ["no", "", "n"])
-def test_declined_attach_does_nothing(reply: str, asked: list[str], terminal, capsys) -> None:
+def test_declined_attach_does_nothing(cli, asked: list[str], terminal, reply: str) -> None:
     terminal.setattr("builtins.input", lambda prompt: reply)
-    assert main(["attach", "4711"]) == 1
-    err = capsys.readouterr().err
+    code, _, err = cli.run("attach", "4711")
+    assert (code, asked) == (1, [])
     assert "a debugger in a running\njob is a risk" in err
     assert err.endswith("nothing was done\n")
-    assert asked == []
 
 
-def test_confirmed_attach_injects(asked: list[str], terminal) -> None:
+def test_confirmed_attach_injects_the_payload(cli, asked: list[str], terminal) -> None:
     terminal.setattr("builtins.input", lambda prompt: "yes")
     _answers(terminal, {"state": "waiting"})
-    assert main(["attach", "4711"]) == 0
-    assert len(asked) == 1
+    assert cli.run("attach", "4711")[0] == 0
+    (code,) = asked
+    assert str(attach.PAYLOAD) in code
+    subprocess.run([sys.executable, "-c", f"compile({code!r}, 'line', 'exec')"], check=True)
 
 
-def test_attach_without_terminal_requires_yes(asked: list[str], monkeypatch, capsys) -> None:
-    monkeypatch.setattr(sys.stdin, "isatty", lambda: False, raising=False)
-    assert main(["attach", "4711"]) == 2
-    assert "add --yes" in capsys.readouterr().err
-    assert asked == []
+@pytest.mark.parametrize("stdin", [None, io.StringIO("yes\n")], ids=["closed", "not a terminal"])
+def test_attach_without_terminal_requires_yes(cli, asked: list[str], monkeypatch, stdin: Any) -> None:
+    monkeypatch.setattr("sys.stdin", stdin)
+    code, error = cli.refusal("attach", "4711")
+    assert (code, "add --yes" in error, asked) == (2, True, [])
 
 
-def test_attach_without_stdin_requires_yes(asked: list[str], monkeypatch, capsys) -> None:
-    monkeypatch.setattr("sys.stdin", None)
-    assert main(["attach", "4711"]) == 2
-    assert "add --yes" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    "words",
+    [["soon"], [], ["1", "2"], *(["4711", "--yes", f"--wait={wait}"] for wait in ("-1", "nan", "inf", "soon"))],
+)
+def test_invalid_call_is_one_line(cli, asked: list[str], words: list[str]) -> None:
+    code, error = cli.refusal("attach", *words)
+    assert (code, "--wait" in error or len(words) < 3, asked) == (2, True, [])
 
 
-@pytest.mark.parametrize("words", [["soon"], [], ["1", "2"], ["7", "--wait", "soon"]])
-def test_invalid_call_is_one_line(words: list[str], capsys) -> None:
-    assert main(["attach", *words]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
-
-
-def test_injected_code_names_the_payload(asked: list[str], terminal, tmp_path: Path) -> None:
-    _answers(terminal, {"state": "waiting"})
-    main(["attach", "4711", "--yes"])
-    assert str(attach.PAYLOAD) in asked[0]
-    subprocess.run([sys.executable, "-c", f"compile({asked[0]!r}, 'line', 'exec')"], check=True)
-
-
-@pytest.mark.parametrize("wait", ["-1", "nan", "inf", "soon"])
-def test_invalid_wait_is_refused(wait: str, asked: list[str], capsys) -> None:
-    assert main(["attach", "4711", "--yes", f"--wait={wait}"]) == 2
-    assert "--wait" in capsys.readouterr().err
-    assert asked == []
-
-
-def test_interrupt_says_what_happens_to_the_request(asked: list[str], monkeypatch, capsys) -> None:
+def test_interrupt_leaves_the_request(cli, asked: list[str], monkeypatch) -> None:
     def interrupted(file: Path) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(attach, "read_report", interrupted)
-    assert main(["attach", "4711", "--yes"]) == 130
-    assert "the request stays and is carried out" in capsys.readouterr().err
-    assert len(asked) == 1
+    code, _, err = cli.run("attach", "4711", "--yes")
+    assert (code, "the request stays and is carried out" in err, len(asked)) == (130, True, 1)

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from gpufrag.cli import main
-
 
 @pytest.mark.parametrize(
     ("text", "code", "problem"),
@@ -23,35 +21,27 @@ from gpufrag.cli import main
         ("web: [", 1, "not valid YAML: line 1"),
     ],
 )
-def test_config_is_validated(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, code: int, problem: str
-) -> None:
-    config = tmp_path / "gpufrag.yaml"
-    config.write_text(text)
-    assert main(["check-config", str(config)]) == code
-    shown = capsys.readouterr()
-    assert problem in (shown.err if code else shown.out)
-    assert (shown.out + shown.err).count("\n") == 1
+def test_config_is_validated(cli, tmp_path: Path, text: str, code: int, problem: str) -> None:
+    (tmp_path / "gpufrag.yaml").write_text(text)
+    found, out, err = cli.run("check-config", tmp_path / "gpufrag.yaml")
+    assert (found, (out + err).count("\n")) == (code, 1)
+    assert problem in (err if code else out)
 
 
-def test_web_config_it_names_is_validated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_web_config_it_names_is_validated(cli, tmp_path: Path) -> None:
     (tmp_path / "gpufrag.yaml").write_text("web: {config_file: web.yml}")
     (tmp_path / "web.yml").write_text("basic_auth_users: {alice: hunter2}")
-    assert main(["check-config", str(tmp_path / "gpufrag.yaml")]) == 2
-    shown = capsys.readouterr().err
-    assert f"{tmp_path}/web.yml: basic_auth_users.alice is not a bcrypt hash" in shown
-    assert "hunter2" not in shown
+    code, error = cli.refusal("check-config", tmp_path / "gpufrag.yaml")
+    assert code == 2
+    assert f"{tmp_path}/web.yml: basic_auth_users.alice is not a bcrypt hash" in error
+    assert "hunter2" not in error
 
 
-def test_web_config_without_its_flag_gets_a_hint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_web_config_is_validated_alone(cli, tmp_path: Path) -> None:
     (tmp_path / "web.yml").write_text("http_server_config: {http2: false}")
-    assert main(["check-config", str(tmp_path / "web.yml")]) == 2
-    assert capsys.readouterr().err.splitlines()[-1].endswith("web.yml is a web config file: check it with --web")
-
-
-def test_web_config_is_validated_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "web.yml").write_text("http_server_config: {http2: false}")
-    assert main(["check-config", "--web", str(tmp_path / "web.yml")]) == 0
+    assert cli.run("check-config", "--web", tmp_path / "web.yml")[0] == 0
+    code, _, err = cli.run("check-config", tmp_path / "web.yml")
+    assert (code, err.splitlines()[-1].partition("web.yml is ")[2]) == (2, "a web config file: check it with --web")
     (tmp_path / "web.yml").write_text("http_server_cnfig: {}")
-    assert main(["check-config", "--web", str(tmp_path / "web.yml")]) == 2
-    assert 'did you mean "http_server_config"?' in capsys.readouterr().err
+    code, error = cli.refusal("check-config", "--web", tmp_path / "web.yml")
+    assert (code, 'did you mean "http_server_config"?' in error) == (2, True)

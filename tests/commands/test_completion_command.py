@@ -5,19 +5,13 @@ import subprocess
 
 import pytest
 
-from gpufrag.cli import main
 from gpufrag.commands import COMMANDS
 
 
 @pytest.fixture
-def script(capsys):
+def script(cli):
     """script(shell) -> what `gpufrag completion` prints for it."""
-
-    def printed(shell):
-        assert main(["completion", shell]) == 0
-        return capsys.readouterr().out
-
-    return printed
+    return lambda shell: cli.text("completion", shell)
 
 
 def _run(shell, program):
@@ -73,6 +67,6 @@ def test_fish_completes_flags(script):
     assert [word for word in found if word.startswith("--")] == ["--driver-free", "--driver-size"]
 
 
-def test_unknown_shell_is_usage_error(capsys):
-    assert main(["completion", "tcsh"]) == 2
-    assert "argument shell: invalid choice: 'tcsh'" in capsys.readouterr().err
+def test_unknown_shell_is_usage_error(cli):
+    code, error = cli.refusal("completion", "tcsh")
+    assert (code, "argument shell: invalid choice: 'tcsh'" in error) == (2, True)

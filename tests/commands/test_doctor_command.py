@@ -10,14 +10,19 @@ import sys
 import pytest
 
 from fake_agents import FakeAgent
-from gpufrag.cli import main
 from restarter.fake_api import manifests
 from restarter.fake_api.server import fake_api
 
 
-def test_host_without_folder_fails_and_runs_all_tables(tmp_path, capsys):
-    assert main(["doctor", "--folder", str(tmp_path / "absent"), "--sidecar", "http://127.0.0.1:1"]) == 1
-    lines = capsys.readouterr().out.splitlines()
+def failed(cli, *words):
+    """The lines of a run in which a check fails."""
+    code, out, _ = cli.run("doctor", *words)
+    assert code == 1
+    return out.splitlines()
+
+
+def test_host_without_folder_fails_and_runs_all_tables(cli, tmp_path):
+    lines = failed(cli, "--folder", tmp_path / "absent", "--sidecar", "http://127.0.0.1:1")
     assert [line.split()[2] for line in lines] == ["folder:", "ranks:", "nvml:", "sidecar:", "injection:"]
     assert lines[0].startswith("   FAIL  host folder: ")
     assert sum("no living rank" in line for line in lines) == 1
@@ -34,30 +39,25 @@ def test_host_without_folder_fails_and_runs_all_tables(tmp_path, capsys):
         (["--manifests", "/none/such"], 1, "cannot read /none/such: No such file"),
     ],
 )
-def test_unusable_argument_is_one_line(arguments, code, text, capsys):
-    assert main(["doctor", *arguments]) == code
-    shown = capsys.readouterr()
-    assert (shown.out, shown.err.count("\n")) == ("", 1)
-    assert text in shown.err
-    assert "secret" not in shown.err
+def test_unusable_argument_is_one_line(cli, arguments, code, text):
+    found, error = cli.refusal("doctor", *arguments)
+    assert (found, text in error, "secret" in error) == (code, True, False)
 
 
-def test_json_has_a_record_per_check(tmp_path, capsys):
+def test_json_has_a_record_per_check(cli, tmp_path):
     agent = FakeAgent(tmp_path).start()
-    try:
-        main(["doctor", "--folder", str(tmp_path), "--sidecar", "http://127.0.0.1:1", "--json"])
-    finally:
-        agent.die()
-    records = {record["check"]: record for record in json.loads(capsys.readouterr().out)}
+    _, out, _ = cli.run("doctor", "--folder", tmp_path, "--sidecar", "http://127.0.0.1:1", "--json")
+    agent.die()
+    records = {record["check"]: record for record in json.loads(out)}
     assert records["ranks"]["result"] == "ok"
     assert records["sidecar"]["result"] == "fail"
     assert {tuple(record) for record in records.values()} == {("subject", "check", "looks_at", "result", "text")}
 
 
-def test_manifests_are_read_from_standard_input(monkeypatch, capsys):
+def test_manifests_are_read_from_standard_input(cli, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO("kind: TrainJob\n"))
-    assert main(["doctor", "--manifests", "-"]) == 1
-    assert "manifests templates: no pod template found" in capsys.readouterr().out
+    (line,) = failed(cli, "--manifests", "-")
+    assert "manifests templates: no pod template found" in line
 
 
 @pytest.fixture
@@ -70,17 +70,15 @@ def kubeconfig(tmp_path, monkeypatch):
         yield api.write_kubeconfig(tmp_path / "kubeconfig")
 
 
-def test_cluster_alone_is_checked(kubeconfig, capsys):
-    assert main(["doctor", "--kubernetes", "--namespace", "ml", "--kubeconfig", str(kubeconfig)]) == 1
-    lines = capsys.readouterr().out.splitlines()
+def test_cluster_alone_is_checked(cli, kubeconfig):
+    lines = failed(cli, "--kubernetes", "--namespace", "ml", "--kubeconfig", kubeconfig)
     assert {line.split()[1] for line in lines} == {"cluster"}
     assert lines[0].startswith("     ok  cluster credentials: the API server accepts ")
     assert any("FAIL  cluster restarter: no ConfigMap gpufrag/gpufrag-restarter-config" in line for line in lines)
 
 
-def test_unreachable_prometheus_fails_once(capsys):
-    assert main(["doctor", "--prometheus", "http://127.0.0.1:1/"]) == 1
-    (line,) = capsys.readouterr().out.splitlines()
+def test_unreachable_prometheus_fails_once(cli):
+    (line,) = failed(cli, "--prometheus", "http://127.0.0.1:1/")
     assert line.startswith("   FAIL  prometheus reachable: cannot reach ")
 
 

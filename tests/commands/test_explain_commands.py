@@ -1,50 +1,20 @@
-"""`gpufrag explain`, `diff` and `timeline`: text, JSON, exit codes."""
+"""`gpufrag explain`, `diff` and `timeline`: text and JSON."""
 
 from __future__ import annotations
 
-import json
-import pickle
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import pytest
-
-from gpufrag.cli import main
 from gpufrag.model.fragmentation import measure
 from gpufrag.wire.oom_report import Frame, OomReport, encode
 from gpufrag.wire.sample import Identity
 from helpers import SNAPSHOTS, TESTS, golden_case_named
 from staged_programs import MIB, Process, dynamic_shapes, growing_cache, healthy, keeps_losses, run
 
-CASE = str(TESTS / "golden" / "churn-default.json.gz")
-Save = Callable[[Any], str]
+CASE = TESTS / "golden" / "churn-default.json.gz"
 
 
-@pytest.fixture
-def save(tmp_path: Path) -> Save:
-    """save(snapshot) -> the path of its pickle."""
-
-    def write(snapshot: Any) -> str:
-        path = tmp_path / f"snapshot-{len(list(tmp_path.iterdir()))}.pickle"
-        path.write_bytes(pickle.dumps(snapshot, 4))
-        return str(path)
-
-    return write
-
-
-def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    assert main(list(arguments)) == 0
-    return capsys.readouterr().out
-
-
-def device(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
-    (found,) = json.loads(printed(capsys, *arguments, "--json"))["devices"]
-    return dict(found)
-
-
-def test_explain_text_has_verdict_culprit_and_advice(capsys: pytest.CaptureFixture[str], save: Save) -> None:
-    lines = printed(capsys, "explain", save(run(growing_cache)), "--no-whatif").splitlines()
+def test_explain_text_has_verdict_culprit_and_advice(cli, save) -> None:
+    lines = cli.text("explain", save(run(growing_cache)), "--no-whatif").splitlines()
     assert lines[0].startswith("device 0 of ")
     assert lines[1].split(":")[0] in ("fine", "tune", "act")
     assert lines[2].startswith("pinned between live blocks: ")
@@ -52,8 +22,8 @@ def test_explain_text_has_verdict_culprit_and_advice(capsys: pytest.CaptureFixtu
     assert any(line.startswith("  1. ") for line in lines)
 
 
-def test_explain_names_the_growing_cache_first(capsys: pytest.CaptureFixture[str], save: Save) -> None:
-    found = device(capsys, "explain", save(run(growing_cache)), "--driver-free", "1GiB", "--driver-size", "80GiB")
+def test_explain_names_the_growing_cache_first(cli, save) -> None:
+    found = cli.device("explain", save(run(growing_cache)), "--driver-free", "1GiB", "--driver-size", "80GiB")
     first = found["culprits"][0]
     assert first["stack"] == ["/job/train.py:20 step"]
     assert first["pinned_bytes"] > 0
@@ -63,124 +33,105 @@ def test_explain_names_the_growing_cache_first(capsys: pytest.CaptureFixture[str
     assert gains == sorted(gains, reverse=True)
 
 
-def test_explain_replays_settings(capsys: pytest.CaptureFixture[str], save: Save) -> None:
+def test_explain_replays_settings(cli, save) -> None:
     path = save(run(dynamic_shapes))
-    found = device(capsys, "explain", path)
+    found = cli.device("explain", path)
     settings = {each["conf"]: each["saves"] for each in found["settings"]}
     assert settings["expandable_segments:True"] > 0
     assert any("expandable_segments:True" in each["change"] for each in found["advice"])
-    assert device(capsys, "explain", path, "--no-whatif")["settings"] == []
+    assert cli.device("explain", path, "--no-whatif")["settings"] == []
 
 
-def test_explain_healthy_program_is_fine(capsys: pytest.CaptureFixture[str], save: Save) -> None:
+def test_explain_healthy_program_is_fine(cli, save) -> None:
     path = save(run(healthy))
-    text = printed(capsys, "explain", path)
+    text = cli.text("explain", path)
     assert text.splitlines()[1].startswith("fine: ")
     assert "No findings." in text
     assert "culprits" not in text
 
 
-def test_explain_snapshot_without_history_or_stacks(capsys: pytest.CaptureFixture[str]) -> None:
-    text = printed(capsys, "explain", str(SNAPSHOTS / "default-1.pickle.gz"))
+def test_explain_snapshot_without_history_or_stacks(cli) -> None:
+    text = cli.text("explain", SNAPSHOTS / "default-1.pickle.gz")
     assert "stacks: none recorded" in text
     assert "the ratio needs the driver's figures" in text
 
 
-def test_explain_json_case(capsys: pytest.CaptureFixture[str]) -> None:
-    found = device(capsys, "explain", CASE, "--no-whatif")
+def test_explain_json_case(cli) -> None:
+    found = cli.device("explain", CASE, "--no-whatif")
     case = golden_case_named("churn-default")
     assert found["peak_reserved"] == case.raw["stats"]["reserved_bytes.all.peak"]
     assert found["worst"]["fragmentation_ratio"] > 4
     assert found["verdict"] == "act"
 
 
-def test_explain_trace_with_gaps_assesses_the_heap(capsys: pytest.CaptureFixture[str], save: Save) -> None:
+def test_explain_trace_with_gaps_assesses_the_heap(cli, save) -> None:
     snapshot = run(growing_cache)
     del snapshot["device_traces"][0][40:60]
     path = save(snapshot)
-    found = device(capsys, "explain", path)
+    found = cli.device("explain", path)
     assert "does not fit the heap and is ignored" in found["note"]
     assert (found["events"], found["culprits"][0]["stack"]) == (0, ["/job/train.py:20 step"])
-    assert "note: the trace does not fit" in printed(capsys, "explain", path)
-    assert main(["timeline", path]) == 1
-    assert "has no history" in capsys.readouterr().err
+    assert "note: the trace does not fit" in cli.text("explain", path)
+    code, error = cli.refusal("timeline", path)
+    assert (code, "has no history" in error) == (1, True)
 
 
-def test_explain_oom_report(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_explain_oom_report(cli, tmp_path: Path) -> None:
     case = golden_case_named("train-cap4")
     report = OomReport(
         Identity("node", 7, 1.0), 1, 2.0, 0, 6 << 30, "capacity", next_step="request less",
         measured=measure(case.heap, case.driver), stack=(Frame("train.py", 4, "f"),),
     )  # fmt: skip
     (tmp_path / "oom.json").write_bytes(encode(report))
-    assert printed(capsys, "explain", str(tmp_path / "oom.json")).startswith("act: request less\n")
-    assert json.loads(printed(capsys, "explain", str(tmp_path / "oom.json"), "--json"))["verdict"] == "capacity"
+    assert cli.text("explain", tmp_path / "oom.json").startswith("act: request less\n")
+    assert cli.json("explain", tmp_path / "oom.json")["verdict"] == "capacity"
 
 
-def test_timeline_has_moments_and_marks_the_worst(capsys: pytest.CaptureFixture[str], save: Save) -> None:
+def test_timeline_has_moments_and_marks_the_worst(cli, save) -> None:
     path = save(run(growing_cache))
-    text = printed(capsys, "timeline", path)
+    text = cli.text("timeline", path)
     assert text.count("  worst") == 1
     assert "live at the worst moment" in text
-    found = device(capsys, "timeline", path)
+    found = cli.device("timeline", path)
     assert found["worst"] in found["moments"]
     assert found["moments"][-1]["events"] == len(run(growing_cache)["device_traces"][0])
     live = sum(each["bytes"] for each in found["live_at_worst"])
     assert live == found["worst"]["active"]
 
 
-def test_diff_lists_growth_by_call_site(capsys: pytest.CaptureFixture[str], save: Save) -> None:
+def test_diff_lists_growth_by_call_site(cli, save) -> None:
     process = Process()
     keeps_losses(process)
     before = save(process.snapshot())
     block = process.malloc(24 * MIB, 77)
     kept = sum(process.malloc(3 * MIB, 40).size for _ in range(5))
     after = save(process.snapshot())
-    found = device(capsys, "diff", before, after)
+    found = cli.device("diff", before, after)
     assert [(each["stack"][0], each["bytes"], each["blocks"]) for each in found["call_sites"]] == [
         ("/job/train.py:77 step", block.size, 1),
         ("/job/train.py:40 step", kept, 5),
     ]
     assert found["leak_suspects"] == found["call_sites"]
     assert found["quantities"]["active"]["after"] - found["quantities"]["active"]["before"] == block.size + kept
-    text = printed(capsys, "diff", before, after)
+    text = cli.text("diff", before, after)
     assert "+24.0 MiB in +1 block: /job/train.py:77 in step" in text
 
 
-def test_diff_of_gaps(capsys: pytest.CaptureFixture[str], save: Save) -> None:
+def test_diff_of_gaps(cli, save) -> None:
     process = Process()
     blocks = [process.malloc(4 * MIB, 1) for _ in range(5)]
     before = save(process.snapshot())
     process.free(blocks[1])
     after = save(process.snapshot())
     gap = {"address": blocks[1].address, "bytes": 4 * MIB}
-    found = device(capsys, "diff", before, after)
+    found = cli.device("diff", before, after)
     assert (found["gaps_appeared"], found["gaps_closed"]) == ([gap], [])
-    back = device(capsys, "diff", after, before)
+    back = cli.device("diff", after, before)
     assert (back["gaps_appeared"], back["gaps_closed"], back["leak_suspects"][0]["blocks"]) == ([], [gap], 1)
 
 
-def test_diff_of_equal_snapshots_has_no_change(capsys: pytest.CaptureFixture[str], save: Save) -> None:
+def test_diff_of_equal_snapshots_has_no_change(cli, save) -> None:
     path = save(run(healthy))
-    text = printed(capsys, "diff", path, path)
+    text = cli.text("diff", path, path)
     assert "No changes by call site." in text
     assert "No leak suspects." in text
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "words"),
-    [
-        (["explain", CASE, "--device", "3"], 2, "--device 3: the file has device 0"),
-        (["explain", CASE, "--limit", "40"], 2, "add a unit, as in 40GiB"),
-        (["explain", CASE, "--driver-free", "9GiB", "--driver-size", "8GiB"], 2, "--driver-free (9.00 GiB) is larger"),
-        (["explain", "/nowhere"], 1, "/nowhere: no such file"),
-        (["timeline", str(SNAPSHOTS / "default-0.pickle.gz")], 1, "has no history; call torch.cuda.memory._record"),
-        (["diff", CASE, CASE, "--device", "1"], 2, "the snapshots have no device 1 in common"),
-        (["diff", __file__, CASE], 1, "neither a pickle nor JSON"),
-    ],
-)
-def test_bad_call_is_one_line(capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, words: str) -> None:
-    assert main(arguments) == code
-    out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
-    assert words in err

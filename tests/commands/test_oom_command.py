@@ -19,7 +19,7 @@ from gpufrag.wire.sample import DriverReading, Identity
 from helpers import TESTS, golden_case_named
 
 GIB = 1 << 30
-LOG = str(TESTS / "oom_log" / "fixtures" / "torch-ranks.log")
+LOG = TESTS / "oom_log" / "fixtures" / "torch-ranks.log"
 EVIL = "\x1b[31m\nforged"
 
 
@@ -53,32 +53,20 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def _run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    assert main(["oom", *arguments]) == 0
-    return capsys.readouterr().out
-
-
-def _refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
-    code = main(["oom", *arguments])
-    out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
-    return code, err
-
-
-def test_list_has_a_line_per_report_newest_first(capsys, folder: Path) -> None:
+def test_list_has_a_line_per_report_newest_first(cli, folder: Path) -> None:
     for number in (1, 2):
         keep_report(folder, _report(number))
-    head, *lines = _run(capsys, "list").splitlines()
+    head, *lines = cli.text("oom", "list").splitlines()
     assert head.split()[0] == "report"
     assert [line.split()[0] for line in lines] == ["4242-2", "4242-1"]
     for word in ("2025-11-24 16:00:01", "fragmentation", "6.00 GiB", "/job/train.py:40"):
         assert word in lines[1]
 
 
-def test_list_json_has_the_keys_of_explain(capsys, folder: Path) -> None:
+def test_list_json_has_the_keys_of_explain(cli, folder: Path) -> None:
     report = _report()
     keep_report(folder, report)
-    (record,) = json.loads(_run(capsys, "list", "--json"))
+    (record,) = cli.json("oom", "list")
     assert report.measured is not None
     assert (record["id"], record["verdict"], record["requested_bytes"]) == ("4242-1", "fragmentation", 6 * GIB)
     assert record["free_total_bytes"] == report.measured.free_total
@@ -86,37 +74,35 @@ def test_list_json_has_the_keys_of_explain(capsys, folder: Path) -> None:
     assert (record["next_step"], record["place"]["line"]) == ("restart", 40)
 
 
-def test_list_of_empty_folder_is_empty(capsys, folder: Path) -> None:
-    assert json.loads(_run(capsys, "list", "--json")) == []
-    assert _run(capsys, "list").startswith("No recent out-of-memory errors.")
+def test_list_of_empty_folder_is_empty(cli, folder: Path) -> None:
+    assert cli.json("oom", "list") == []
+    assert cli.text("oom", "list").startswith("No recent out-of-memory errors.")
 
 
-def test_list_names_skipped_files(capsys, folder: Path) -> None:
+def test_list_names_skipped_files(cli, folder: Path) -> None:
     keep_report(folder, _report(1))
     (report,) = folder.iterdir()
     for number in (2, 3):
         Path(str(report).replace(".oom-1.", f".oom-{number}.")).write_text("{")
-    assert main(["oom", "list", "--json"]) == 0
-    out, err = capsys.readouterr()
-    assert len(json.loads(out)) == 1
+    code, out, err = cli.run("oom", "list", "--json")
+    assert (code, len(json.loads(out))) == (0, 1)
     assert err.endswith(" and 1 more: its content is not a report\n")
     assert err.startswith(f"gpufrag: skipped {folder}/node-7-4242-")
 
 
-def test_list_reads_named_folder(capsys, tmp_path: Path) -> None:
+def test_list_reads_named_folder(cli, tmp_path: Path) -> None:
     keep_report(tmp_path, _report())
-    assert "4242-1" in _run(capsys, "list", "--folder", str(tmp_path))
+    assert "4242-1" in cli.text("oom", "list", "--folder", tmp_path)
 
 
-def test_list_without_folder_fails(capsys, tmp_path: Path) -> None:
-    code, message = _refused(capsys, "list", "--folder", str(tmp_path / "none"))
-    assert code == 1
-    assert "no such folder; the first agent creates it" in message
+def test_list_without_folder_fails(cli, tmp_path: Path) -> None:
+    code, error = cli.refusal("oom", "list", "--folder", tmp_path / "none")
+    assert (code, "no such folder; the first agent creates it" in error) == (1, True)
 
 
-def test_show_prints_everything(capsys, folder: Path) -> None:
+def test_show_prints_everything(cli, folder: Path) -> None:
     keep_report(folder, _report())
-    text = _run(capsys, "show", "4242-1")
+    text = cli.text("oom", "show", "4242-1")
     for words in (
         "out of memory: fragmentation; 6.00 GiB requested",
         "rank 3, device 0, pid 4242 on node-7, 2025-11-24 16:00:01 UTC, about step 120",
@@ -132,39 +118,38 @@ def test_show_prints_everything(capsys, folder: Path) -> None:
         assert words in text
 
 
-def test_show_without_heap_leaves_out_figures(capsys, folder: Path) -> None:
+def test_show_without_heap_leaves_out_figures(cli, folder: Path) -> None:
     keep_report(folder, _report(measured=None, driver=None, stack=(), recent=(), evidence=(), alloc_conf=None))
-    text = _run(capsys, "show", "4242-1")
+    text = cli.text("oom", "show", "4242-1")
     assert "memory at the error" not in text
     assert "unknown" not in text
 
 
-def test_show_json_has_the_whole_report(capsys, folder: Path) -> None:
+def test_show_json_has_the_whole_report(cli, folder: Path) -> None:
     keep_report(folder, _report())
-    record = json.loads(_run(capsys, "show", "4242-1", "--json"))
+    record = cli.json("oom", "show", "4242-1")
     assert record["verdict"] == "fragmentation"
     assert record["report"]["recent"][0]["reserved"] == 7 * GIB
 
 
-def test_show_with_ambiguous_id_names_the_files(capsys, folder: Path) -> None:
+def test_show_with_ambiguous_id_names_the_files(cli, folder: Path) -> None:
     for host in ("a", "b"):
         keep_report(folder, _report(host=host))
-    code, message = _refused(capsys, "show", "4242-1")
-    assert code == 2
-    assert "a-4242-1000000.oom-1.json" in message
-    assert "on b," in _run(capsys, "show", "b-4242-1000000.oom-1.json")
+    code, error = cli.refusal("oom", "show", "4242-1")
+    assert (code, "a-4242-1000000.oom-1.json" in error) == (2, True)
+    assert "on b," in cli.text("oom", "show", "b-4242-1000000.oom-1.json")
 
 
-def test_show_with_unknown_id_fails(capsys, folder: Path) -> None:
-    code, message = _refused(capsys, "show", "5-1")
-    assert (code, "list the reports with `gpufrag oom list`" in message) == (2, True)
+def test_show_with_unknown_id_fails(cli, folder: Path) -> None:
+    code, error = cli.refusal("oom", "show", "5-1")
+    assert (code, "list the reports with `gpufrag oom list`" in error) == (2, True)
 
 
 @pytest.mark.parametrize("action", [("list",), ("show", "4242-1")])
-def test_report_text_has_no_control_characters(capsys, folder: Path, action: tuple[str, ...]) -> None:
+def test_report_text_has_no_control_characters(cli, folder: Path, action: tuple[str, ...]) -> None:
     frame = Frame(EVIL, 1, EVIL)
     keep_report(folder, _report(cause=EVIL, evidence=(EVIL,), stack=(frame,), next_step=EVIL, alloc_conf=EVIL))
-    assert "\x1b" not in _run(capsys, *action)
+    assert "\x1b" not in cli.text("oom", *action)
 
 
 @pytest.mark.parametrize(("encoding", "shown"), [("ascii", "?"), ("utf-8", "–"), ("latin-1", "?")])
@@ -178,57 +163,55 @@ def test_list_on_terminal_without_utf8_works(monkeypatch, folder: Path, encoding
 
 
 @pytest.mark.parametrize("command", [["oom", "list"], ["oom", "show", "1"], ["serve"], ["doctor"]])
-def test_empty_folder_name_is_refused(command: list[str], capsys) -> None:
-    assert main([*command, "--folder", ""]) == 2
-    assert re.search("(DIR|path) is empty|an empty path", capsys.readouterr().err)
+def test_empty_folder_name_is_refused(cli, command: list[str]) -> None:
+    code, _, err = cli.run(*command, "--folder", "")
+    assert code == 2
+    assert re.search("(DIR|path) is empty|an empty path", err)
 
 
-def test_explain_json_has_an_object_per_error(capsys: pytest.CaptureFixture[str]) -> None:
-    first, second = json.loads(_run(capsys, "explain", LOG, "--json"))
+def test_explain_json_has_an_object_per_error(cli) -> None:
+    first, second = cli.json("oom", "explain", LOG)
     assert (first["verdict"], first["requested_bytes"], first["line"]) == ("fragmentation", 3 << 29, 6)
     assert first["free_total_bytes"] == (13 << 29) + (5 << 28)
     assert (second["line"], second["device"]) == (13, 3)
     assert all(first[name] for name in ("evidence", "missing", "next_step"))
 
 
-def test_explain_undecided_totals_are_unknown(capsys: pytest.CaptureFixture[str]) -> None:
-    (found,) = json.loads(_run(capsys, "explain", str(Path(LOG).with_name("cudamallocasync.log")), "--json"))
+def test_explain_undecided_totals_are_unknown(cli) -> None:
+    (found,) = cli.json("oom", "explain", LOG.with_name("cudamallocasync.log"))
     assert (found["verdict"], found["device"], found["free_total_bytes"]) == ("unknown", 5, None)
     assert found["missing"] == ["how much of that the allocator has cached"]
 
 
-def test_explain_log_without_errors_is_empty(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_explain_log_without_errors_is_empty(cli, tmp_path: Path) -> None:
     (tmp_path / "log").write_text("all is well\n")
-    assert json.loads(_run(capsys, "explain", str(tmp_path / "log"), "--json")) == []
-    assert "No out-of-memory errors" in _run(capsys, "explain", str(tmp_path / "log"))
+    assert cli.json("oom", "explain", tmp_path / "log") == []
+    assert "No out-of-memory errors" in cli.text("oom", "explain", tmp_path / "log")
 
 
-def test_explain_text_has_verdict_and_advice(capsys: pytest.CaptureFixture[str]) -> None:
-    text = _run(capsys, "explain", LOG)
+def test_explain_text_has_verdict_and_advice(cli) -> None:
+    text = cli.text("oom", "explain", LOG)
     assert "FRAGMENTATION  (line 6, GPU 0, torch)" in text
     assert "7.75 GiB was free in total, enough for 1.50 GiB, but in no single piece" in text
     assert "expandable_segments:True" in text
 
 
-def test_explain_lists_doubts_about_the_text_first(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_explain_lists_doubts_about_the_text_first(cli, tmp_path: Path) -> None:
     (tmp_path / "log").write_text(
         "Allocator (GPU_0_bfc) ran out of memory trying to allocate 1.00MiB (rounded to 1048576)\n"
     )
-    (found,) = json.loads(_run(capsys, "explain", str(tmp_path / "log"), "--json"))
+    (found,) = cli.json("oom", "explain", tmp_path / "log")
     assert "dump" in found["missing"][0]
 
 
-def test_explain_json_is_closed_before_an_error(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    whole = gzip.compress(Path(LOG).read_bytes() + b"x" * 10_000)
+def test_explain_json_is_closed_before_an_error(cli, tmp_path: Path) -> None:
+    whole = gzip.compress(LOG.read_bytes() + b"x" * 10_000)
     (tmp_path / "log.gz").write_bytes(whole[:-9])
-    assert main(["oom", "explain", str(tmp_path / "log.gz"), "--json"]) == 1
-    shown = capsys.readouterr()
-    assert isinstance(json.loads(shown.out), list)
-    assert "cut off" in shown.err
+    code, out, err = cli.run("oom", "explain", tmp_path / "log.gz", "--json")
+    assert isinstance(json.loads(out), list)
+    assert (code, "cut off" in err) == (1, True)
 
 
-def test_explain_missing_file_prints_no_json(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["oom", "explain", "nowhere.log", "--json"]) == 1
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    assert "nowhere.log: no such file" in shown.err
+def test_explain_missing_file_prints_no_json(cli) -> None:
+    code, error = cli.refusal("oom", "explain", "nowhere.log", "--json")
+    assert (code, "nowhere.log: no such file" in error) == (1, True)

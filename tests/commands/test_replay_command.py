@@ -1,38 +1,20 @@
-"""`gpufrag replay`: its output, its JSON as input of `measure`, and its errors."""
+"""`gpufrag replay`: its output, and its JSON as input of `measure`."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from gpufrag.cli import main
 from helpers import SNAPSHOTS, TESTS, GoldenCase, golden_case_named
 
-CASE = str(TESTS / "golden" / "churn-default.json.gz")
-
-
-def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    assert main(["replay", *arguments]) == 0
-    return capsys.readouterr().out
-
-
-def record(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
-    return json.loads(printed(capsys, *arguments, "--json"))
-
-
-def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
-    code = main(["replay", *arguments])
-    shown = capsys.readouterr()
-    assert (shown.out, shown.err.count("\n")) == ("", 1)
-    return code, shown.err
+GOLDEN = TESTS / "golden"
+CASE = GOLDEN / "churn-default.json.gz"
 
 
 @pytest.mark.parametrize("golden_case", ["churn-default", "streams-expandable", "train-cap4"], indirect=True)
-def test_a_recorded_case_ends_as_recorded(golden_case: GoldenCase, capsys: pytest.CaptureFixture[str]) -> None:
-    found = record(capsys, str(TESTS / "golden" / f"{golden_case.name}.json.gz"))
+def test_recorded_case_ends_as_recorded(golden_case: GoldenCase, cli) -> None:
+    found = cli.json("replay", GOLDEN / f"{golden_case.name}.json.gz")
     stats = golden_case.raw["stats"]
     assert found["ends_as_recorded"] is True
     assert found["counters"]["alloc_retries"] == stats["num_alloc_retries"]
@@ -40,78 +22,37 @@ def test_a_recorded_case_ends_as_recorded(golden_case: GoldenCase, capsys: pytes
     assert found["peak_reserved"] == stats["reserved_bytes.all.peak"]
 
 
-def test_its_json_is_a_snapshot(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    (tmp_path / "end.json").write_text(printed(capsys, CASE, "--json"))
-    measured = []
-    for file in (str(tmp_path / "end.json"), CASE):
-        assert main(["measure", file, "--json"]) == 0
-        (device,) = json.loads(capsys.readouterr().out)["devices"]
-        measured.append({name: device[name] for name in ("reserved", "stranded", "limit", "pools")})
-    assert measured[0] == measured[1]
+def test_json_is_a_snapshot(cli, tmp_path: Path) -> None:
+    (tmp_path / "end.json").write_text(cli.text("replay", CASE, "--json"))
+    devices = [cli.device("measure", file) for file in (tmp_path / "end.json", CASE)]
+    first, second = ({name: one[name] for name in ("reserved", "stranded", "limit", "pools")} for one in devices)
+    assert first == second
 
 
-def test_a_share_of_the_device_is_a_limit(capsys: pytest.CaptureFixture[str]) -> None:
-    share = ("--settings", "per_process_memory_fraction:0.01")
-    unlimited = str(TESTS / "golden" / "train-default.json.gz")
+def test_memory_fraction_is_a_limit(cli) -> None:
+    call = ("replay", GOLDEN / "train-default.json.gz", "--settings", "per_process_memory_fraction:0.01")
     most = round(0.01 * golden_case_named("train-default").raw["driver_total"])
-    assert record(capsys, unlimited, *share)["cap_bytes"] == most
-    assert "and a limit of 1.40 GiB" in printed(capsys, unlimited, *share).partition("\n")[0]
+    assert cli.json(*call)["cap_bytes"] == most
+    assert "and a limit of 1.40 GiB" in cli.text(*call).partition("\n")[0]
 
 
-def test_other_settings_and_limits_change_the_end(capsys: pytest.CaptureFixture[str]) -> None:
-    found = record(capsys, CASE, "--settings", "expandable_segments:True", "--limit", "4GiB")
+def test_other_settings_and_limit_change_the_end(cli) -> None:
+    found = cli.json("replay", CASE, "--settings", "expandable_segments:True", "--limit", "4GiB")
     assert found["ends_as_recorded"] is False
     assert found["cap_bytes"] == 4 << 30
     assert found["newly_failed"] > 0
     assert all(segment["is_expandable"] for segment in found["segments"])
 
 
-def test_a_page_for_people(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = [line.split() for line in printed(capsys, CASE).splitlines()]
+def test_text_lists_quantities(cli) -> None:
+    lines = [line.split() for line in cli.text("replay", CASE).splitlines()]
     stats = golden_case_named("churn-default").raw["stats"]
     assert ["peak_reserved", "8.00", "GiB", f"{stats['reserved_bytes.all.peak']:,}"] in lines
     assert ["device_frees", "22"] in lines
     assert ["ends_as_recorded", "yes"] in lines
 
 
-def test_a_trace_that_begins_late_is_replayed_from_what_was_there(capsys: pytest.CaptureFixture[str]) -> None:
-    found = record(capsys, str(SNAPSHOTS / "train-varlen.pickle.gz"))
+def test_late_trace_starts_from_the_older_heap(cli) -> None:
+    found = cli.json("replay", SNAPSHOTS / "train-varlen.pickle.gz")
     assert found["ends_as_recorded"] is True
     assert found["counters"]["device_allocs"] == 0
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "message"),
-    [
-        (["nowhere.json"], 1, "nowhere.json"),
-        ([str(SNAPSHOTS / "default-0.pickle.gz")], 1, "holds no history"),
-        ([CASE, "--limit", "lots"], 2, "'lots' is not a size"),
-        ([CASE, "--settings", "max_split_size_mb:1"], 2, "must be 20 or more"),
-        ([CASE, "--settings", "colour:red"], 2, "torch has no allocator setting 'colour'"),
-        ([], 2, "FILE"),
-    ],
-)
-def test_unreplayable_file_is_a_one_line_error(
-    arguments: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    found, text = refusal(capsys, *arguments)
-    assert (found, message in text) == (code, True), text
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"events": 7}, "events and events_columns must be lists"),
-        ({"events": [["alloc", 1, 2]]}, "event 0 is not a row"),
-        ({"events": [["alloc", 4096, 512, 0]]}, "event 0 allocates 0x1000"),
-    ],
-)
-def test_broken_trace_error_names_the_file(
-    change: dict[str, Any], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    file = tmp_path / "case.json"
-    file.write_text(json.dumps({**golden_case_named("churn-default").raw, **change}))
-    code, text = refusal(capsys, str(file))
-    assert code == 1
-    assert message in text
-    assert "case.json" in text

@@ -70,9 +70,6 @@ def test_flags_replace_the_config(serve: Serve, tmp_path: Path) -> None:
     [
         (["--prot", "1"], 2, "unrecognized arguments: --prot 1"),
         (["--port", "x"], 2, "argument --port: 'x' is not a whole number from 0 to 65535"),
-        (["--port", "99999"], 2, "argument --port: '99999' is not a whole number"),
-        (["--web.listen-address", "9836"], 2, "--web.listen-address: '9836' is not a listen address; write host:port"),
-        (["--log.level", "loud"], 2, "log.level must be debug, info"),
         (["--config", "none.yaml"], 1, "none.yaml: No such file or directory"),
         (["--web.config.file", "none.yml", "--port", "0"], 1, "none.yml: No such file or directory"),
         (
@@ -116,8 +113,6 @@ def test_port_in_use_is_one_line(serve: Serve, tmp_path: Path) -> None:
     ("text", "code", "problem"),
     [
         ("web: {prot: 1}", 2, 'unknown key "prot" in web'),
-        ("web: {listen_address: here}", 2, "web.listen_address: 'here' is not a listen address"),
-        ("web: {max_connections: 1000000}", 2, "web.max_connections must be a whole number from 1 to 100000"),
         ("web: [", 1, "not valid YAML: line 1"),
     ],
 )
