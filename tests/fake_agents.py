@@ -120,5 +120,9 @@ def written(agent: FakeAgent, time: float) -> None:
     os.utime(agent.file, (time, time))
 
 
+NOTHING = dict.fromkeys(("alien", "denied", "huge", "newer", "too_many", "too_much", "torn"), 0)
+"""The counts of a reading that skipped nothing."""
+
+
 def skipped(reading: Reading) -> dict[str, int]:
     return {reason: count for reason, count in reading.skipped.items() if count}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -53,3 +55,11 @@ def kept(path: Path, text: str) -> None:
     if os.environ.get("GPUFRAG_UPDATE"):
         path.write_text(text, encoding="utf-8")
     assert path.read_text(encoding="utf-8") == text, f"{path.name} is out of date: run with GPUFRAG_UPDATE=1"
+
+
+def wait_until(true: Callable[[], object], patience: float = 10.0) -> None:
+    """Return once `true()` is; fail after `patience` seconds."""
+    deadline = time.monotonic() + patience
+    while not true():
+        assert time.monotonic() < deadline, "not true in time"
+        time.sleep(0.01)

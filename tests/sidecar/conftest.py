@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import shutil
@@ -13,10 +14,12 @@ from typing import Any
 
 import pytest
 
-from fake_agents import Clock, FakeAgent
+from fake_agents import Clock, FakeAgent, process_sample
 from gpufrag.config.sidecar import FolderSettings
 from gpufrag.sidecar.processes import ProcessReader
+from gpufrag.wire.sample import ProcessSample
 
+StartAgent = Callable[..., FakeAgent]
 FAKE = Path(__file__).parent / "fake_nvml"
 GIB = 1 << 30
 
@@ -126,3 +129,22 @@ def agent(tmp_path: Path) -> Iterator[FakeAgent]:
     agent = FakeAgent(tmp_path)
     yield agent
     agent.die()
+
+
+@pytest.fixture
+def start_agent(tmp_path: Path) -> Iterator[StartAgent]:
+    """Starts any number of agents; all of them end with the test."""
+    with contextlib.ExitStack() as stack:
+
+        def start(sample: ProcessSample | None = None, folder: Path = tmp_path) -> FakeAgent:
+            agent = FakeAgent(folder, sample or process_sample())
+            stack.callback(agent.die)
+            return agent.start()
+
+        yield start
+
+
+@pytest.fixture
+def agents(start_agent: StartAgent) -> list[FakeAgent]:
+    """Ranks 0 and 1."""
+    return [start_agent(process_sample(rank)) for rank in range(2)]

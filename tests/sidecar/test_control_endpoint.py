@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
-from dataclasses import replace
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +12,14 @@ import httpx
 import pytest
 
 from gpufrag.checkpoint.protocol import COMMANDS, Answers
-from gpufrag.config.sidecar import ControlSettings, NvmlSettings, ServeConfig
+from gpufrag.config.sidecar import ControlSettings
 from gpufrag.errors import BadInput, Unavailable
 from gpufrag.sidecar.control import MAX_BODY
-from gpufrag.sidecar.server import Sidecar
+from helpers import wait_until
 from live_ranks import PATIENCE, live_ranks, saves_at
-from running_server import Running, running
+from running_server import Running, running, sidecar_of
 
 TOKEN = "0123456789abcdef0123"
-
-
-def _sidecar(folder: Path, token_file: Path | None) -> Sidecar:
-    config = replace(ServeConfig(nvml=NvmlSettings(enabled=False)), control=ControlSettings(token_file))
-    return Sidecar(config, lambda config: folder, lambda: config)
 
 
 @pytest.fixture
@@ -40,9 +34,13 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "ranks"
 
 
+def serving(folder: Path, token_file: Path | None, **settings: bool) -> AbstractContextManager[Running]:
+    return running(sidecar_of(folder, control=ControlSettings(token_file, **settings)).service())
+
+
 @pytest.fixture
 def served(folder: Path, token_file: Path) -> Iterator[Running]:
-    with running(_sidecar(folder, token_file).service()) as one:
+    with serving(folder, token_file) as one:
         yield one
 
 
@@ -55,13 +53,9 @@ def _send(one: Running, path: str = "", token: str | None = TOKEN, **arguments: 
 
 
 def _outcome(one: Running) -> dict[str, Any]:
-    deadline = time.monotonic() + PATIENCE
-    while True:
-        answer: dict[str, Any] = _send(one, method="GET").json()
-        if answer["outcome"] != "running":
-            return answer
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until(lambda: _send(one, method="GET").json()["outcome"] != "running", PATIENCE)
+    answer: dict[str, Any] = _send(one, method="GET").json()
+    return answer
 
 
 def _states(one: Running, path: str, **fields: Any) -> list[str]:
@@ -70,11 +64,11 @@ def _states(one: Running, path: str, **fields: Any) -> list[str]:
 
 
 def test_without_a_token_the_paths_do_not_exist(folder: Path) -> None:
-    with running(_sidecar(folder, None).service()) as one:
+    with serving(folder, None) as one:
         assert _send(one, method="GET").status_code == 404
         assert _send(one).status_code == 404
         assert [_send(one, f"/{command}", json={"id": "one"}).status_code for command in COMMANDS] == [404] * 6
-        assert _send(one, token=None).status_code == 404  # nor is anybody asked for a password
+        assert _send(one, token=None).status_code == 404  # not 401: no token would help
 
 
 @pytest.mark.parametrize("token", [None, "wrong-wrong-wrong-wrong", TOKEN[:-1], ""])
@@ -97,20 +91,18 @@ def test_token_opens_nothing_else_and_is_reread(served: Running, token_file: Pat
 
 def test_unusable_token_file_is_an_error_at_start(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match="cannot read token file"):
-        _sidecar(folder, tmp_path / "missing")
+        serving(folder, tmp_path / "missing")
     (tmp_path / "short").write_text("short")
     with pytest.raises(BadInput, match="at least 16 characters"):
-        _sidecar(folder, tmp_path / "short")
+        serving(folder, tmp_path / "short")
 
 
 def test_optional_token_file_turns_the_api_off_if_missing(folder: Path, token_file: Path) -> None:
-    maybe = ControlSettings(token_file, optional=True)
-    config = ServeConfig(nvml=NvmlSettings(enabled=False), control=maybe)
-    with running(Sidecar(config, lambda _: folder, lambda: config).service()) as one:
-        assert _send(one, method="GET").status_code == 404  # no checkpoint yet, but one may be asked for
+    with serving(folder, token_file, optional=True) as one:
+        assert _send(one, method="GET").status_code == 404  # the API is on, but has had no checkpoint
         assert _send(one, method="GET", token=None).status_code == 401
     token_file.unlink()
-    with running(Sidecar(config, lambda _: folder, lambda: config).service()) as one:
+    with serving(folder, token_file, optional=True) as one:
         assert _send(one).status_code == 404
 
 
@@ -118,11 +110,11 @@ def test_all_ranks_save_and_continue(served: Running, folder: Path) -> None:
     with live_ranks(folder, [saves_at] * 2) as ranks:
         begun = _send(served, json={"timeout": PATIENCE})
         assert begun.status_code == 202
-        told = _outcome(served)
-        assert told["outcome"] == "saved"
-        assert told["id"] == begun.json()["id"]
-        assert [rank.saved for rank in ranks] == [[told["step"]]] * 2
-        assert told["text"] == f"All 2 ranks saved at step {told['step']} to /checkpoints/{told['step']}."
+        found = _outcome(served)
+        step = found["step"]
+        assert (found["outcome"], found["id"]) == ("saved", begun.json()["id"])
+        assert [rank.saved for rank in ranks] == [[step]] * 2
+        assert found["text"] == f"All 2 ranks saved at step {step} to /checkpoints/{step}."
         assert not any(rank.exited for rank in ranks)
 
 
@@ -161,20 +153,20 @@ def test_remote_coordinator_sends_single_commands(served: Running, folder: Path)
         step = max(rank.participant.state(rank.identity).step or 0 for rank in ranks) + 50
         assert _states(served, "/at", step=step, patience=PATIENCE, hold=PATIENCE, command="ping") == ["promised"] * 2
         _send(served, "/confirm", json={"id": "one"})
-        deadline = time.monotonic() + PATIENCE
-        while _states(served, "/status") != ["saved"] * 2:
-            assert time.monotonic() < deadline
+        wait_until(lambda: _states(served, "/status") == ["saved"] * 2, PATIENCE)
         assert [rank.saved for rank in ranks] == [[step]] * 2
         _send(served, "/release", json={"id": "one", "exit": False})
 
 
-@pytest.mark.parametrize("body", [b"[]", b"{", b'{"timeout": -1}', b'{"timeout": 1e9}', b'{"exit": 1}', b"\xff"])
-def test_invalid_body_is_refused(served: Running, body: bytes) -> None:
-    assert _send(served, content=body).status_code == 400
-
-
-def test_large_body_is_refused(served: Running) -> None:
-    assert _send(served, content=b"x" * (MAX_BODY + 1)).status_code == 413
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        *((body, 400) for body in (b"[]", b"{", b'{"timeout": -1}', b'{"timeout": 1e9}', b'{"exit": 1}', b"\xff")),
+        (b"x" * (MAX_BODY + 1), 413),
+    ],
+)
+def test_invalid_body_is_refused(served: Running, body: bytes, status: int) -> None:
+    assert _send(served, content=body).status_code == status
 
 
 def test_invalid_field_is_the_ranks_answer(served: Running, folder: Path) -> None:

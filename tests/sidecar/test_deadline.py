@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from gpufrag.errors import Unavailable
 from gpufrag.sidecar.deadline import DeadlineWorker
-from gpufrag.units import format_duration
 
 PATIENCE = 20.0  # of a test for what must come
+
+
+WorkerOf = Callable[..., DeadlineWorker[int]]
 
 
 class Gate:
@@ -30,14 +35,6 @@ class Gate:
         return self.calls
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def gate() -> Iterator[Gate]:
     gate = Gate()
@@ -46,71 +43,73 @@ def gate() -> Iterator[Gate]:
 
 
 @pytest.fixture
-def worker_of() -> Iterator[Callable[..., DeadlineWorker[int]]]:
-    made: list[DeadlineWorker[int]] = []
+def worker_of() -> Iterator[WorkerOf]:
+    with contextlib.ExitStack() as stack:
 
-    def make(work: Callable[[], int], **options: object) -> DeadlineWorker[int]:
-        made.append(DeadlineWorker("thing", work, **options))  # type: ignore[arg-type]
-        return made[-1]
+        def make(work: Callable[[], int], **options: Any) -> DeadlineWorker[int]:
+            worker = DeadlineWorker("thing", work, **{"deadline": PATIENCE} | options)
+            stack.callback(worker.close)
+            return worker
 
-    yield make
-    for worker in made:
-        worker.close()
+        yield make
 
 
-def test_each_ask_runs_the_work(worker_of: Callable[..., DeadlineWorker[int]], gate: Gate) -> None:
-    worker = worker_of(gate, deadline=PATIENCE)
+class Hung:
+    """A worker with the value 1, whose second call hangs and has passed its deadline."""
+
+    def __init__(self, worker_of: WorkerOf, gate: Gate) -> None:
+        self.now, self.gate = 0.0, gate
+        self.worker = worker_of(gate, keep=60.0, clock=lambda: self.now)
+        self.worker.ask()
+        gate.open.clear()
+        self.waiting = threading.Thread(target=self.worker.ask, daemon=True)
+        self.waiting.start()
+        for _ in range(2):
+            assert gate.entered.acquire(timeout=PATIENCE)
+        self.now = PATIENCE
+
+
+@pytest.fixture
+def hung(worker_of: WorkerOf, gate: Gate) -> Hung:
+    return Hung(worker_of, gate)
+
+
+def test_each_ask_runs_the_work(worker_of: WorkerOf, gate: Gate) -> None:
+    worker = worker_of(gate)
     answers = [worker.ask() for _ in range(3)]
     assert [answer.value for answer in answers] == [1, 2, 3]
     assert all(answer.result.success and answer.result.reason is None for answer in answers)
 
 
-def test_failure_gives_a_reason_and_no_value(worker_of: Callable[..., DeadlineWorker[int]]) -> None:
-    results: list[int | Exception] = [5, Unavailable("gone: bring it back")]
-
-    def work() -> int:
-        result = results.pop(0)
-        if isinstance(result, Exception):
-            raise result
-        return result
-
-    worker = worker_of(work, deadline=PATIENCE)
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (Unavailable("gone: bring it back"), "gone: bring it back"),
+        (ZeroDivisionError("x"), "internal error while reading thing (ZeroDivisionError: x)"),
+    ],
+)
+def test_failure_gives_a_reason_and_no_value(worker_of: WorkerOf, error: Exception, reason: str) -> None:
+    work = Mock(side_effect=[5, error, 7])
+    worker = worker_of(work)
     assert worker.ask().value == 5
     failed = worker.ask()
-    assert (failed.value, failed.result.success, failed.result.reason) == (None, False, "gone: bring it back")
-
-
-def test_internal_error_is_reported_and_work_goes_on(worker_of: Callable[..., DeadlineWorker[int]]) -> None:
-    divisors = [0, 1]
-    worker = worker_of(lambda: 7 // divisors.pop(0), deadline=PATIENCE)
-    broken = worker.ask().result
-    assert (broken.success, "ZeroDivisionError" in str(broken.reason)) == (False, True)
+    assert (failed.value, failed.result.success, failed.result.reason) == (None, False, reason)
     assert worker.ask().value == 7
 
 
-def test_hang_shows_the_last_value_with_one_reason(worker_of: Callable[..., DeadlineWorker[int]], gate: Gate) -> None:
-    clock = Clock()
-    worker = worker_of(gate, deadline=PATIENCE, keep=60.0, clock=clock)
-    worker.ask()
-    _hang(worker, gate, clock)
-    reasons = set()
-    for clock.now in (30.0, 40.0):
-        answer = worker.ask()
-        assert (answer.value, answer.result.success) == (1, False)
-        reasons.add(answer.result.reason)
-    minute = format_duration(60.0)
-    assert reasons == {f"no answer from thing within 20.0 s; its last values are shown for {minute}"}
-
-
-def test_old_value_is_not_shown(worker_of: Callable[..., DeadlineWorker[int]], gate: Gate) -> None:
-    clock = Clock()
-    worker = worker_of(gate, deadline=PATIENCE, keep=60.0, clock=clock)
-    worker.ask()
-    _hang(worker, gate, clock)
-    clock.now = 61.0
-    answer = worker.ask()
-    assert answer.value is None
-    assert "and no longer shown" in str(answer.result.reason)
+@pytest.mark.parametrize(
+    ("now", "value", "reason"),
+    [
+        (30.0, 1, "its last values are shown for 1 min"),
+        (40.0, 1, "its last values are shown for 1 min"),
+        (61.0, None, "its last values are older than 1 min and no longer shown"),
+    ],
+)
+def test_hang_shows_the_last_value_for_a_minute(hung: Hung, now: float, value: int | None, reason: str) -> None:
+    hung.now = now
+    answer = hung.worker.ask()
+    assert (answer.value, answer.result.success) == (value, False)
+    assert answer.result.reason == f"no answer from thing within 20.0 s; {reason}"
 
 
 def test_hang_is_one_call_and_one_thread(gate: Gate) -> None:
@@ -124,18 +123,15 @@ def test_hang_is_one_call_and_one_thread(gate: Gate) -> None:
     worker.close()
 
 
-def test_worker_recovers_when_the_call_returns(worker_of: Callable[..., DeadlineWorker[int]], gate: Gate) -> None:
-    clock = Clock()
-    worker = worker_of(gate, deadline=PATIENCE, clock=clock)
-    waiting = _hang(worker, gate, clock)
-    assert not worker.ask().result.success
-    gate.open.set()
-    waiting.join(PATIENCE)  # it has its answer, so the call that hung has ended
-    answer = worker.ask()
-    assert (answer.value, answer.result.success) == (2, True)
+def test_worker_recovers_when_the_call_returns(hung: Hung) -> None:
+    assert not hung.worker.ask().result.success
+    hung.gate.open.set()
+    hung.waiting.join(PATIENCE)  # it has its answer, so the call that hung has ended
+    answer = hung.worker.ask()
+    assert (answer.value, answer.result.success) == (3, True)
 
 
-def test_simultaneous_callers_share_one_call(worker_of: Callable[..., DeadlineWorker[int]], gate: Gate) -> None:
+def test_simultaneous_callers_share_one_call(worker_of: WorkerOf, gate: Gate) -> None:
     gate.open.clear()
     looks = threading.Semaphore(0)
 
@@ -143,7 +139,7 @@ def test_simultaneous_callers_share_one_call(worker_of: Callable[..., DeadlineWo
         looks.release()
         return 0.0
 
-    worker = worker_of(gate, deadline=PATIENCE, clock=clock)
+    worker = worker_of(gate, clock=clock)
     with ThreadPoolExecutor(4) as pool:
         asked = [pool.submit(worker.ask) for _ in range(4)]
         for _ in range(6):  # each asker looks at the clock before it waits, the first one and the worker once more
@@ -154,7 +150,7 @@ def test_simultaneous_callers_share_one_call(worker_of: Callable[..., DeadlineWo
     assert gate.calls == 1
 
 
-def test_calls_never_overlap(worker_of: Callable[..., DeadlineWorker[int]]) -> None:
+def test_calls_never_overlap(worker_of: WorkerOf) -> None:
     running = threading.Lock()
 
     def work() -> int:
@@ -163,7 +159,7 @@ def test_calls_never_overlap(worker_of: Callable[..., DeadlineWorker[int]]) -> N
         running.release()
         return 1
 
-    worker = worker_of(work, deadline=PATIENCE)
+    worker = worker_of(work)
     with ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(lambda _: worker.ask(), range(200)))
     assert all(answer.result.success for answer in answers)
@@ -177,15 +173,3 @@ def test_closed_worker_ends_its_thread(gate: Gate) -> None:
     worker.close()
     thread.join(PATIENCE)
     assert not thread.is_alive()
-
-
-def _hang(worker: DeadlineWorker[int], gate: Gate, clock: Clock) -> threading.Thread:
-    """Bring `worker` into a call that hangs past its deadline; the thread that comes back asked for it."""
-    gate.open.clear()
-    while gate.entered.acquire(blocking=False):
-        pass
-    asker = threading.Thread(target=worker.ask, daemon=True)
-    asker.start()
-    assert gate.entered.acquire(timeout=PATIENCE)
-    clock.now += PATIENCE
-    return asker

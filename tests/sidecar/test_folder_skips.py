@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,13 +14,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fake_agents import Clock, FakeAgent, process_sample, skipped, written
+from fake_agents import NOTHING, Clock, FakeAgent, process_sample, skipped
 from gpufrag.config.sidecar import FolderSettings
 from gpufrag.sidecar import sample_files
 from gpufrag.sidecar.processes import ProcessReader, Reading
 from gpufrag.wire.sample import MAX_BYTES, encode
-
-NOTHING = {"alien": 0, "denied": 0, "huge": 0, "newer": 0, "too_many": 0, "too_much": 0, "torn": 0}
+from unix_sockets import bind
 
 
 @pytest.mark.parametrize(
@@ -37,26 +35,18 @@ NOTHING = {"alien": 0, "denied": 0, "huge": 0, "newer": 0, "too_many": 0, "too_m
         (b" " * ((1 << 20) + 1), "huge"),
     ],
 )
-def test_bad_file_is_counted_and_the_others_are_read(
-    tmp_path: Path, reader: ProcessReader, content: bytes, reason: str
-) -> None:
-    good, bad = FakeAgent(tmp_path), FakeAgent(tmp_path, process_sample(1))
-    good.start()
-    bad.listen()
+def test_bad_file_is_counted_and_the_others_are_read(start_agent, reader, content: bytes, reason: str) -> None:
+    good, bad = start_agent(), start_agent(process_sample(1))
     bad.leave(content)
     reading = reader.read()
     assert [rank.sample for rank in reading.ranks] == [good.sample]
     assert skipped(reading) == {reason: 1}
-    good.die(), bad.die()
 
 
-def test_file_beyond_the_largest_sample_is_skipped(tmp_path: Path) -> None:
-    large = FakeAgent(tmp_path)
-    large.listen()
-    large.leave(b" " * (MAX_BYTES + 1))
+def test_file_beyond_the_largest_sample_is_skipped(start_agent, tmp_path: Path) -> None:
+    start_agent().leave(b" " * (MAX_BYTES + 1))
     reader = ProcessReader(tmp_path, FolderSettings(max_file_size=1 << 40))
     assert skipped(reader.read()) == {"huge": 1}
-    large.die()
 
 
 @given(data=st.data())
@@ -79,9 +69,7 @@ def test_links_are_not_followed(agent: FakeAgent, reader: ProcessReader, tmp_pat
 
 
 def test_linked_socket_is_not_connected_to(agent: FakeAgent, reader: ProcessReader, tmp_path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as other:
-        other.bind(str(tmp_path / ".other"))
-        other.listen()
+    with bind(tmp_path / ".other", 1) as other:
         other.setblocking(False)
         agent.publish()
         agent.socket.symlink_to(tmp_path / ".other")
@@ -120,16 +108,15 @@ def test_unreadable_file_is_counted(agent: FakeAgent, reader: ProcessReader, mon
     assert skipped(reader.read()) == {"denied": 1}
 
 
-def test_files_of_another_user_are_denied(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_files_of_another_user_are_denied(start_agent, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("others")
-    unreadable, deaf = FakeAgent(folder).start(), FakeAgent(folder, process_sample(1)).start()
+    unreadable, deaf = start_agent(folder=folder), start_agent(process_sample(1), folder)
     unreadable.file.chmod(0)
     unreadable.socket.chmod(0o666)
     deaf.socket.chmod(0)
     temp = Path(tempfile.gettempdir())
     with as_nobody(folder, *(parent for parent in folder.parents if temp in parent.parents)):
         assert ProcessReader(folder, FolderSettings()).read() == Reading((), NOTHING | {"denied": 2})
-    unreadable.die(), deaf.die()
 
 
 @contextmanager
@@ -150,35 +137,13 @@ def as_nobody(*folders: Path) -> Iterator[None]:
             folder.chmod(mode)
 
 
-def test_number_of_files_is_bounded_alive_first(tmp_path: Path, clock: Clock) -> None:
-    living = FakeAgent(tmp_path, process_sample(9)).start()
-    written(living, 1)
-    for rank in range(5):
-        dead = FakeAgent(tmp_path, process_sample(rank))
-        dead.publish()
-        written(dead, clock.now - rank)
-    reading = ProcessReader(tmp_path, FolderSettings(max_processes=3), clock).read()
-    assert [rank.sample.identity.rank for rank in reading.ranks] == [0, 1, 9]
-    assert skipped(reading) == {"too_many": 3}
-    living.die()
-
-
-def test_total_size_of_samples_is_bounded(tmp_path: Path, clock: Clock) -> None:
-    for rank in range(5):
-        FakeAgent(tmp_path, process_sample(rank)).publish()
-    size = sum(path.stat().st_size for path in tmp_path.iterdir())
-    reading = ProcessReader(tmp_path, FolderSettings(max_total_size=size // 2), clock).read()
-    assert (len(reading.ranks), skipped(reading)) == (2, {"too_many": 3})
-
-
 def test_skipped_files_are_logged_once(agent: FakeAgent, reader: ProcessReader, caplog: Any) -> None:
     agent.leave(b"{")
     for _ in range(3):
         reader.read()
     (agent.folder / "notes.txt").touch()
     reader.read()
-    told = [record.fields for record in caplog.records]
-    assert told == [
+    assert [record.fields for record in caplog.records] == [
         {"reason": "torn", "count": 1, "files": agent.name.sample},
         {"reason": "alien", "count": 1, "files": "notes.txt"},
     ]

@@ -17,9 +17,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from gpufrag.config.sidecar import FolderSettings, NvmlSettings, ServeConfig
-from gpufrag.sidecar.server import Sidecar
-from running_server import Running, running
+from gpufrag.config.sidecar import FolderSettings
+from running_server import Running, running, sidecar_of
 
 KILLS = 500
 RANKS = 4
@@ -64,8 +63,7 @@ def nursery(tmp_path: Path) -> Iterator[Nursery]:
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[Running]:
     settings = FolderSettings(path=tmp_path, dead_process_retention=0.3)  # so that sweeping is in the test too
-    config = ServeConfig(settings, nvml=NvmlSettings(enabled=False))
-    with running(Sidecar(config, lambda _: tmp_path, lambda: config).service()) as one:
+    with running(sidecar_of(tmp_path, folder=settings).service()) as one:
         yield one
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from fake_agents import Clock, FakeAgent
+from fake_agents import NOTHING, Clock
 from gpufrag.sidecar.oom_files import read_all
-from gpufrag.sidecar.processes import ProcessReader
+from gpufrag.sidecar.processes import ProcessReader, Reading
 from gpufrag.sidecar.sample_files import Skip
 from gpufrag.wire.folder import FileName, ReportName, draft_name, write_file
 from gpufrag.wire.oom_report import OomReport, encode
@@ -31,22 +31,22 @@ def left(folder: Path, number: int = 1, age: float = 0.0, content: bytes | None 
     return file
 
 
-def numbers(reader: ProcessReader) -> list[int]:
-    return [report.number for report in reader.read().ooms]
+def numbers(reader: ProcessReader | Path, most: int = 100) -> list[int]:
+    reports = read_all(reader, most).reports if isinstance(reader, Path) else reader.read().ooms
+    return [report.number for report in reports]
 
 
 def test_latest_report_comes_first(tmp_path: Path, reader: ProcessReader) -> None:
     for number in (1, 3, 2):
-        left(tmp_path, number)
-    reading = reader.read()
-    assert [report.number for report in reading.ooms] == [3, 2, 1]
-    assert reading.ranks == ()
-    assert set(reading.skipped.values()) == {0}
+        left(tmp_path, number, age=100 - number)
+    assert numbers(reader) == [3, 2, 1]
+    assert reader.read() == Reading((), NOTHING, reader.read().ooms)
+    assert numbers(tmp_path, 2) == [3, 2]
 
 
-def test_reports_outlive_their_process(tmp_path: Path, reader: ProcessReader, clock: Clock) -> None:
+def test_reports_outlive_their_process(tmp_path: Path, start_agent, reader: ProcessReader, clock: Clock) -> None:
     left(tmp_path)
-    agent = FakeAgent(tmp_path).start()
+    agent = start_agent()
     reader.read()
     agent.die()
     clock.now += 3600
@@ -94,7 +94,7 @@ def test_other_files_displace_no_report(tmp_path: Path, reader: ProcessReader) -
     for number in range(10, 30):
         left(tmp_path, number, content=b"rubbish")
     assert numbers(reader) == numbers(reader) == [3, 2, 1]
-    assert [report.number for report in read_all(tmp_path, 3).reports] == [3, 2, 1]
+    assert numbers(tmp_path, 3) == [3, 2, 1]
     assert {why: len(names) for why, names in read_all(tmp_path, 4).skipped.items()} == {Skip.TORN: 20}
     assert len(list(tmp_path.iterdir())) == 23
 
@@ -116,17 +116,11 @@ def test_old_report_draft_is_deleted(tmp_path: Path, reader: ProcessReader, cloc
     assert not draft.exists()
 
 
-def test_read_all_returns_reports_and_skipped_files(tmp_path: Path) -> None:
-    for number in range(1, 5):
-        left(tmp_path, number, age=100 - number)
-    assert [report.number for report in read_all(tmp_path, 2).reports] == [4, 3]
-
-
 def test_folder_named_like_a_report_is_skipped(tmp_path: Path, reader: ProcessReader) -> None:
     left(tmp_path)
     (tmp_path / ReportName(FileName.of(WHO), 2).file).mkdir()
     before = os.listdir("/proc/self/fd")
     for _ in range(3):
         assert numbers(reader) == [1]
-    assert [report.number for report in read_all(tmp_path, 10).reports] == [1]
+    assert numbers(tmp_path) == [1]
     assert len(os.listdir("/proc/self/fd")) == len(before)

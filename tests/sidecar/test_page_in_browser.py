@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 
 from fake_agents import FakeAgent
-from gpufrag.config.sidecar import NvmlSettings, ServeConfig
 from gpufrag.sidecar import page
 from gpufrag.sidecar.server import Sidecar
-from running_server import Running, running
+from running_server import Running, running, sidecar_of
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = [
@@ -34,8 +33,7 @@ def browse(url: str, profile: Path, *flags: str) -> str:
 
 @pytest.fixture
 def sidecar(tmp_path: Path) -> Sidecar:
-    config = ServeConfig(nvml=NvmlSettings(enabled=False))
-    return Sidecar(config, lambda _: tmp_path, lambda: config)
+    return sidecar_of(tmp_path)
 
 
 def test_page_updates_itself(

@@ -8,37 +8,25 @@ from pathlib import Path
 
 import pytest
 
-from fake_agents import Clock, FakeAgent, process_sample, skipped
+from fake_agents import NOTHING, Clock, FakeAgent, process_sample, skipped
 from gpufrag.config.sidecar import FolderSettings
 from gpufrag.errors import Unavailable
 from gpufrag.sidecar import sample_files
 from gpufrag.sidecar.processes import ProcessReader, Reading
 from gpufrag.wire.sample import encode
 
-NOTHING = {"alien": 0, "denied": 0, "huge": 0, "newer": 0, "too_many": 0, "too_much": 0, "torn": 0}
 
-
-def test_listening_process_is_alive(agent: FakeAgent, reader: ProcessReader) -> None:
-    agent.start()
-    (rank,) = reader.read().ranks
-    assert (rank.sample, rank.alive) == (agent.sample, True)
+def test_process_is_alive_while_it_listens(agent: FakeAgent, reader: ProcessReader) -> None:
+    agent.publish()
+    assert [rank.alive for rank in reader.read().ranks] == [False]
+    agent.listen()
+    assert [(rank.sample, rank.alive) for rank in reader.read().ranks] == [(agent.sample, True)]
+    agent.die()
+    assert [(rank.sample, rank.alive) for rank in reader.read().ranks] == [(agent.sample, False)]
 
 
 def test_every_reason_is_counted(reader: ProcessReader) -> None:
     assert reader.read() == Reading((), NOTHING)
-
-
-def test_process_without_listener_is_dead_at_once(agent: FakeAgent, reader: ProcessReader) -> None:
-    agent.start()
-    reader.read()
-    agent.die()
-    (rank,) = reader.read().ranks
-    assert (rank.sample, rank.alive) == (agent.sample, False)
-
-
-def test_file_without_socket_is_an_exited_process(agent: FakeAgent, reader: ProcessReader) -> None:
-    agent.publish()
-    assert [rank.alive for rank in reader.read().ranks] == [False]
 
 
 def test_process_with_a_full_backlog_is_alive(agent: FakeAgent, reader: ProcessReader) -> None:
@@ -80,15 +68,14 @@ def test_deleted_file_is_forgotten(agent: FakeAgent, reader: ProcessReader) -> N
     assert (reader._known, reader._names) == ({}, {})
 
 
-def test_missing_folder_is_reported_until_it_exists(tmp_path: Path) -> None:
+def test_missing_folder_is_reported_until_it_exists(start_agent, tmp_path: Path) -> None:
     folder = tmp_path / "later"
     reader = ProcessReader(folder, FolderSettings())
     with pytest.raises(Unavailable, match="later: no such folder yet; the first agent creates it"):
         reader.read()
     folder.mkdir()
-    agent = FakeAgent(folder).start()
+    start_agent(folder=folder)
     assert len(reader.read().ranks) == 1
-    agent.die()
 
 
 def test_path_that_is_not_a_folder_is_reported(tmp_path: Path) -> None:
@@ -106,9 +93,8 @@ def test_unreadable_folder_is_reported_with_the_remedy(tmp_path: Path, monkeypat
         ProcessReader(tmp_path, FolderSettings()).read()
 
 
-def test_long_path_works(tmp_path: Path) -> None:
+def test_long_path_works(start_agent, tmp_path: Path) -> None:
     folder = tmp_path / ("x" * 120)
     folder.mkdir()
-    agent = FakeAgent(folder).start()
+    start_agent(folder=folder)
     assert [rank.alive for rank in ProcessReader(folder, FolderSettings()).read().ranks] == [True]
-    agent.die()

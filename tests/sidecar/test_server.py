@@ -5,7 +5,8 @@ from __future__ import annotations
 import gzip
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,39 +15,30 @@ import pytest
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from fake_agents import FakeAgent, process_sample
+from fake_agents import FakeAgent
 from gpufrag import metrics
 from gpufrag.config.sidecar import FolderSettings, MetricsSettings, NvmlSettings, ServeConfig
-from gpufrag.sidecar import server
+from gpufrag.sidecar import processes, server
 from gpufrag.sidecar.procfs import AgentProcess
-from gpufrag.sidecar.server import Sidecar
 from gpufrag.wire.folder import FileName, ReportName
 from gpufrag.wire.oom_report import OomReport, encode
 from gpufrag.wire.sample import Identity
-from helpers import TESTS
-from running_server import PATIENCE, Running, received, running
+from helpers import TESTS, wait_until
+from running_server import Running, running, sidecar_of
 
 ROOT = TESTS.parent
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 
 
-def sidecar(at: Path, **changes: Any) -> Sidecar:
-    config = replace(ServeConfig(nvml=NvmlSettings(enabled=False)), **changes)
-    return Sidecar(config, lambda config: config.folder.path or at, lambda: config)
-
-
-@pytest.fixture
-def agents(tmp_path: Path) -> Iterator[list[FakeAgent]]:
-    agents = [FakeAgent(tmp_path, process_sample(rank)).start() for rank in range(2)]
-    yield agents
-    for agent in agents:
-        agent.die()
-
-
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[Running]:
-    with running(sidecar(tmp_path).service()) as one:
+    with running(sidecar_of(tmp_path).service()) as one:
         yield one
+
+
+def request(path: str, method: str = "GET", **headers: str) -> str:
+    lines = [f"{method} {path} HTTP/1.1", "Host: x", "Connection: close", *map(": ".join, headers.items())]
+    return "\r\n".join([*lines, "", ""])
 
 
 def values(text: str, name: str) -> dict[str, float]:
@@ -64,7 +56,7 @@ def test_scrape_has_every_rank(served: Running, agents: list[FakeAgent]) -> None
 
 
 def test_scrape_without_detail_has_no_histograms(tmp_path: Path, agents: list[FakeAgent]) -> None:
-    with running(sidecar(tmp_path, metrics=MetricsSettings(detail=False)).service()) as one:
+    with running(sidecar_of(tmp_path, metrics=MetricsSettings(detail=False)).service()) as one:
         without = one.get("/metrics").text
     assert "_bucket" not in without
     assert values(without, "gpufrag_up") == {"0": 1, "1": 1}
@@ -81,11 +73,7 @@ def test_openmetrics_is_sent_on_request(served: Running, agents: list[FakeAgent]
     ("accepted", "zipped"), [("gzip, deflate", True), ("br;q=1, *", True), ("gzip;q=0", False), ("", False)]
 )
 def test_gzip_is_sent_on_request(served: Running, agents: list[FakeAgent], accepted: str, zipped: bool) -> None:
-    with served.connect() as client:
-        client.sendall(
-            f"GET /metrics HTTP/1.1\r\nHost: x\r\nAccept-Encoding: {accepted}\r\nConnection: close\r\n\r\n".encode()
-        )
-        head, _, body = received(client).partition(b"\r\n\r\n")
+    head, _, body = served.send(request("/metrics", **{"Accept-Encoding": accepted})).partition(b"\r\n\r\n")
     assert (b"content-encoding: gzip" in head) is zipped
     assert b"gpufrag_up" in (gzip.decompress(body) if zipped else body)
     assert f"content-length: {len(body)}\r\n".encode() in head + b"\r\n"
@@ -106,23 +94,20 @@ def test_values_of_a_rank_come_from_one_sample(served: Running, agents: list[Fak
         assert values(text, "gpufrag_steps_total")["0"] == values(text, "gpufrag_sample_timestamp_seconds")["0"] == step
 
 
-def test_head_has_no_body(served: Running) -> None:
-    for path in ("/", "/metrics", "/-/healthy", "/-/ready"):
-        with served.connect() as client:
-            client.sendall(f"HEAD {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
-            answer = received(client)
-        assert re.match(rb"HTTP/1.1 (200|503) ", answer)
-        assert answer.endswith(b"\r\n\r\n")
+@pytest.mark.parametrize("path", ["/", "/metrics", "/-/healthy", "/-/ready"])
+def test_head_has_no_body(served: Running, path: str) -> None:
+    assert re.fullmatch(rb"HTTP/1.1 (200|503) .*\r\n\r\n", served.send(request(path, "HEAD")), re.DOTALL)
 
 
 @pytest.mark.parametrize(
     "path",
-    ["/none", "/../../etc/passwd", "/%2e%2e/%2e%2e/etc/passwd", "/metrics/../../etc/passwd", "/page/style.css", "/%00"],
+    [
+        *("/none", "/../../etc/passwd", "/%2e%2e/%2e%2e/etc/passwd", "/metrics/../../etc/passwd", "/page/style.css"),
+        *("/%00", "/runbooks/None", "/runbooks/%2e%2e", "/runbooks/%2e%2e%2fREADME", "/runbooks/GpuMemoryTight.md.md"),
+    ],
 )
 def test_other_paths_are_not_found(served: Running, path: str) -> None:
-    with served.connect() as client:
-        client.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
-        assert received(client).startswith(b"HTTP/1.1 404 ")
+    assert served.send(request(path)).startswith(b"HTTP/1.1 404 ")
 
 
 def test_page_has_its_content_policy(served: Running, agents: list[FakeAgent]) -> None:
@@ -150,21 +135,16 @@ def test_runbook_is_served(served: Running, name: str) -> None:
     assert name in served.get("/runbooks/").text
 
 
-@pytest.mark.parametrize("name", ["None", "%2e%2e", "%2e%2e%2fREADME", "GpuMemoryTight.md.md"])
-def test_other_runbook_is_not_found(served: Running, name: str) -> None:
-    assert served.get(f"/runbooks/{name}").status_code == 404
-
-
 def test_page_explains_missing_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "agent_processes", lambda: [AgentProcess(7, "/other")])
-    with running(sidecar(tmp_path).service()) as one:
+    with running(sidecar_of(tmp_path).service()) as one:
         assert "write to another folder (/other)" in one.get("/").text
 
 
 def test_sidecar_is_ready_after_the_first_reading(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(server, "FIRST_READ_SECONDS", 0.02)
     folder = tmp_path / "later"
-    with running(sidecar(folder).service()) as served:
+    with running(sidecar_of(folder).service()) as served:
         assert served.get("/-/healthy").text == "ok\n"
         wait_until(lambda: "no such folder yet" in served.get("/-/ready").text)
         assert served.get("/-/ready").status_code == 503
@@ -173,7 +153,7 @@ def test_sidecar_is_ready_after_the_first_reading(tmp_path: Path, monkeypatch: A
 
 
 def test_missing_folder_does_not_empty_the_scrape(tmp_path: Path) -> None:
-    with running(sidecar(tmp_path / "later").service()) as served:
+    with running(sidecar_of(tmp_path / "later").service()) as served:
         text = served.get("/metrics").text
         assert values(text, "gpufrag_collector_success") == {
             "{'collector': 'folder'}": 0,
@@ -202,14 +182,14 @@ def test_unrenderable_rank_does_not_hide_the_others(
 def test_folder_is_cleaned_without_scrapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "REREAD_SECONDS", 0.02)
     agent = FakeAgent(tmp_path)
-    with running(sidecar(tmp_path, folder=FolderSettings(dead_process_retention=0.1)).service()):
+    with running(sidecar_of(tmp_path, folder=FolderSettings(dead_process_retention=0.1)).service()):
         agent.publish()
         wait_until(lambda: not agent.file.exists())
 
 
 def test_reload_changes_the_folder(tmp_path: Path, agents: list[FakeAgent]) -> None:
     (tmp_path / "other").mkdir()
-    one = sidecar(tmp_path / "other")
+    one = sidecar_of(tmp_path / "other")
     one._load = lambda: ServeConfig(FolderSettings(path=tmp_path), nvml=NvmlSettings(enabled=False))
     with running(one.service()) as served:
         assert values(served.get("/metrics").text, "gpufrag_up") == {}
@@ -220,16 +200,25 @@ def test_reload_changes_the_folder(tmp_path: Path, agents: list[FakeAgent]) -> N
 
 
 def test_simultaneous_scrapes_are_answered(served: Running, agents: list[FakeAgent]) -> None:
-    clients = [served.connect() for _ in range(10)]
-    for client in clients:
-        client.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-    for client in clients:
-        assert received(client).startswith(b"HTTP/1.1 200 ")
-        client.close()
+    with ThreadPoolExecutor(10) as pool:
+        answers = list(pool.map(served.send, [request("/metrics")] * 10))
+    assert all(answer.startswith(b"HTTP/1.1 200 ") for answer in answers)
 
 
-def wait_until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+def test_denied_ranks_are_counted_with_the_remedy(
+    served: Running, agents: list[FakeAgent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root may connect to every socket, so the denial is simulated."""
+    listens = processes.listens
+
+    def refuse_one(path: Path) -> bool:
+        if path == agents[1].socket:
+            raise PermissionError(13, "Permission denied", str(path))
+        return listens(path)
+
+    monkeypatch.setattr(processes, "listens", refuse_one)
+    assert "1 alive, 0 dead, 1 denied" in served.get("/").text
+    wait_until(lambda: "ready, but" in served.get("/-/ready").text)
+    text = served.get("/-/ready").text
+    assert text.startswith("ready, but ranks denied: 1; run the sidecar as the job's user, or make the")
+    assert ("fsGroup" in text, text.count("\n")) == (True, 1)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -30,24 +32,28 @@ def no_driver() -> NvmlReading:
 
 
 @pytest.fixture
-def agent(tmp_path: Path) -> Iterator[FakeAgent]:
-    agent = FakeAgent(tmp_path).start()
-    yield agent
-    agent.die()
+def make(tmp_path: Path) -> Iterator[Callable[..., FleetSource]]:
+    with contextlib.ExitStack() as stack:
+
+        def make_source(nvml: Callable[[], NvmlReading] | None = None, **settings: Any) -> FleetSource:
+            one = FleetSource(tmp_path, FolderSettings(**settings), Collector(0.2, nvml) if nvml else None)
+            stack.callback(one.close)
+            return one
+
+        yield make_source
 
 
 @pytest.fixture
-def make(tmp_path: Path) -> Iterator[Callable[..., FleetSource]]:
-    made: list[FleetSource] = []
+def agent(start_agent) -> FakeAgent:
+    return start_agent()
 
-    def make_source(nvml: Callable[[], NvmlReading] | None = None, **settings: Any) -> FleetSource:
-        collector = Collector(0.2, nvml) if nvml else None
-        made.append(FleetSource(tmp_path, FolderSettings(**settings), collector))
-        return made[-1]
 
-    yield make_source
-    for one in made:
-        one.close()
+@pytest.fixture
+def hang() -> Iterator[Callable[[Callable[..., Any]], Callable[..., Any]]]:
+    """Makes a function wait until the end of the test."""
+    release = threading.Event()
+    yield lambda function: lambda *arguments: release.wait() and function(*arguments)
+    release.set()
 
 
 def failures(fleet: Any) -> dict[str, str]:
@@ -75,19 +81,15 @@ def test_disabled_nvml_is_not_a_failure(agent: FakeAgent, make: Any) -> None:
     assert source.nvml_collector(NvmlSettings(enabled=False)) is None
 
 
-def test_hung_driver_does_not_hide_the_ranks(agent: FakeAgent, make: Any) -> None:
-    release = threading.Event()
-    fleet = make(lambda: release.wait() and one_gpu()).read()
-    release.set()
+def test_hung_driver_does_not_hide_the_ranks(agent: FakeAgent, make: Any, hang: Any) -> None:
+    fleet = make(hang(one_gpu)).read()
     assert len(fleet.ranks) == 1
     assert "no answer from nvml" in failures(fleet)["nvml"]
 
 
-def test_hung_folder_does_not_hide_the_devices(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    release = threading.Event()
-    monkeypatch.setattr(source.ProcessReader, "read", lambda _: release.wait() and None)
+def test_hung_folder_does_not_hide_the_devices(make: Any, hang: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source.ProcessReader, "read", hang(lambda _: None))
     fleet = make(one_gpu, deadline=0.1).read()
-    release.set()
     assert (len(fleet.ranks), len(fleet.devices)) == (0, 1)
     assert "no answer from folder" in failures(fleet)["folder"]
 
@@ -100,13 +102,8 @@ def test_missing_folder_does_not_hide_the_devices(make: Any, tmp_path: Path) -> 
     assert "no such folder yet" in failures(fleet)["folder"]
 
 
-def test_error_in_the_join_does_not_hide_the_ranks(
-    agent: FakeAgent, make: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fault(*_: object) -> None:
-        raise KeyError("uuid")
-
-    monkeypatch.setattr(source, "join", fault)
+def test_error_in_the_join_does_not_hide_the_ranks(agent: FakeAgent, make: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(source, "join", Mock(side_effect=KeyError("uuid")))
     fleet = make(one_gpu).read()
     assert [rank.sample for rank in fleet.ranks] == [agent.sample]
     assert failures(fleet) == {"join": "internal error (KeyError: 'uuid')"}
@@ -137,23 +134,19 @@ def test_failure_and_recovery_are_logged_once(make: Any, tmp_path: Path, caplog:
     assert logged == [("collector failed", "folder"), ("collector works again", "folder")]
 
 
-def test_reloads_add_no_thread_while_the_driver_hangs(agent: FakeAgent, make: Any, tmp_path: Path) -> None:
-    release = threading.Event()
-    one = make(lambda: release.wait() and one_gpu())
+def test_reloads_add_no_thread_while_the_driver_hangs(agent: FakeAgent, make: Any, hang: Any, tmp_path: Path) -> None:
+    one = make(hang(one_gpu))
     one.read()
     threads = threading.active_count()
     for seconds in (0.1, 0.2, 0.3):
         one.reconfigure(tmp_path, FolderSettings(), NvmlSettings(deadline=seconds))
         assert len(one.read().ranks) == 1
     assert threading.active_count() == threads
-    release.set()
 
 
-def test_reloads_add_no_thread_while_the_folder_hangs(
-    make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    release, read = threading.Event(), source.ProcessReader.read
-    monkeypatch.setattr(source.ProcessReader, "read", lambda one: release.wait() and read(one))
+def test_reloads_add_no_thread_while_the_folder_hangs(make: Any, hang: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    read = source.ProcessReader.read
+    monkeypatch.setattr(source.ProcessReader, "read", hang(read))
     one = make(None, deadline=0.05)
     one.read()
     threads = threading.active_count()
@@ -165,7 +158,6 @@ def test_reloads_add_no_thread_while_the_folder_hangs(
     (tmp_path / "other").mkdir()
     one.reconfigure(tmp_path / "other", FolderSettings(), NvmlSettings(enabled=False))
     assert failures(one.read()) == {}  # another folder does not wait for the one that hangs
-    release.set()
 
 
 def test_reload_switches_nvml_on_and_off(agent: FakeAgent, make: Any, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import bcrypt
 import pytest
 
 from certificates import certificate, make_certificate  # noqa: F401 (fixtures)
-from running_server import Running, hello, running
+from running_server import Gate, Running, hello, running
 
 Start = Callable[..., Running]
 
@@ -38,3 +38,9 @@ def write(tmp_path: Path) -> Callable[..., Path]:
         return path
 
     return write_text
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    with contextlib.closing(Gate()) as gate:
+        yield gate

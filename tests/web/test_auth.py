@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import bcrypt
 import pytest
@@ -19,11 +20,11 @@ from running_server import Running, hello, running
 
 
 @contextmanager
-def guarding(folder: Path, hashed: Callable[[str], str]) -> Iterator[Running]:
+def guarding(folder: Path, hashed: Callable[[str], str], **settings: int) -> Iterator[Running]:
     users = {"alice": hashed("secret"), "bøb": hashed("p:w").replace("$2b$", "$2y$")}
     config = folder / "web.yml"
     config.write_text("basic_auth_users:\n" + "".join(f"  {name}: '{value}'\n" for name, value in users.items()))
-    with running(replace(hello(), open_paths=frozenset({"/-/healthy"})), config_file=config) as server:
+    with running(replace(hello(), open_paths=frozenset({"/-/healthy"})), config_file=config, **settings) as server:
         yield server
 
 
@@ -106,9 +107,7 @@ def test_two_authorization_headers_are_refused(guarded: Running) -> None:
 
 @pytest.mark.parametrize("path", ["/x", "/metrics", "//-/healthy", "/-/healthy/", "/-/healthy/../", "/-/Healthy"])
 def test_unknown_path_needs_a_password(guarded: Running, path: str) -> None:
-    with guarded.connect() as client:
-        client.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
-        assert client.recv(100).startswith(b"HTTP/1.1 401 ")
+    assert guarded.send(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").startswith(b"HTTP/1.1 401 ")
 
 
 def test_probe_needs_no_password(guarded: Running) -> None:
@@ -145,25 +144,17 @@ def test_guess_after_a_wrong_password_gets_429_without_bcrypt(fresh: Running, ch
     assert status(fresh, basic("alice", "secret")) == 200  # the known password of the same address
 
 
-class Clock:
+def test_pause_doubles_until_the_right_password(hashed: Callable[[str], str], caplog: Any) -> None:
     now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def test_pause_doubles_per_address_and_ends_with_the_right_password(
-    hashed: Callable[[str], str], caplog: pytest.LogCaptureFixture
-) -> None:
-    clock = Clock()
-    passwords = Passwords({"alice": hashed("secret")}, clock)
+    passwords = Passwords({"alice": hashed("secret")}, lambda: now)
 
     async def main() -> None:
+        nonlocal now
         pauses = []
         for guess in range(10):
             assert await passwords.admit("alice", b"%d" % guess, "10.0.0.1") is False
             pauses.append(await passwords.admit("alice", b"next", "10.0.0.1"))
-            clock.now += pauses[-1]
+            now += pauses[-1]
         assert pauses == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0, 30.0]
         assert await passwords.admit("alice", b"other", "10.0.0.2") is False
         assert await passwords.admit("alice", b"secret", "10.0.0.1") is True
@@ -208,10 +199,7 @@ def test_addresses_are_forgotten_beyond_a_bound(hashed: Callable[[str], str], mo
 def test_guess_takes_no_request_slot(
     tmp_path: Path, hashed: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = tmp_path / "web.yml"
-    config.write_text(f"basic_auth_users: {{alice: '{hashed('secret')}'}}")
-    service = replace(hello(), open_paths=frozenset({"/-/healthy"}))
-    with running(service, config_file=config, max_requests=1) as server:
+    with guarding(tmp_path, hashed, max_requests=1) as server:
         assert status(server, basic("alice", "secret")) == 200
         release, started = threading.Event(), threading.Event()
         monkeypatch.setattr(bcrypt, "checkpw", lambda *_: started.set() or not release.wait(10))

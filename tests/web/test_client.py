@@ -99,25 +99,19 @@ def test_answer_without_json_is_an_error(server: Server, status: int, text: str,
         found.json()
 
 
-def trickled_header(request: BaseHTTPRequestHandler) -> bytes:
-    request.wfile.write(b"HTTP/1.1 200 OK\r\nx: ")
-    return b"x"
-
-
-def trickled_body(request: BaseHTTPRequestHandler) -> bytes:
-    request.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
-    return b"x"
-
-
-def trickled_body_without_length(request: BaseHTTPRequestHandler) -> bytes:
-    request.wfile.write(b"HTTP/1.1 200 OK\r\n\r\n")
-    return b"x"
-
-
-@pytest.mark.parametrize("begin", [trickled_header, trickled_body, trickled_body_without_length, lambda request: b""])
-def test_slow_answer_ends_at_the_deadline(server: Server, begin: Callable[[BaseHTTPRequestHandler], bytes]) -> None:
+@pytest.mark.parametrize(
+    ("begin", "rest"),
+    [
+        (b"HTTP/1.1 200 OK\r\nx: ", b"x"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n", b"x"),
+        (b"HTTP/1.1 200 OK\r\n\r\n", b"x"),
+        (b"", b""),
+    ],
+    ids=["header", "body", "body without length", "nothing"],
+)
+def test_slow_answer_ends_at_the_deadline(server: Server, begin: bytes, rest: bytes) -> None:
     def respond(request: BaseHTTPRequestHandler) -> None:
-        rest = begin(request)
+        request.wfile.write(begin)
         while not server.over.wait(0.02):
             request.wfile.write(rest)
 
@@ -128,19 +122,16 @@ def test_slow_answer_ends_at_the_deadline(server: Server, begin: Callable[[BaseH
 
 @pytest.mark.parametrize("headers", [b"Content-Length: 1000\r\n", b""])
 def test_large_answer_is_refused(server: Server, headers: bytes) -> None:
-    server.respond = lambda request: _write(request, b"HTTP/1.1 200 OK\r\n" + headers + b"\r\n" + b"x" * 1000)
+    content = b"HTTP/1.1 200 OK\r\n" + headers + b"\r\n" + b"x" * 1000
+    server.respond = lambda request: request.wfile.write(content) and None
     with pytest.raises(Unavailable, match="more than 999 bytes"):
         Client(server.url, max_bytes=999).get("/")
     assert len(Client(server.url, max_bytes=1000).get("/").body) == 1000
 
 
-def _write(request: BaseHTTPRequestHandler, content: bytes) -> None:
-    request.wfile.write(content)
-
-
 @pytest.mark.parametrize("content", [b"nonsense\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nx", b""])
 def test_broken_answer_is_an_error(server: Server, content: bytes) -> None:
-    server.respond = lambda request: _write(request, content)
+    server.respond = lambda request: request.wfile.write(content) and None
     with pytest.raises(Unavailable, match=f"cannot reach {server.url}/x: "):
         Client(server.url).get("/x")
 

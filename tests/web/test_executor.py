@@ -25,7 +25,7 @@ def test_calls_run_one_at_a_time_and_in_order() -> None:
     assert seen == [(what, number) for number in range(20) for what in ("begin", "end")]
 
 
-def test_an_error_is_raised_where_the_caller_waits() -> None:
+def test_error_is_raised_in_the_caller() -> None:
     async def main() -> None:
         worker = SerialExecutor("test")
         with pytest.raises(ZeroDivisionError):
@@ -53,7 +53,7 @@ def test_cancelled_call_does_not_run() -> None:
     assert made == []
 
 
-def test_a_call_that_hangs_does_not_hold_up_the_end() -> None:
+def test_hanging_call_does_not_delay_the_end() -> None:
     release = threading.Event()
 
     async def main() -> None:

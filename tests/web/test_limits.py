@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import errno
 import socket
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -19,9 +17,10 @@ from starlette.routing import Route
 
 from gpufrag.web import connections
 from gpufrag.web.runner import Service
-from running_server import hello, received
+from helpers import wait_until
+from running_server import Gate, hello, posting, received
 
-HEAD = b"GET / HTTP/1.1\r\nHost: x\r\n"
+HEAD, POST = b"GET / HTTP/1.1\r\nHost: x\r\n", b"POST / HTTP/1.1\r\nHost: x\r\n"
 
 
 def answered(client: socket.socket) -> bool:
@@ -37,37 +36,11 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[object]:
     return [vars(record).get("fields") for record in caplog.records if record.levelname != "INFO"]
 
 
-class Gate:
-    """An app whose answers wait for `open`."""
-
-    def __init__(self) -> None:
-        self.entered = threading.Semaphore(0)
-        self.open = threading.Event()
-        routes = [Route("/", self._answer), Route("/-/healthy", self._healthy)]
-        self.service = Service(Starlette(routes=routes), open_paths=frozenset({"/-/healthy"}))
-
-    async def _healthy(self, request: Request) -> Response:
-        return PlainTextResponse("ok\n")
-
-    async def _answer(self, request: Request) -> Response:
-        self.entered.release()
-        while not self.open.is_set():
-            await asyncio.sleep(0.01)
-        return PlainTextResponse("hello\n")
-
-
-@pytest.fixture
-def gate() -> Iterator[Gate]:
-    gate = Gate()
-    yield gate
-    gate.open.set()
-
-
 def test_request_beyond_the_bound_gets_503(start: Any, gate: Gate) -> None:
     server = start(gate.service, max_requests=1)
     with server.connect() as first:
         first.sendall(HEAD + b"\r\n")
-        assert gate.entered.acquire(timeout=10)
+        gate.wait()
         refused = server.get()
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
         assert server.get("/-/healthy").status_code == 200
@@ -82,11 +55,11 @@ def test_one_address_cannot_take_all_request_slots(start: Any, gate: Gate) -> No
         for _ in range(3):
             client = stack.enter_context(server.connect())
             client.sendall(HEAD + b"\r\n")
-            assert gate.entered.acquire(timeout=10)
+            gate.wait()
         assert server.get().status_code == 503
         other = stack.enter_context(socket.create_connection(("::1", server.port), timeout=10))
         other.sendall(HEAD + b"\r\n")
-        assert gate.entered.acquire(timeout=10)
+        gate.wait()
         gate.open.set()
         assert answered(other)
 
@@ -119,7 +92,7 @@ def test_connection_gets_503_if_all_others_are_busy(start: Any, gate: Gate) -> N
     server = start(gate.service, max_connections=1)
     with server.connect() as first:
         first.sendall(HEAD + b"\r\n")
-        assert gate.entered.acquire(timeout=10)
+        gate.wait()
         with server.connect() as second:
             answer = received(second)
         assert answer.startswith(b"HTTP/1.1 503 ")
@@ -160,17 +133,9 @@ def test_only_allowed_hosts_are_answered(start: Any, host: str, status: int) -> 
     assert server.get("/-/healthy", headers={"host": host}).status_code == 200
 
 
-def test_slow_head_is_cut_off(start: Any) -> None:
-    server = start(request_timeout=0.3)
-    with server.connect() as client:
-        client.sendall(HEAD)
-        assert received(client) == b""
-
-
-def test_silent_client_is_cut_off(start: Any) -> None:
-    server = start(request_timeout=0.3)
-    with server.connect() as client:
-        assert received(client) == b""
+@pytest.mark.parametrize("sent", [b"", HEAD], ids=["silent", "partial"])
+def test_slow_head_is_cut_off(start: Any, sent: bytes) -> None:
+    assert start(request_timeout=0.3).send(sent) == b""
 
 
 def test_second_request_has_a_deadline_too(start: Any) -> None:
@@ -195,13 +160,8 @@ def test_slow_answer_gets_503_and_a_log_line(start: Any, gate: Gate, caplog: pyt
 
 
 def test_slow_body_is_not_logged(start: Any, caplog: pytest.LogCaptureFixture) -> None:
-    async def read(request: Request) -> Response:
-        return PlainTextResponse(await request.body())
-
-    service = Service(Starlette(routes=[Route("/", read, methods=["POST"])]), methods=("POST",), max_body=5)
-    with start(service, request_timeout=0.3).connect() as client:
-        client.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhe")
-        assert received(client) == b""
+    server = start(posting(max_body=5), request_timeout=0.3)
+    assert server.send(POST + b"Content-Length: 5\r\n\r\nhe") == b""
     assert warnings(caplog) == []
 
 
@@ -219,10 +179,7 @@ def test_idle_connection_outlives_the_request_deadline(start: Any) -> None:
 
 
 def test_idle_connection_ends_after_keep_alive(start: Any) -> None:
-    server = start(keep_alive=0.2)
-    with server.connect() as client:
-        client.sendall(HEAD + b"\r\n")
-        assert received(client).startswith(b"HTTP/1.1 200 ")
+    assert start(keep_alive=0.2).send(HEAD + b"\r\n").startswith(b"HTTP/1.1 200 ")
 
 
 def test_client_that_does_not_read_is_cut_off(start: Any) -> None:
@@ -232,44 +189,36 @@ def test_client_that_does_not_read_is_cut_off(start: Any) -> None:
     server = start(Service(Starlette(routes=[Route("/", answer)])), request_timeout=0.3, keep_alive=0.3)
     with server.connect() as client:
         client.sendall(HEAD + b"\r\n")
-        _wait_until(lambda: bool(len(server.server.connections)))
-        _wait_until(lambda: not len(server.server.connections))
+        wait_until(lambda: len(server.server.connections))
+        wait_until(lambda: not len(server.server.connections))
 
 
 @pytest.mark.parametrize("size", [9000, 100_000, 1_000_000])
 def test_large_head_is_refused(start: Any, size: int) -> None:
     server = start(max_header_size=8192)
-    with server.connect() as client:
-        try:
-            client.sendall(HEAD + b"X-Long: " + b"y" * size + b"\r\n\r\n")
-            answer = received(client)
-        except (ConnectionResetError, BrokenPipeError):  # closed before all was sent
-            answer = b"HTTP/1.1 400 "
-        assert answer[:12] in (b"HTTP/1.1 431", b"HTTP/1.1 400")
+    try:
+        answer = server.send(HEAD + b"X-Long: " + b"y" * size + b"\r\n\r\n")
+    except (ConnectionResetError, BrokenPipeError):  # closed before all was sent
+        answer = b"HTTP/1.1 400 "
+    assert answer[:12] in (b"HTTP/1.1 431", b"HTTP/1.1 400")
     assert server.get().status_code == 200
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE"])
 def test_other_method_gets_405(start: Any, method: str) -> None:
-    server = start()
-    with server.connect() as client:
-        client.sendall(f"{method} / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
-        answer = received(client)
-        assert answer.startswith(b"HTTP/1.1 405 ")
-        assert b"allow: GET, HEAD\r\n" in answer
+    answer = start().send(f"{method} / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 405 ")
+    assert b"allow: GET, HEAD\r\n" in answer
 
 
 @pytest.mark.parametrize(
-    "body", [b"Content-Length: 5\r\n\r\nhello", b"Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n"]
+    "body", [b"Content-Length: 5\r\n\r\nhello", b"Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n"]
 )
-def test_large_body_gets_413(start: Any, body: bytes) -> None:
-    async def echo(request: Request) -> Response:
-        return PlainTextResponse(await request.body())
-
-    service = Service(Starlette(routes=[Route("/", echo, methods=["POST"])]), methods=("POST",), max_body=4)
-    with start(service).connect() as client:
-        client.sendall(b"POST / HTTP/1.1\r\nHost: x\r\n" + body)
-        assert received(client).startswith(b"HTTP/1.1 413 ")
+@pytest.mark.parametrize(("most", "status"), [(4, b"413"), (5, b"200")])
+def test_body_is_read_up_to_its_bound(start: Any, body: bytes, most: int, status: bytes) -> None:
+    answer = start(posting(max_body=most)).send(POST + b"Connection: close\r\n" + body)
+    assert answer.startswith(b"HTTP/1.1 " + status)
+    assert answer.endswith(b"hello") == (most == 5)
 
 
 def test_client_that_leaves_during_its_body_is_not_logged(start: Any, caplog: pytest.LogCaptureFixture) -> None:
@@ -285,40 +234,20 @@ def test_client_that_leaves_during_its_body_is_not_logged(start: Any, caplog: py
     service = Service(Starlette(routes=[Route("/", read, methods=["POST"])]), methods=("POST",), max_body=5)
     server = start(service)
     with server.connect() as client:
-        client.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhe")
+        client.sendall(POST + b"Content-Length: 5\r\n\r\nhe")
         assert entered.wait(10)
     assert left.wait(10)
     server.stop()
     assert "Exception" not in caplog.text
 
 
-def test_body_within_the_bound_is_read(start: Any) -> None:
-    async def echo(request: Request) -> Response:
-        return PlainTextResponse(await request.body())
-
-    service = Service(Starlette(routes=[Route("/", echo, methods=["POST"])]), methods=("POST",), max_body=5)
-    with start(service).connect() as client:
-        client.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 5\r\n\r\nhello")
-        assert received(client).endswith(b"hello")
-
-
-def test_other_protocol_gets_400(start: Any) -> None:
-    server = start()
-    for junk in (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", b"hello\r\n\r\n", b"GET /\r\n\r\n"):
-        with server.connect() as client:
-            client.sendall(junk)
-            assert received(client).startswith(b"HTTP/1.1 400 ")
+@pytest.mark.parametrize(
+    "junk", [b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", b"hello\r\n\r\n", b"GET /\r\n\r\n"]
+)
+def test_other_protocol_gets_400(start: Any, junk: bytes) -> None:
+    assert start().send(junk).startswith(b"HTTP/1.1 400 ")
 
 
 def test_pipelined_requests_are_all_answered(start: Any) -> None:
-    with start().connect() as client:
-        client.sendall((HEAD + b"\r\n") * 5 + HEAD + b"Connection: close\r\n\r\n")
-        assert received(client).count(b"HTTP/1.1 200 OK") == 6
-
-
-def _wait_until(true: Any) -> None:
-    for _ in range(1000):
-        if true():
-            return
-        threading.Event().wait(0.01)
-    pytest.fail("not true within 10 s")
+    answers = start().send((HEAD + b"\r\n") * 5 + HEAD + b"Connection: close\r\n\r\n")
+    assert answers.count(b"HTTP/1.1 200 OK") == 6

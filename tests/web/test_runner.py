@@ -3,66 +3,46 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Route
 
 from gpufrag.config.sidecar import WebSettings
 from gpufrag.errors import UsageError
-from gpufrag.web.runner import Reload, Service
-from running_server import PATIENCE, Running, hello
+from gpufrag.web.runner import Reload
+from helpers import wait_until
+from running_server import Gate, Running, hello, received
 
 Write = Callable[..., Path]
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
-class Slow:
-    """An app that takes `seconds` for an answer."""
-
-    def __init__(self, seconds: float) -> None:
-        import threading
-
-        self.begun = threading.Event()
-        self._seconds = seconds
-        self.service = Service(Starlette(routes=[Route("/", self._answer)]))
-
-    async def _answer(self, request: Request) -> Response:
-        self.begun.set()
-        await asyncio.sleep(self._seconds)
-        return PlainTextResponse("hello\n")
+@pytest.fixture
+def protected(write: Write, hashed: Callable[[str], str]) -> Path:
+    """A web config file with the user alice, whose password is old."""
+    return write(f"basic_auth_users: {{alice: '{hashed('old')}'}}")
 
 
-def test_running_request_is_finished_before_the_end(start: Any) -> None:
-    slow = Slow(0.5)
-    server = start(slow.service)
+def test_running_request_is_finished_before_the_end(start: Any, gate: Gate) -> None:
+    server = start(gate.service)
     with server.connect() as client:
         client.sendall(GET)
-        assert slow.begun.wait(PATIENCE)
-        server.stop()
+        gate.wait()
+        server.call(server.server.end)
+        gate.open.set()
         assert client.recv(1000).startswith(b"HTTP/1.1 200 ")
 
 
-def test_endless_request_is_cut_off(start: Any, caplog: pytest.LogCaptureFixture) -> None:
-    slow = Slow(3600)
-    server = start(slow.service, drain_timeout=0.2, request_timeout=3600)
+def test_endless_request_is_cut_off(start: Any, gate: Gate, caplog: pytest.LogCaptureFixture) -> None:
+    server = start(gate.service, drain_timeout=0.2, request_timeout=3600)
     with server.connect() as client:
         client.sendall(GET)
-        assert slow.begun.wait(PATIENCE)
+        gate.wait()
         server.stop()
-        try:
-            rest = client.recv(1000)
-        except ConnectionResetError:
-            rest = b""
-        assert not rest.startswith(b"HTTP/1.1 200 ")
+        assert not received(client).startswith(b"HTTP/1.1 200 ")
     assert [record.message for record in caplog.records if record.levelname != "INFO"] == ["requests cut off"]
 
 
@@ -75,44 +55,36 @@ def test_waiting_connections_do_not_delay_the_end(start: Any) -> None:
         server.stop()
 
 
-def test_reload_replaces_users(start: Any, write: Write, hashed: Callable[[str], str]) -> None:
-    path = write(f"basic_auth_users: {{alice: '{hashed('old')}'}}")
-    server = start(config_file=path)
+def test_reload_replaces_users(start: Any, protected: Path, hashed: Callable[[str], str]) -> None:
+    server = start(config_file=protected)
     assert server.get(auth=("alice", "old")).status_code == 200
-    path.write_text(f"basic_auth_users: {{alice: '{hashed('new')}'}}")
+    protected.write_text(f"basic_auth_users: {{alice: '{hashed('new')}'}}")
     server.call(server.server.reload)
-    _until(lambda: server.get(auth=("alice", "new")).status_code == 200)
+    wait_until(lambda: server.get(auth=("alice", "new")).status_code == 200)
     assert server.get(auth=("alice", "old")).status_code == 401
 
 
-def test_bad_reload_keeps_the_old_users(
-    start: Any, write: Write, hashed: Callable[[str], str], caplog: pytest.LogCaptureFixture
-) -> None:
-    path = write(f"basic_auth_users: {{alice: '{hashed('old')}'}}")
-    server = start(config_file=path)
-    for text in ("basic_auth_user: {}", "basic_auth_users: {alice: plain}", "["):
-        caplog.clear()
-        path.write_text(text)
-        server.call(server.server.reload)
-        _until(lambda: "reload failed, the old config stays" in caplog.text)
-        assert server.get().status_code == 401
-        assert server.get(auth=("alice", "old")).status_code == 200
-
-
-@pytest.mark.parametrize(
-    ("host", "warnings"),
-    [("127.0.0.1", 0), ("0.0.0.0", 1)],
-)
-def test_reload_that_removes_protection_is_logged(
-    start: Any, write: Write, hashed: Callable[[str], str], caplog: pytest.LogCaptureFixture, host: str, warnings: int
-) -> None:
-    path = write(f"basic_auth_users: {{alice: '{hashed('x')}'}}")
-    server = start(listen_address=f"{host}:0", config_file=path)
-    path.write_text("")
+@pytest.mark.parametrize("text", ["basic_auth_user: {}", "basic_auth_users: {alice: plain}", "["])
+def test_bad_reload_keeps_the_old_users(start: Any, protected: Path, caplog: Any, text: str) -> None:
+    server = start(config_file=protected)
+    protected.write_text(text)
     server.call(server.server.reload)
-    _until(lambda: server.get().status_code == 200)
+    wait_until(lambda: "reload failed, the old config stays" in caplog.text)
+    assert server.get().status_code == 401
+    assert server.get(auth=("alice", "old")).status_code == 200
+
+
+@pytest.mark.parametrize(("host", "warnings"), [("127.0.0.1", 0), ("0.0.0.0", 1)])
+def test_reload_that_removes_protection_is_logged(
+    start: Any, protected: Path, caplog: pytest.LogCaptureFixture, host: str, warnings: int
+) -> None:
+    server = start(listen_address=f"{host}:0", config_file=protected)
+    assert "open to everyone" not in caplog.text
+    protected.write_text("")
+    server.call(server.server.reload)
+    wait_until(lambda: server.get().status_code == 200)
     (gone,) = [record for record in caplog.records if record.message == "the web config file no longer protects"]
-    assert (gone.levelname, gone.fields) == ("WARNING", {"off": "basic auth", "file": path})
+    assert (gone.levelname, gone.fields) == ("WARNING", {"off": "basic auth", "file": protected})
     assert caplog.text.count("open to everyone who can connect") == warnings
 
 
@@ -126,7 +98,7 @@ def test_reload_applies_new_settings(start: Any) -> None:
     server = start(replace(hello(), reload=lambda: Reload(settings, apply)))
     assert server.get().status_code == 200
     server.call(server.server.reload)
-    _until(lambda: server.get().status_code == 431)
+    wait_until(lambda: server.get().status_code == 431)
     assert applied == ["applied"]
 
 
@@ -138,12 +110,10 @@ def test_new_listen_address_needs_a_restart(start: Any, caplog: pytest.LogCaptur
         pass
 
     server = start(replace(hello(), reload=lambda: Reload(WebSettings(listen_address=next(wanted)), apply)))
-    told = []
-    for count in (1, 2, 3):
+    for reloads, warnings in ((1, 1), (2, 1), (3, 2)):
         server.call(server.server.reload)
-        _until(partial(_counted, caplog, "config reloaded", count))
-        told.append(caplog.text.count("a new listen address needs a restart"))
-    assert told == [1, 1, 2]
+        wait_until(lambda: caplog.text.count("config reloaded") == reloads)  # noqa: B023 (called in this round)
+        assert caplog.text.count("a new listen address needs a restart") == warnings
 
 
 def test_refused_config_keeps_the_old_one(start: Any, caplog: pytest.LogCaptureFixture) -> None:
@@ -152,7 +122,7 @@ def test_refused_config_keeps_the_old_one(start: Any, caplog: pytest.LogCaptureF
 
     server = start(replace(hello(), reload=refuse))
     server.call(server.server.reload)
-    _until(lambda: "reload failed, the old config stays" in caplog.text)
+    wait_until(lambda: "reload failed, the old config stays" in caplog.text)
     assert server.get().status_code == 200
 
 
@@ -170,13 +140,6 @@ def test_server_open_to_everyone_is_logged(start: Any, caplog: pytest.LogCapture
     assert caplog.text.count("open to everyone who can connect; set a password with --web.config.file") == 1
 
 
-def test_server_with_password_is_not_logged_as_open(
-    start: Any, write: Write, hashed: Callable[[str], str], caplog: pytest.LogCaptureFixture
-) -> None:
-    start(listen_address="0.0.0.0:0", config_file=write(f"basic_auth_users: {{alice: '{hashed('x')}'}}"))
-    assert "open to everyone" not in caplog.text
-
-
 def test_failing_background_task_is_logged_and_the_server_goes_on(start: Any, caplog: pytest.LogCaptureFixture) -> None:
     async def work() -> None:
         raise RuntimeError("broken")
@@ -186,12 +149,11 @@ def test_failing_background_task_is_logged_and_the_server_goes_on(start: Any, ca
     assert "background task failed" in caplog.text
 
 
-def test_second_signal_ends_without_a_drain(start: Any) -> None:
-    slow = Slow(3600)
-    server = start(slow.service, drain_timeout=600, request_timeout=3600)
+def test_second_signal_ends_without_a_drain(start: Any, gate: Gate) -> None:
+    server = start(gate.service, drain_timeout=600, request_timeout=3600)
     with server.connect() as client:
         client.sendall(GET)
-        assert slow.begun.wait(PATIENCE)
+        gate.wait()
         server.call(server.server.end)
         server.stop()
 
@@ -209,14 +171,3 @@ def test_background_task_ends_with_the_server(start: Any) -> None:
     assert server.get().status_code == 200
     server.stop()
     assert ended == [True]
-
-
-def _counted(caplog: pytest.LogCaptureFixture, text: str, count: int) -> bool:
-    return caplog.text.count(text) == count
-
-
-def _until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from running_server import PATIENCE, Running, received
+from helpers import wait_until
+from running_server import Running, received
 
 Write = Callable[..., Path]
 
@@ -29,11 +30,16 @@ def talk(server: Running, ours: ssl.SSLContext) -> bytes:
 
 
 @pytest.fixture
-def served(start: Any, write: Write, certificate: Any, tmp_path: Path) -> Running:
-    """A server whose certificate is a copy in the test's folder."""
+def web(write: Write, certificate: Any, tmp_path: Path) -> Path:
+    """A web config file whose certificate is a copy in the test's folder."""
     shutil.copy(certificate.cert, tmp_path / "tls.crt")
     shutil.copy(certificate.key, tmp_path / "tls.key")
-    server: Running = start(config_file=write("tls_server_config: {cert_file: tls.crt, key_file: tls.key}"))
+    return write("tls_server_config: {cert_file: tls.crt, key_file: tls.key}")
+
+
+@pytest.fixture
+def served(start: Any, web: Path) -> Running:
+    server: Running = start(config_file=web)
     return server
 
 
@@ -51,19 +57,14 @@ def test_minimum_version_is_enforced(start: Any, write: Write, certificate: Any,
 
 
 def test_plain_http_is_not_served(served: Running) -> None:
-    with served.connect() as client:
-        client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-        assert b"hello" not in received(client)
+    assert b"hello" not in served.send("GET / HTTP/1.1\r\nHost: x\r\n\r\n")
 
 
-def test_silent_handshake_ends_at_the_deadline(start: Any, write: Write, certificate: Any) -> None:
-    web = write(f"tls_server_config: {{cert_file: {certificate.cert}, key_file: {certificate.key}}}")
-    with start(config_file=web, request_timeout=0.3).connect() as client:
-        assert received(client) == b""
+def test_silent_handshake_ends_at_the_deadline(start: Any, web: Path) -> None:
+    assert start(config_file=web, request_timeout=0.3).send(b"") == b""
 
 
-def test_handshakes_count_as_connections(start: Any, write: Write, certificate: Any) -> None:
-    web = write(f"tls_server_config: {{cert_file: {certificate.cert}, key_file: {certificate.key}}}")
+def test_handshakes_count_as_connections(start: Any, web: Path, certificate: Any) -> None:
     server = start(config_file=web, max_connections=3, request_timeout=3600.0)
     with contextlib.ExitStack() as stack:
         silent = [stack.enter_context(server.connect()) for _ in range(10)]
@@ -85,15 +86,13 @@ def test_client_certificate_is_required(
     assert _with(server, certificate, None) is (kind == "VerifyClientCertIfGiven")
 
 
-def test_renewed_certificate_is_served_after_reload(
-    served: Running, make_certificate: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_renewed_certificate_is_served_after_reload(served: Running, make_certificate: Any, tmp_path: Path) -> None:
     new = make_certificate("renewed")
     for source, name in ((new.cert, "tls.crt"), (new.key, "tls.key")):
         shutil.copy(source, tmp_path / f"{name}.new")
         os.replace(tmp_path / f"{name}.new", tmp_path / name)
     served.call(served.server.reload)
-    assert _eventually(lambda: talk(served, context(new.cert)).startswith(b"HTTP/1.1 200 "))
+    wait_until(lambda: _answers(served, context(new.cert)))
 
 
 def test_renewed_certificate_is_noticed(
@@ -107,7 +106,7 @@ def test_renewed_certificate_is_noticed(
     assert talk(server, context(first.cert))
     (tmp_path / "next").symlink_to(second.cert.parent)
     os.replace(tmp_path / "next", link)
-    assert _eventually(lambda: talk(server, context(second.cert)).startswith(b"HTTP/1.1 200 "))
+    wait_until(lambda: _answers(server, context(second.cert)))
 
 
 def test_broken_certificate_keeps_the_old_one(
@@ -115,7 +114,7 @@ def test_broken_certificate_keeps_the_old_one(
 ) -> None:
     (tmp_path / "tls.key").write_text("broken")
     served.call(served.server.reload)
-    assert _eventually(lambda: "reload failed, the old config stays" in caplog.text)
+    wait_until(lambda: "reload failed, the old config stays" in caplog.text)
     assert talk(served, context(certificate.cert)).startswith(b"HTTP/1.1 200 ")
 
 
@@ -130,7 +129,7 @@ def test_reload_that_removes_tls_is_logged(
         caplog.clear()
         path.write_text(text)
         server.call(server.server.reload)
-        assert _eventually(lambda: "no longer protects" in caplog.text)
+        wait_until(lambda: "no longer protects" in caplog.text)
         assert [record.fields["off"] for record in caplog.records if "off" in record.fields] == [off]
 
 
@@ -141,7 +140,7 @@ def test_connection_survives_the_renewal(served: Running, certificate: Any, capl
         client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
         assert client.recv(1000).startswith(b"HTTP/1.1 200 ")
         served.call(served.server.reload)
-        assert _eventually(lambda: "config reloaded" in caplog.text)
+        wait_until(lambda: "config reloaded" in caplog.text)
         client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         assert b"HTTP/1.1 200 " in received(client)
 
@@ -159,18 +158,3 @@ def _answers(server: Running, ours: ssl.SSLContext) -> bool:
         return b"HTTP/1.1 200 " in talk(server, ours)
     except (ssl.SSLError, ConnectionError):
         return False
-
-
-def _eventually(true: Callable[[], bool]) -> bool:
-    """Return whether it becomes true within PATIENCE; a refused handshake is not true."""
-    import time
-
-    deadline = time.monotonic() + PATIENCE
-    while time.monotonic() < deadline:
-        try:
-            if true():
-                return True
-        except (ssl.SSLError, ConnectionError):
-            pass
-        time.sleep(0.02)
-    return False
