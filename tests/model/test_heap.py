@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import reduce
+from operator import getitem
 from typing import Any
 
 import pytest
@@ -137,58 +139,54 @@ def test_recorded_case_is_parsed(golden_case: GoldenCase) -> None:
     assert sum(s.size for s in golden_case.heap.segments) == golden_case.raw["stats"]["reserved_bytes.all.current"]
 
 
-def on_segment(**changes: Any) -> Callable[[Raw], None]:
-    return lambda snapshot: snapshot["segments"][0].update(changes)
+SEGMENT = ("segments", 0)
 
 
-def on_block(index: int, **changes: Any) -> Callable[[Raw], None]:
-    return lambda snapshot: snapshot["segments"][0]["blocks"][index].update(changes)
+def block(index: int) -> tuple[str | int, ...]:
+    return (*SEGMENT, "blocks", index)
 
 
-def without(key: str) -> Callable[[Raw], None]:
-    return lambda snapshot: snapshot["segments"][0].pop(key)
-
-
-def without_in_block(key: str) -> Callable[[Raw], None]:
-    return lambda snapshot: snapshot["segments"][0]["blocks"][1].pop(key)
-
-
-BROKEN: dict[str, tuple[Callable[[Raw], object], str]] = {
-    "blocks too short": (on_segment(total_size=22 * MIB), r"blocks of 20971520 bytes, but total_size is 23068672"),
-    "no block": (on_segment(blocks=[], total_size=0), "blocks of 0 bytes"),
-    "a gap": (on_block(1, address=PAGE_2 + 7 * MIB), "its address is .*, but the previous block ends at"),
-    "an empty block": (on_block(1, size=0), "its size is 0"),
-    "a negative block": (on_block(0, size=-(6 * MIB)), "its size is -6291456"),
-    "a size that is no number": (on_block(0, size="6291456"), "its size is '6291456'"),
-    "a size that is a truth": (on_block(0, size=True), "its size is True"),
-    "a size that is a float": (on_block(0, size=6291456.0), "its size is 6291456.0"),
-    "a request that is no number": (on_block(0, requested_size=None), "its requested_size None"),
-    "a negative request": (on_block(1, requested_size=-1), "its requested_size -1"),
-    "a request beyond its block": (on_block(0, requested_size=7 * MIB), "has allocated_size, active_size"),
-    "an unknown state": (on_block(2, state="resting"), "its state is 'resting'"),
-    "a state of no kind": (on_block(2, state=["inactive"]), "does not have torch's form"),
-    "an unknown segment type": (on_segment(segment_type="medium"), "segment_type 'medium' .*, not values of torch"),
-    "half a pool id": (on_segment(segment_pool_id=(0,)), r"segment_pool_id \(0,\), not values of torch"),
-    "a pool id of text": (on_segment(segment_pool_id="ab"), "expected a whole number, found a str"),
-    "a wrong sum": (on_segment(allocated_size=1), r"of \(1, 10485760, .*add up to \(6291456, 10485760"),
-    "a wrong sum of requests": (on_segment(requested_size=1), "add up to"),
-    "a negative device": (on_segment(device=-1), "outside 0 to 2"),
-    "an address beyond 64 bits": (on_segment(address=1 << 64), "outside 0 to 2"),
-    "blocks that are no list": (on_segment(blocks=3), "does not have torch's form"),
-    "a block that is no record": (on_segment(blocks=["a"]), "does not have torch's form"),
-    "a word for a truth": (on_segment(is_expandable="no"), "is_expandable is 'no', neither"),
-    "no blocks": (without("blocks"), "has no key 'blocks'"),
-    "no stream": (without("stream"), "has no key 'stream'"),
-    "no size": (without_in_block("size"), "has no key 'size'"),
-    "no state": (without_in_block("state"), "has no key 'state'"),
+BROKEN: dict[str, tuple[tuple[str | int, ...], Raw | str, str]] = {
+    # what: (the place, its changes or the key that is missing, the message)
+    "blocks too short": (SEGMENT, {"total_size": 22 * MIB}, "blocks of 20971520 bytes, but total_size is 23068672"),
+    "no block": (SEGMENT, {"blocks": [], "total_size": 0}, "blocks of 0 bytes"),
+    "a gap": (block(1), {"address": PAGE_2 + 7 * MIB}, "its address is .*, but the previous block ends at"),
+    "an empty block": (block(1), {"size": 0}, "its size is 0"),
+    "a negative block": (block(0), {"size": -(6 * MIB)}, "its size is -6291456"),
+    "a size that is text": (block(0), {"size": "6291456"}, "its size is '6291456'"),
+    "a size that is a bool": (block(0), {"size": True}, "its size is True"),
+    "a size that is a float": (block(0), {"size": 6291456.0}, "its size is 6291456.0"),
+    "a request that is no number": (block(0), {"requested_size": None}, "its requested_size None"),
+    "a negative request": (block(1), {"requested_size": -1}, "its requested_size -1"),
+    "a request beyond its block": (block(0), {"requested_size": 7 * MIB}, "has allocated_size, active_size"),
+    "an unknown state": (block(2), {"state": "resting"}, "its state is 'resting'"),
+    "a state that is a list": (block(2), {"state": ["inactive"]}, "does not have torch's form"),
+    "an unknown segment type": (SEGMENT, {"segment_type": "medium"}, "segment_type 'medium' .*, not values of torch"),
+    "half a pool id": (SEGMENT, {"segment_pool_id": (0,)}, r"segment_pool_id \(0,\), not values of torch"),
+    "a pool id of text": (SEGMENT, {"segment_pool_id": "ab"}, "expected a whole number, found a str"),
+    "a wrong sum": (SEGMENT, {"allocated_size": 1}, r"of \(1, 10485760, .*add up to \(6291456, 10485760"),
+    "a wrong sum of requests": (SEGMENT, {"requested_size": 1}, "add up to"),
+    "a negative device": (SEGMENT, {"device": -1}, "outside 0 to 2"),
+    "an address beyond 64 bits": (SEGMENT, {"address": 1 << 64}, "outside 0 to 2"),
+    "blocks that are no list": (SEGMENT, {"blocks": 3}, "does not have torch's form"),
+    "a block that is text": (SEGMENT, {"blocks": ["a"]}, "does not have torch's form"),
+    "a bool that is text": (SEGMENT, {"is_expandable": "no"}, "is_expandable is 'no', neither"),
+    "no blocks": (SEGMENT, "blocks", "has no key 'blocks'"),
+    "no stream": (SEGMENT, "stream", "has no key 'stream'"),
+    "no size": (block(1), "size", "has no key 'size'"),
+    "no state": (block(1), "state", "has no key 'state'"),
 }
 
 
-@pytest.mark.parametrize("way", BROKEN)
-def test_broken_segment_is_refused(way: str) -> None:
-    change, message = BROKEN[way]
+@pytest.mark.parametrize("what", BROKEN)
+def test_broken_segment_is_refused(what: str) -> None:
+    place, change, message = BROKEN[what]
     snapshot = raw()
-    change(snapshot)
+    record = reduce(getitem, place, snapshot)
+    if isinstance(change, str):
+        del record[change]
+    else:
+        record.update(change)
     with pytest.raises(BadInput, match=message) as refusal:
         parse(snapshot)
     assert str(refusal.value).startswith("segment 0")
@@ -253,9 +251,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 def test_changed_snapshot_is_parsed_or_refused(snapshot: Raw, data: st.DataObject) -> None:
     changed = copy.deepcopy(snapshot)
     *way, last = data.draw(st.sampled_from(list(places(changed))))
-    parent = changed
-    for key in way:
-        parent = parent[key]
+    parent = reduce(getitem, way, changed)
     if data.draw(st.booleans()):
         del parent[last]
     else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import pytest
@@ -18,15 +18,29 @@ Curve = Callable[[int, random.Random], tuple[float, int]]
 """Bytes and blocks after a step."""
 
 
-def first_finding(curve: Curve, steps: int, seed: int = 1, threshold: float = MB) -> tuple[int, Growth] | None:
-    """Return the first step with growth; checked after every step, as the agent does."""
+def growths(
+    curve: Curve, steps: int, *, seed: int = 1, read: Callable[[int], bool] = lambda step: True
+) -> Iterator[tuple[int, Growth]]:
+    """Yield each step with growth; checked after every sample, as the agent does."""
     series, chance = Series(), random.Random(seed)
-    for step in range(steps):
+    for step in filter(read, range(steps)):
         allocated, blocks = curve(step, chance)
         series.add(Point(step, int(allocated), blocks))
-        if found := series.growth(threshold):
-            return step, found
-    return None
+        if found := series.growth(MB):
+            yield step, found
+
+
+def series_of(rows: Iterable[tuple[int, float, int]]) -> Series:
+    """From steps, bytes and blocks."""
+    series = Series()
+    for step, allocated, blocks in rows:
+        series.add(Point(step, int(allocated), blocks))
+    return series
+
+
+def line(amounts: Iterable[int]) -> Series:
+    """One amount a step, as bytes and as blocks."""
+    return series_of((step, amount, amount) for step, amount in enumerate(amounts))
 
 
 def noisy(step: int, chance: random.Random) -> float:
@@ -79,27 +93,15 @@ HEALTHY: dict[str, Curve] = {
 @pytest.mark.parametrize("what", LEAKS)
 @pytest.mark.parametrize("seed", range(3))
 def test_leak_of_2_mb_is_found_within_60_steps(what: str, seed: int) -> None:
-    found = first_finding(LEAKS[what], 60, seed)
-    assert found
-    assert found[1].low <= 2 * MB * 1.2
-    assert found[1].rate == pytest.approx(2 * MB, rel=0.5)
+    _, found = next(growths(LEAKS[what], 60, seed=seed))
+    assert found.low <= 2 * MB * 1.2
+    assert found.rate == pytest.approx(2 * MB, rel=0.5)
 
 
 @pytest.mark.parametrize("what", HEALTHY)
 @pytest.mark.parametrize("seed", range(3))
 def test_healthy_series_is_no_leak(what: str, seed: int) -> None:
-    assert first_finding(HEALTHY[what], 1_200, seed) is None
-
-
-def findings(curve: Curve, steps: int, read: Callable[[int], bool] = lambda step: True) -> list[int]:
-    """Return the steps at which growth is reported."""
-    series, chance, found = Series(), random.Random(1), []
-    for step in filter(read, range(steps)):
-        allocated, blocks = curve(step, chance)
-        series.add(Point(step, int(allocated), blocks))
-        if series.growth(MB):
-            found.append(step)
-    return found
+    assert list(growths(HEALTHY[what], 1_200, seed=seed)) == []
 
 
 def rarer_after(first: int, every: int) -> Callable[[int], bool]:
@@ -113,33 +115,32 @@ def rarer_after(first: int, every: int) -> Callable[[int], bool]:
 def test_growth_that_ended_is_no_leak(first: int, every: int, until: int) -> None:
     """Sequences grow for `until` steps, which may have most samples but not most steps."""
     growing = Shape(lambda step: min(step, until), 2 * MB, 0)
-    assert not findings(growing, 1_600, rarer_after(first, every))
+    assert list(growths(growing, 1_600, read=rarer_after(first, every))) == []
 
 
 @pytest.mark.parametrize("what", HEALTHY)
 @pytest.mark.parametrize(("first", "every"), [(60, 40), (80, 20), (110, 8)])
 def test_healthy_series_sampled_unevenly_is_no_leak(what: str, first: int, every: int) -> None:
-    assert not findings(HEALTHY[what], 2_000, rarer_after(first, every))
+    assert list(growths(HEALTHY[what], 2_000, read=rarer_after(first, every))) == []
 
 
 @pytest.mark.parametrize("first", [50, 110, 200])
 @pytest.mark.parametrize("every", [2, 5, 8, 12])
 def test_leak_sampled_unevenly_stays_a_leak(first: int, every: int) -> None:
-    found = findings(KEPT, 1_600, rarer_after(first, every))
-    assert found[0] == 47
-    assert len(found) == len([*filter(rarer_after(first, every), range(47, 1_600))])
+    read = rarer_after(first, every)
+    assert [step for step, _ in growths(KEPT, 1_600, read=read)] == [*filter(read, range(47, 1_600))]
 
 
 @pytest.mark.parametrize("period", [64, 100, 230])
 def test_sawtooth_is_no_leak_after_two_rounds(period: int) -> None:
     """Cyclic garbage, for example."""
-    found = findings(Shape(lambda step: step % period, 5 * MB, 1), 8 * period)
-    assert all(step < 2.2 * period for step in found)
+    sawtooth = Shape(lambda step: step % period, 5 * MB, 1)
+    assert all(step < 2.2 * period for step, _ in growths(sawtooth, 8 * period))
 
 
 def test_leak_in_a_smaller_phase_is_found_later() -> None:
     phase, late = Shape(lambda step: step < 200, 8 * GB, 500), Shape(lambda step: max(0, step - 200), 2 * MB, 1)
-    assert 200 < findings(both(phase, late), 450)[0] < 450
+    assert next(growths(both(phase, late), 450))[0] > 200
 
 
 def test_single_peak_does_not_count_as_held() -> None:
@@ -158,62 +159,48 @@ def test_earlier_height_counts_by_steps() -> None:
 
 
 def test_leak_with_sawtooth_is_found() -> None:
-    assert findings(both(KEPT, Shape(lambda step: step % 100, 5 * MB, 1)), 1_500)[-1] == 1_499
+    leak = both(KEPT, Shape(lambda step: step % 100, 5 * MB, 1))
+    assert [*growths(leak, 1_500)][-1][0] == 1_499
 
 
 @pytest.mark.parametrize("begin", [200, 500])
 def test_late_leak_is_found_as_soon(begin: int) -> None:
     late = Shape(lambda step: max(0, step - begin), 2 * MB, 1)
-    assert begin < findings(late, begin + 60)[0] < begin + 60
+    assert next(growths(late, begin + 60))[0] > begin
 
 
 def test_late_leak_in_long_job_is_found_after_a_tenth() -> None:
-    series, chance, begin = Series(), random.Random(1), 10_000
-    for step in range(int(begin * 1.1)):
-        kept = max(0, step - begin)
-        series.add(Point(step, int(noisy(step, chance) + 2 * MB * kept), 600 + kept))
-    found = series.growth(MB)
+    chance, begin = random.Random(1), 10_000
+    late = Shape(lambda step: max(0, step - begin), 2 * MB, 1)
+    found = series_of((step, *late(step, chance)) for step in range(int(begin * 1.1))).growth(MB)
     assert found
     assert found.begin == pytest.approx(begin, rel=0.02)
 
 
 def test_growing_tensor_is_found_later() -> None:
-    found = first_finding(lambda step, chance: (noisy(step, chance) + 2 * MB * step, 600), 600)
-    assert found
-    assert found[0] >= 400
-    assert found[1].low < 2 * MB < found[1].high
+    step, found = next(growths(Shape(lambda step: step, 2 * MB, 0), 600))
+    assert step >= 400
+    assert found.low < 2 * MB < found.high
 
 
 def test_long_run_narrows_the_interval() -> None:
-    series, chance = Series(), random.Random(3)
-    curve = LEAKS["a loss with its graph kept each step"]
-    for step in range(20_000):
-        allocated, blocks = curve(step, chance)
-        series.add(Point(step, int(allocated), blocks))
-    found = series.growth(MB)
+    chance = random.Random(3)
+    found = series_of((step, *KEPT(step, chance)) for step in range(20_000)).growth(MB)
     assert found
     assert found.high - found.low < 0.01 * found.rate
     assert found.end - found.begin > 10_000
 
 
-def test_few_points_decide_nothing() -> None:
-    series = Series()
-    for step in range(20):
-        series.add(Point(step, 10 * MB * step, step))
-    assert not series.decided
-    assert series.growth(MB) is None
-
-
 @pytest.mark.parametrize(("count", "decided"), [(FEWEST - 1, False), (FEWEST, True)])
 def test_fewest_points_decide(count: int, decided: bool) -> None:
-    series = points(2 * MB * step for step in range(count))
+    series = line(2 * MB * step for step in range(count))
     assert series.decided is decided
     assert (series.growth(MB) is not None) is decided
 
 
 def test_growth_must_exceed_the_threshold() -> None:
     """A straight line has one slope, so the interval is that slope."""
-    series = points(MB * step for step in range(100))
+    series = line(MB * step for step in range(100))
     assert series.growth(MB) is None
     found = series.growth(MB - 1)
     assert found
@@ -222,48 +209,34 @@ def test_growth_must_exceed_the_threshold() -> None:
 
 @pytest.mark.parametrize(("steps", "leak"), [(360, False), (500, True)])
 def test_bytes_alone_must_grow_for_400_steps(steps: int, leak: bool) -> None:
-    series = Series()
-    for step in range(steps):
-        series.add(Point(step, 2 * MB * step, 7))
+    series = series_of((step, 2 * MB * step, 7) for step in range(steps))
     assert (series.growth(MB) is not None) is leak
 
 
 def test_growth_has_the_span_of_the_rise() -> None:
-    series = Series()
-    for step in range(480):
-        kept = min(max(step - 60, 0), 400)
-        series.add(Point(step, 5 * MB * kept, kept))
-    found = series.growth(MB)
+    kept = [min(max(step - 60, 0), 400) for step in range(480)]
+    found = series_of((step, 5 * MB * count, count) for step, count in enumerate(kept)).growth(MB)
     assert found
     assert found.begin == pytest.approx(60, abs=2)
     assert found.end == pytest.approx(460, abs=25)
 
 
 def test_series_has_span_end_and_count() -> None:
-    series = Series()
-    assert (series.end, series.span, series.added) == (0, 0, 0)
-    for step in range(10, 30):
-        series.add(Point(step, 1, 1))
+    empty, series = Series(), series_of((step, 1, 1) for step in range(10, 30))
+    assert (empty.end, empty.span, empty.added) == (0, 0, 0)
     assert (series.end, series.span, series.added) == (29, 19, 20)
 
 
 @pytest.mark.parametrize(("flat", "leak"), [(36, True), (120, False)])
 def test_growth_must_reach_the_last_buckets(flat: int, leak: bool) -> None:
-    series = Series()
-    for step in range(480):
-        kept = min(step, 480 - flat)
-        series.add(Point(step, 2 * MB * kept, kept))
+    series = line(2 * MB * min(step, 480 - flat) for step in range(480))
     assert (series.growth(MB) is not None) is leak
 
 
-def test_reset_step_counter_starts_a_new_series() -> None:
-    series = Series()
-    for step in [*range(50), *range(10)]:
-        series.add(Point(step, MB * step, step))
-    assert not series.decided
-    for step in [*range(50), 49]:
-        series.add(Point(step, MB * step, step))
-    assert (series.decided, series.end) == (False, 49)
+@pytest.mark.parametrize("again", [[*range(10)], [*range(10), *range(50), 49]])
+def test_reset_step_counter_starts_a_new_series(again: list[int]) -> None:
+    series = series_of((step, MB * step, step) for step in [*range(50), *again])
+    assert (series.decided, series.end) == (False, again[-1])
 
 
 def test_height_of_the_last_group_counts_as_held() -> None:
@@ -279,26 +252,18 @@ def test_interval_has_sens_rank() -> None:
     assert _rank_below(4, 6) == 0
 
 
-def points(amounts: Iterable[int]) -> Series:
-    series = Series()
-    for step, amount in enumerate(amounts):
-        series.add(Point(step, amount, amount))
-    return series
-
-
 @given(st.lists(st.integers(0, 1 << 40), max_size=300))
 def test_falling_series_never_grows(amounts: list[int]) -> None:
-    assert points(sorted(amounts, reverse=True)).growth(0) is None
+    assert line(sorted(amounts, reverse=True)).growth(0) is None
 
 
 @given(st.lists(st.integers(0, 1 << 40), min_size=48, max_size=300), st.integers(1, 1 << 50))
 def test_interval_contains_the_rate_with_any_offset(amounts: list[int], offset: int) -> None:
-    found, shifted = points(amounts).growth(0), points(a + offset for a in amounts).growth(0)
+    found, shifted = line(amounts).growth(0), line(a + offset for a in amounts).growth(0)
     assert (found is None) == (shifted is None)
     if found:
         assert 0 < found.low <= found.rate <= found.high
 
 
 def test_points_are_bounded() -> None:
-    series = points(range(3 * MOST + 7))
-    assert len(series._points) <= MOST
+    assert len(line(range(3 * MOST + 7))._points) <= MOST

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -9,7 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpufrag.errors import BadInput
-from gpufrag.model.settings import INTERVALS, MIB, Settings, infer_release, parse_conf, parse_recorded, parse_release
+from gpufrag.model.settings import (
+    INTERVALS,
+    MIB,
+    Settings,
+    infer_release,
+    parse_conf,
+    parse_recorded,
+    parse_release,
+    read_conf,
+    unknown_options,
+    without_choices,
+)
 from strategies import JSON
 
 
@@ -43,45 +55,83 @@ def test_all_keys_that_change_sizes_are_read() -> None:
     assert parse_conf(text) == Settings(64 * MIB, 80 * MIB, table(), 0.6, True, 40 * MIB, 0.5)
 
 
-def test_an_unsplit_block_may_be_larger_by_one_large_segment() -> None:
+def test_non_split_rounding_defaults_to_a_large_segment() -> None:
     assert parse_conf("large_segment_size_mb:40").max_non_split_rounding == 40 * MIB
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        "max_split_size_mb:10",
-        "max_split_size_mb:-1",
-        "max_split_size_mb:64.5",
+        *(f"max_split_size_mb:{size}" for size in ("10", "-1", "64.5", "1_000", "\u0666\u0664")),
         "max_split_size_mb:64,large_segment_size_mb:80",
         "max_non_split_rounding_mb:19",
         "large_segment_size_mb:10",
-        "roundup_power2_divisions:0",
-        "roundup_power2_divisions:3",
-        "roundup_power2_divisions:[0:2]",
-        "roundup_power2_divisions:[3:2]",
-        "roundup_power2_divisions:[4:3]",
-        "roundup_power2_divisions:[]",
-        "roundup_power2_divisions:[4:2",
-        "roundup_power2_divisions:1_6",
-        "max_split_size_mb:1_000",
-        "max_split_size_mb:\u0666\u0664",
+        *(f"roundup_power2_divisions:{d}" for d in ("0", "3", "1_6", "[0:2]", "[3:2]", "[4:3]", "[]", "[4:2")),
         "garbage_collection_threshold:0",
         "garbage_collection_threshold:1",
         "expandable_segments:true",
         "per_process_memory_fraction:1.5",
     ],
 )
-def test_what_torch_refuses_is_refused(text: str) -> None:
+def test_invalid_value_is_refused(text: str) -> None:
     with pytest.raises(BadInput, match="allocator setting"):
         parse_conf(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("expandable_segment:True", "did you mean expandable_segments?"),
+        ("max_split_size_mb", "not of the form key:value"),
+        ("backend:native,,", "not of the form key:value"),
+        ("roundup_power2_divisions:[256:1,>:2],colour:red", "no allocator setting 'colour'"),
+        ("backend:cudaMallocAsync", "supports only native"),
+        ("backend:fast", "not a value that torch accepts"),
+        ("release_lock_on_cudamalloc:maybe", "not a value that torch accepts"),
+        ("pinned_num_register_threads:True", "not a value that torch accepts"),
+        ("max_split_size_mb:1", "must be 20 or more"),
+    ],
+)
+def test_ineffective_or_invalid_setting_raises(text: str, message: str) -> None:
+    with pytest.raises(BadInput, match=re.escape(message)):
+        read_conf(text)
+
+
+def test_known_keys_pass() -> None:
+    text = "roundup_power2_divisions:[256:1,512:2,>:8], backend:native,pinned_use_background_threads:True"
+    assert read_conf(text).roundup_power2_divisions[9] == 2
+
+
+@pytest.mark.parametrize("text", ["", " ", "release_lock_on_cudamalloc:True"])
+def test_no_choice_is_torchs_defaults(text: str) -> None:
+    assert read_conf(text) == Settings()
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("max_split_size_mb:64, pinned_use_background_threads:True,roundup_power2_divisions:[1:2,>:4],backend:native",
+         "pinned_use_background_threads:True,backend:native"),
+        ("per_process_memory_fraction:0.5,expandable_segments:True", "per_process_memory_fraction:0.5"),
+        ("", ""),
+        ("max_split_size_mb:64,future_option:1", "future_option:1"),
+    ],
+)  # fmt: skip
+def test_without_choices_keeps_neutral_options(text: str, kept: str) -> None:
+    assert without_choices(text) == kept
+
+
+def test_unknown_options_are_listed() -> None:
+    text = "max_split_size_mb:64,backend:native,new:[1:2,3:4],pinned_num_register_threads:x"
+    assert unknown_options(text) == ["new:[1:2,3:4]", "pinned_num_register_threads:x"]
+    assert unknown_options("") == []
 
 
 @pytest.mark.parametrize(
     ("divisions", "request_size", "size"),
     [(4, 1200, 1536), (4, 2049, 2560), (4, 3 * MIB - 5, 3 * MIB), (4, 2 * MIB + 1, 2 * MIB + MIB // 2), (1, 513, 1024)],
 )
-def test_a_request_is_rounded_to_the_next_division(divisions: int, request_size: int, size: int) -> None:
+def test_request_is_rounded_to_the_next_division(divisions: int, request_size: int, size: int) -> None:
     assert Settings(roundup_power2_divisions=table(rest=divisions)).round(request_size) == size
 
 
@@ -99,7 +149,7 @@ TABLES = st.lists(st.sampled_from((0, 1, 2, 4, 8, 16)), min_size=INTERVALS, max_
 
 
 @given(TABLES, st.integers(0, 1 << 37))
-def test_the_largest_request_fits_and_the_next_does_not(divisions: tuple[int, ...], size: int) -> None:
+def test_largest_request_fits_and_the_next_does_not(divisions: tuple[int, ...], size: int) -> None:
     settings = Settings(roundup_power2_divisions=divisions)
     request = settings.largest_request(size)
     if size < 512:
@@ -112,22 +162,22 @@ def test_the_largest_request_fits_and_the_next_does_not(divisions: tuple[int, ..
     ("size", "mebibytes"),
     [(512, 2), (1 * MIB, 2), (1 * MIB + 512, 20), (10 * MIB - 512, 20), (10 * MIB, 10), (10 * MIB + 512, 12)],
 )
-def test_the_segment_for_a_block(size: int, mebibytes: int) -> None:
+def test_segment_size_follows_the_block(size: int, mebibytes: int) -> None:
     assert Settings().segment_size(size) == mebibytes * MIB
 
 
-def test_the_segment_for_medium_blocks_is_a_setting() -> None:
+def test_segment_size_for_medium_blocks_is_a_setting() -> None:
     settings = Settings(large_segment_size=64 * MIB)
     assert (settings.segment_size(2 * MIB), settings.page_size(small=False)) == (64 * MIB, 64 * MIB)
     assert (settings.segment_size(512), settings.page_size(small=True)) == (2 * MIB, 2 * MIB)
 
 
-def test_what_the_allocator_records_wins_over_its_text() -> None:
+def test_recorded_setting_wins_over_its_text() -> None:
     recorded = {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64,large_segment_size_mb:40", "max_split_size": -1}
     assert parse_recorded(recorded) == parse_conf("large_segment_size_mb:40")
 
 
-def test_a_recorded_table_is_keyed_by_mebibytes() -> None:
+def test_recorded_table_is_keyed_by_mebibytes() -> None:
     recorded = {"roundup_power2_divisions": {"1": 1, "4": 2, "32768": 8}}
     assert parse_recorded(recorded).roundup_power2_divisions == (1, 0, 2, *[0] * 12, 8)
 
@@ -144,7 +194,7 @@ def test_a_recorded_table_is_keyed_by_mebibytes() -> None:
         ("PYTORCH_CUDA_ALLOC_CONF", ["max_split_size_mb:64"]),
     ],
 )
-def test_a_recorded_value_of_the_wrong_kind_is_refused_by_key(key: str, value: Any) -> None:
+def test_recorded_value_of_wrong_kind_is_refused(key: str, value: Any) -> None:
     with pytest.raises(BadInput, match=f"allocator_settings of the snapshot: {key}"):
         parse_recorded({key: value})
 
