@@ -150,7 +150,9 @@ def test_second_checkpoint_is_a_conflict(served: Running, folder: Path) -> None:
 def test_remote_coordinator_sends_single_commands(served: Running, folder: Path) -> None:
     with live_ranks(folder, [saves_at] * 2) as ranks:
         assert _states(served, "/prepare") == ["prepared"] * 2
-        step = max(rank.participant.state(rank.identity).step or 0 for rank in ranks) + 50
+        for rank in ranks:
+            rank.pause = 0.05  # so that the chosen step is ahead when the ranks receive it
+        step = max(rank.participant.state(rank.identity).step or 0 for rank in ranks) + 40
         assert _states(served, "/at", step=step, patience=PATIENCE, hold=PATIENCE, command="ping") == ["promised"] * 2
         _send(served, "/confirm", json={"id": "one"})
         wait_until(lambda: _states(served, "/status") == ["saved"] * 2, PATIENCE)

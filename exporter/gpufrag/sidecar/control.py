@@ -23,7 +23,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from ..checkpoint.coordinator import Coordinator, ask_folder, ranks_in
-from ..checkpoint.protocol import COMMANDS, CheckpointFailed, Saved, Terms
+from ..checkpoint.protocol import COMMANDS, CheckpointFailed, Terms
 from ..config.sidecar import ControlSettings
 from ..errors import Unavailable
 from ..logs import event
@@ -37,6 +37,11 @@ PATH = "/v1/checkpoint"
 PATHS = frozenset({PATH, *(f"{PATH}/{command}" for command in COMMANDS)})
 MAX_BODY = 4096
 MAX_TIMEOUT_S = 3600.0
+
+
+_BAD_BODY = (ValueError, RecursionError, codec.Misfit)
+_NO_STORE = {"cache-control": "no-store"}
+_UNAUTHORIZED = JSONResponse({"text": "Unauthorized"}, 401, headers={"www-authenticate": "Bearer"})
 log = logging.getLogger(__name__)
 
 
@@ -120,9 +125,12 @@ class CheckpointApi:
         try:
             coordinator = Coordinator(ranks_in(self._folder()), Terms(checkpoint, options.timeout))
             saved = coordinator.save()
-            if saved is not None:
+            if saved is None:
+                text = "No rank has a checkpoint callback: call gpufrag.on_checkpoint in the training script."
+                self.progress = Progress(checkpoint, "no-callback", text)
+            else:
                 coordinator.release(end=options.exit)
-            self.progress = _progress(checkpoint, saved)
+                self.progress = Progress(checkpoint, "saved", str(saved), saved.step, saved.path)
         except (CheckpointFailed, Unavailable) as error:
             self.progress = Progress(checkpoint, "failed", str(error))
         finally:
@@ -158,17 +166,6 @@ def checkpoint_api(settings: ControlSettings, folder: Callable[[], Path]) -> Che
     return CheckpointApi(token, folder)
 
 
-def _progress(checkpoint: str, saved: Saved | None) -> Progress:
-    if saved is None:
-        text = "No rank has a checkpoint callback: call gpufrag.on_checkpoint in the training script."
-        return Progress(checkpoint, "no-callback", text)
-    return Progress(checkpoint, "saved", str(saved), saved.step, saved.path)
-
-
-_BAD_BODY = (ValueError, RecursionError, codec.Misfit)
-_NO_STORE = {"cache-control": "no-store"}
-
-
 def _parse(body: bytes) -> dict[str, Any]:
     raw = codec.loads(body) if body else {}
     if not isinstance(raw, dict):
@@ -179,6 +176,3 @@ def _parse(body: bytes) -> dict[str, Any]:
 def _response(status: HTTPStatus, text: str, progress: Progress | None = None) -> Response:
     content = {"text": text} | (asdict(progress) if progress else {})
     return JSONResponse(content, status, headers=_NO_STORE)
-
-
-_UNAUTHORIZED = JSONResponse({"text": "Unauthorized"}, 401, headers={"www-authenticate": "Bearer"})

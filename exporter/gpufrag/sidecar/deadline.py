@@ -59,9 +59,14 @@ class DeadlineWorker(Generic[T]):
     def ask(self) -> Latest[T]:
         """Return a fresh value, or an old one that is marked as such. Simultaneous callers share one call."""
         with self._changed:
-            begun = self._begin() if self._running_since is None else self._running_since
+            if self._running_since is None:
+                self._running_since = self._clock()
+                if self._thread is None:  # a daemon: a hung call must not delay the exit
+                    self._thread = threading.Thread(target=self._run, name=f"gpufrag-{self._name}", daemon=True)
+                    self._thread.start()
+                self._changed.notify_all()
             finished = self._finished
-            timeout = max(0.0, begun + self.deadline - self._clock())
+            timeout = max(0.0, self._running_since + self.deadline - self._clock())
             if self._changed.wait_for(lambda: self._finished > finished, timeout) and self._last is not None:
                 return Latest(self._last.value, self._last.result)
             return self._overdue()
@@ -82,14 +87,6 @@ class DeadlineWorker(Generic[T]):
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-
-    def _begin(self) -> float:
-        now = self._running_since = self._clock()
-        if self._thread is None:  # a daemon: a hung call must not delay the exit
-            self._thread = threading.Thread(target=self._run, name=f"gpufrag-{self._name}", daemon=True)
-            self._thread.start()
-        self._changed.notify_all()
-        return now
 
     def _run(self) -> None:
         while True:

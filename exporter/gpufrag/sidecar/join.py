@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 
 from ..metrics.view import DeviceView, ProcessView, RankView
 from ..wire.sample import DeviceSample, Identity
-from .procfs import HostProcess, VisibleProcesses
+from .procfs import VisibleProcesses
 from .readings import Memory, NvmlReading
 
 START_TOLERANCE_SECONDS = 2.0
@@ -60,8 +60,11 @@ def join(ranks: Sequence[RankView], reading: NvmlReading | None, visible: Visibl
         for rank, of_rank in zip(ranks, places)
     )
     alive = [place for of_rank in places for place in of_rank if place.rank.alive]
-    views = [_slot_view(slot, alive, visible) for slot in slots]
-    views += _agent_views(alive)
+    views = [*_agent_views(alive)]
+    for slot in slots:
+        view = replace(slot.view, other_used=_other_used(slot, alive, visible))
+        here = [place for place in alive if place.slot == slot]
+        views.append(view if view.size is not None else _with_driver_reading(view, here))
     return Joined(joined, tuple(sorted(views, key=lambda view: (view.device, view.uuid))))
 
 
@@ -81,7 +84,12 @@ def _with_memory(view: DeviceView, memory: Memory | None) -> DeviceView:
 
 def _place(rank: RankView, sample: DeviceSample, slots: Sequence[_Slot], visible: VisibleProcesses) -> _Place:
     possible = _possible(sample, slots)
-    own = {pid for pid, process in visible.by_pid.items() if _same(process, rank.sample.identity)}
+    who = rank.sample.identity
+    own = {
+        pid
+        for pid, process in visible.by_pid.items()
+        if process.pid == who.pid and abs(process.start - who.start) <= START_TOLERANCE_SECONDS
+    }
     found = [(slot, pid) for slot in possible for pid in slot.processes or () if pid in own]
     if len(found) == 1:
         return _Place(rank, sample, possible, *found[0])
@@ -95,10 +103,6 @@ def _possible(sample: DeviceSample, slots: Sequence[_Slot]) -> tuple[_Slot, ...]
     named = {_key(uuid) for uuid in (sample.uuid, sample.mig_uuid) if uuid}
     exact = tuple(slot for slot in slots if named.intersection(map(_key, slot.uuids)))
     return exact or tuple(slot for slot in slots if not named or _key(slot.gpu) in named)
-
-
-def _same(process: HostProcess, identity: Identity) -> bool:
-    return process.pid == identity.pid and abs(process.start - identity.start) <= START_TOLERANCE_SECONDS
 
 
 def _process_view(place: _Place, reading: NvmlReading | None) -> ProcessView:
@@ -136,13 +140,6 @@ def _key(uuid: str) -> str:
     return uuid.removeprefix("MIG-").removeprefix("GPU-").lower()
 
 
-def _slot_view(slot: _Slot, alive: Sequence[_Place], visible: VisibleProcesses) -> DeviceView:
-    view = replace(slot.view, other_used=_other_used(slot, alive, visible))
-    if view.size is not None:
-        return view
-    return _with_driver_reading(view, [place for place in alive if place.slot == slot])
-
-
 def _with_driver_reading(view: DeviceView, places: Iterable[_Place]) -> DeviceView:
     """Return the view with the memory that the latest of the processes read."""
     readings = [place.sample.driver for place in places if place.sample.driver and place.sample.driver.size > 0]
@@ -175,18 +172,13 @@ def _agent_views(alive: Iterable[_Place]) -> Iterator[DeviceView]:
         if not place.possible and place.sample.driver and (known := mig_uuid or uuid):
             by_uuid.setdefault(known, []).append(place)
     for uuid, places in by_uuid.items():
-        yield _agent_view(uuid, places)
+        first = min(places, key=lambda place: _rank_order(place.rank.sample.identity))
+        parent = _names(first)[0] if uuid.startswith("MIG-") else None
+        sample = first.sample
+        view = DeviceView(uuid, sample.device, driver_version=sample.driver_version, parent_uuid=parent)
+        yield _with_driver_reading(view, places)
 
 
-def _agent_view(uuid: str, places: Sequence[_Place]) -> DeviceView:
-    first = min(places, key=_rank_order)
-    parent = _names(first)[0] if uuid.startswith("MIG-") else None
-    sample = first.sample
-    view = DeviceView(uuid, sample.device, driver_version=sample.driver_version, parent_uuid=parent)
-    return _with_driver_reading(view, places)
-
-
-def _rank_order(place: _Place) -> tuple[bool, int, int]:
+def _rank_order(who: Identity) -> tuple[bool, int, int]:
     """Processes without a rank come last, by pid."""
-    identity = place.rank.sample.identity
-    return identity.rank is None, identity.rank or 0, identity.pid
+    return who.rank is None, who.rank or 0, who.pid

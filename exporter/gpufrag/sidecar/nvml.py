@@ -21,6 +21,7 @@ Handle = Any  # pynvml's own pointer type
 
 REOPEN_SECONDS = 60.0
 """How often NVML is initialised again while a GPU is lost."""
+UNREADABLE = "cannot be read"
 PROCESS_LISTS = ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses")
 NAMES = {getattr(pynvml, name): name.removeprefix("NVML_ERROR_") for name in dir(pynvml) if name.startswith("NVML_ERR")}
 
@@ -164,19 +165,15 @@ def _read(now: float) -> NvmlReading:
     count = _call(pynvml.nvmlDeviceGetCount)
     if not count:
         raise NvmlError(NO_GPU)
-    driver_version = _driver_version()
-    gpus = [_Gpu(index) for index in range(count)]
-    devices = tuple(device for gpu in gpus if (device := gpu.read()) is not None)
-    return NvmlReading(now, driver_version, devices, tuple(problem for gpu in gpus for problem in gpu.problems))
-
-
-def _driver_version() -> str | None:
     try:
-        return str(_call(pynvml.nvmlSystemGetDriverVersion))
+        driver_version = str(_call(pynvml.nvmlSystemGetDriverVersion))
     except NvmlError as error:
         if error.scope is Scope.DRIVER:
             raise
-    return None
+        driver_version = None
+    gpus = [_Gpu(index) for index in range(count)]
+    devices = tuple(device for gpu in gpus if (device := gpu.read()) is not None)
+    return NvmlReading(now, driver_version, devices, tuple(problem for gpu in gpus for problem in gpu.problems))
 
 
 class _Gpu:
@@ -203,7 +200,7 @@ class _Gpu:
             self.problems.append(Problem(self._index, str(error), error.scope is Scope.DEVICE))
             return None
         except Exception as error:  # of pynvml itself; the other GPUs go on
-            self.problems.append(Problem(self._index, _unexpected(error), lost=True))
+            self.problems.append(Problem(self._index, f"{UNREADABLE} ({type(error).__name__}: {error})", lost=True))
             return None
 
     def _figure(self, what: str, function: Callable[..., T], *arguments: Any) -> T | None:
@@ -216,7 +213,7 @@ class _Gpu:
             if error.scope is Scope.FIGURE:
                 self._note(what, str(error))
         except Exception as error:  # of pynvml itself
-            self._note(what, _unexpected(error))
+            self._note(what, f"{UNREADABLE} ({type(error).__name__}: {error})")
         return None
 
     def _note(self, what: str, text: str) -> None:
@@ -243,7 +240,8 @@ class _Gpu:
             return None
         found: dict[int, int | None] = {}
         for entry in (entry for entries in lists for entry in entries or ()):
-            found[entry.pid] = _larger(found.get(entry.pid), entry.usedGpuMemory)
+            known = [used for used in (found.get(entry.pid), entry.usedGpuMemory) if used is not None]
+            found[entry.pid] = max(known, default=None)
         return found
 
     def _process_list(self, name: str, handle: Handle) -> list[Any] | None:
@@ -261,11 +259,13 @@ class _Gpu:
                 by_id.setdefault(instance, []).append(handle)
         for instance, handles in sorted(by_id.items()):
             uuids = [self._figure("MIG UUID", pynvml.nvmlDeviceGetUUID, handle) for handle in handles]
-            name = self._figure("MIG name", pynvml.nvmlDeviceGetName, handles[0])
+            name = self._figure("MIG name", pynvml.nvmlDeviceGetName, handles[0]) or ""
+            profile = re.search(r"\b\d+g\.\d+gb\S*", name)  # `1g.10gb+me` of `NVIDIA H100 MIG 1c.1g.10gb+me`
             memory = self._memory(handles[0])
-            processes = _merged([self._processes(handle) for handle in handles])
+            lists = [found for handle in handles if (found := self._processes(handle)) is not None]
+            processes = {pid: used for found in lists for pid, used in found.items()} if lists else None
             if known := tuple(uuid for uuid in uuids if uuid is not None):
-                yield Instance(instance, known, _profile(name), memory, processes)
+                yield Instance(instance, known, profile and profile[0], memory, processes)
 
     def _mig_devices(self, gpu: Handle) -> list[Handle]:
         mode = self._figure("MIG mode", pynvml.nvmlDeviceGetMigMode, gpu)
@@ -287,23 +287,3 @@ def _call(function: Callable[..., T], *arguments: Any) -> T:
         code: int = error.value
         name = NAMES.get(code)
         raise NvmlError(FAULTS.get(name or "") or unknown(code)) from error
-
-
-def _unexpected(error: Exception) -> str:
-    return f"cannot be read ({type(error).__name__}: {error})"
-
-
-def _merged(lists: list[dict[int, int | None] | None]) -> dict[int, int | None] | None:
-    known = [processes for processes in lists if processes is not None]
-    return {pid: used for processes in known for pid, used in processes.items()} if known else None
-
-
-def _larger(one: int | None, other: int | None) -> int | None:
-    known = [used for used in (one, other) if used is not None]
-    return max(known, default=None)
-
-
-def _profile(name: str | None) -> str | None:
-    """`1g.10gb+me` of `NVIDIA H100 MIG 1c.1g.10gb+me`: the GPU instance's part of a MIG device's name."""
-    found = re.search(r"\b(\d+g\.\d+gb\S*)", name or "")
-    return found and found.group(1)

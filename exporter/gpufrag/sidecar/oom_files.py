@@ -11,7 +11,7 @@ from ..config.sidecar import FolderSettings
 from ..wire.folder import FileName, ReportName
 from ..wire.oom_report import MAX_BYTES, OomReport, decode
 from . import sample_files
-from .sample_files import Skip, Stamp
+from .sample_files import Skip, Stamp, is_ours
 from .sweep import Sweeper
 
 Content = OomReport | Skip
@@ -48,7 +48,7 @@ class ReportReader:
             content = before.get(file) or read_one(self._folder, file.name)
             if content is None:
                 continue
-            ours = _is_ours(content)
+            ours = is_ours(content)
             written = self._sweeper.written(file.name.file, file.stamp)
             if ours and (kept == self._most or self._sweeper.expired(written)):
                 self._sweeper.remove(file.name.file)
@@ -93,7 +93,3 @@ def read_one(folder: Path, name: ReportName) -> Content | None:
 def in_order(contents: Iterable[Content]) -> tuple[OomReport, ...]:
     reports = [content for content in contents if isinstance(content, OomReport)]
     return tuple(sorted(reports, key=lambda report: -report.time))
-
-
-def _is_ours(content: Content) -> bool:
-    return isinstance(content, OomReport) or content is Skip.NEWER

@@ -25,7 +25,7 @@ from ..wire.oom_report import OomReport
 from ..wire.sample import ProcessSample
 from ..wire.supervised_job import JobFile
 from . import oom_files, sample_files
-from .sample_files import REMEDIES, Skip, Stamp
+from .sample_files import REMEDIES, Skip, Stamp, is_ours
 from .sweep import Sweeper
 
 log = logging.getLogger(__name__)
@@ -34,6 +34,10 @@ MAX_MOMENTS = 4096
 the scrape; 16 ranks with 16 devices each have at most 1,024.
 """
 LOGGED_NAMES = 3
+
+
+_SHARE = "let the sidecar and the job share a user or a group that may read it"
+_ANOTHER = "name another folder with --folder"
 
 Skipped = dict[Skip, list[str]]
 
@@ -108,7 +112,8 @@ class ProcessReader:
             elif name is None or text != name.sample or not listed[text].is_file(follow_symlinks=False):
                 skipped[Skip.ALIEN].append(text)
             elif stamp := Stamp.of(listed[text]):
-                files.append(_File(name, stamp, _is_there(listed.get(name.socket))))
+                socket = listed.get(name.socket)
+                files.append(_File(name, stamp, socket is not None and not socket.is_symlink()))
         return files
 
     def _scan(self) -> dict[str, os.DirEntry[str]]:
@@ -144,7 +149,8 @@ class ProcessReader:
         left = MAX_MOMENTS
         for count, file in enumerate(files):
             rank = self._rank(file, before.get(file.name), skipped)
-            left -= _moments(rank) if rank else 0
+            if rank:  # the snapshots of exited processes are not shown
+                left -= sum(max(1, len(device.snapshots) * rank.alive) for device in rank.sample.devices)
             if left < 0:
                 skipped[Skip.TOO_MUCH] += [file.name.sample for file in files[count:]]
                 break
@@ -160,10 +166,15 @@ class ProcessReader:
             skipped[Skip.DENIED].append(file.name.socket)
             return None
         last_alive = self._last_alive(file, before, alive)
-        content = before.content if before and before.stamp == file.stamp else self._read(file)
+        if before and before.stamp == file.stamp:
+            content: ProcessSample | Skip | None = before.content
+        else:
+            content = sample_files.read(self._folder / file.name.sample, self._settings.max_file_size)
+            if isinstance(content, ProcessSample) and FileName.of(content.identity) != file.name:
+                content = Skip.ALIEN  # a copy or a forgery
         if content is None:
             return None
-        if not alive and _is_ours(content) and self._sweeper.expired(last_alive):
+        if not alive and is_ours(content) and self._sweeper.expired(last_alive):
             self._sweeper.remove(file.name.sample, file.name.socket, file.name.recording, file.name.trace)
             return None
         self._known[file.name] = _Memory(file.stamp, content, last_alive)
@@ -180,12 +191,6 @@ class ProcessReader:
         written = self._sweeper.written(file.name.sample, file.stamp)
         return max(written, min(before.last_alive, now)) if before else written
 
-    def _read(self, file: _File) -> ProcessSample | Skip | None:
-        content = sample_files.read(self._folder / file.name.sample, self._settings.max_file_size)
-        if isinstance(content, ProcessSample) and FileName.of(content.identity) != file.name:
-            return Skip.ALIEN  # a copy or a forgery
-        return content
-
     def _log(self, skipped: Skipped) -> None:
         """Log skipped files when they change."""
         for reason, names in skipped.items():
@@ -195,21 +200,3 @@ class ProcessReader:
                 fields = {"reason": reason.value, "count": len(names), "files": shown, "remedy": REMEDIES.get(reason)}
                 event(log, logging.WARNING, "files skipped", **fields)
         self._logged = skipped
-
-
-_SHARE = "let the sidecar and the job share a user or a group that may read it"
-_ANOTHER = "name another folder with --folder"
-
-
-def _is_there(socket: os.DirEntry[str] | None) -> bool:
-    return socket is not None and not socket.is_symlink()
-
-
-def _moments(rank: RankView) -> int:
-    """Count as MAX_MOMENTS does; the snapshots of exited processes are not shown."""
-    return sum(max(1, len(device.snapshots) * rank.alive) for device in rank.sample.devices)
-
-
-def _is_ours(content: ProcessSample | Skip) -> bool:
-    """Return whether an agent of this or a newer version wrote it; the name alone proves nothing."""
-    return isinstance(content, ProcessSample) or content is Skip.NEWER

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -38,7 +39,9 @@ def visible_processes(pids: Iterable[int], proc: Path = PROC) -> VisibleProcesse
     """Return the processes with these pids, without those that are gone or hidden."""
     booted = _boot_time(proc)
     found = {pid: process for pid in pids if booted is not None and (process := _process(proc / str(pid), booted))}
-    return VisibleProcesses(found, _in_first_namespace(proc))
+    with suppress(OSError):
+        return VisibleProcesses(found, os.readlink(proc / "self/ns/pid") == FIRST_PID_NAMESPACE)
+    return VisibleProcesses(found)
 
 
 def _process(folder: Path, booted: float) -> HostProcess | None:
@@ -49,13 +52,9 @@ def _process(folder: Path, booted: float) -> HostProcess | None:
         return None
     after_name = stat.rpartition(")")[2].split()  # the name may contain blanks and brackets
     start = booted + int(after_name[19]) / os.sysconf("SC_CLK_TCK")
-    return HostProcess(_innermost_pid(status, int(folder.name)), start)
-
-
-def _innermost_pid(status: str, pid: int) -> int:
-    """NSpid lists the pid in each namespace, from the reader's inwards. Kernels before 4.1 have no such line."""
-    line = next((line for line in status.splitlines() if line.startswith("NSpid:")), None)
-    return int(line.split()[-1]) if line else pid
+    # the pid in each namespace, from the reader's inwards; kernels before 4.1 have no such line
+    line = next((line for line in status.splitlines() if line.startswith("NSpid:")), folder.name)
+    return HostProcess(int(line.split()[-1]), start)
 
 
 def _boot_time(proc: Path) -> float | None:
@@ -64,13 +63,6 @@ def _boot_time(proc: Path) -> float | None:
     except OSError:
         return None
     return next((float(line.split()[1]) for line in lines if line.startswith("btime ")), None)
-
-
-def _in_first_namespace(proc: Path) -> bool:
-    try:
-        return os.readlink(proc / "self/ns/pid") == FIRST_PID_NAMESPACE
-    except OSError:
-        return False
 
 
 @dataclass(frozen=True)
@@ -91,13 +83,8 @@ def agent_processes(proc: Path = PROC) -> list[AgentProcess]:
         folders = environment.get("PYTHONPATH", "").split(os.pathsep)
         if AGENT_VARIABLE not in environment and not any(folder.rstrip("/").endswith(SHIM) for folder in folders):
             continue
-        if _is_python(entry):
-            found.append(AgentProcess(int(entry.name), environment.get(VARIABLE) or None))
+        with suppress(OSError):
+            program = (entry / "cmdline").read_bytes().split(b"\0")[0]
+            if os.path.basename(program).startswith(b"python"):
+                found.append(AgentProcess(int(entry.name), environment.get(VARIABLE) or None))
     return found
-
-
-def _is_python(process: Path) -> bool:
-    try:
-        return os.path.basename((process / "cmdline").read_bytes().split(b"\0")[0]).startswith(b"python")
-    except OSError:
-        return False

@@ -45,6 +45,11 @@ REMEDIES = {
 """What to do, by reason."""
 
 
+def is_ours(content: object) -> bool:
+    """Return whether gpufrag, of this or a newer version, wrote what `read_as` returned; a name proves nothing."""
+    return content is Skip.NEWER or not isinstance(content, Skip)
+
+
 class Stamp(NamedTuple):
     """Changes whenever the file is written or replaced."""
 

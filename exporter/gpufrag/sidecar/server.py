@@ -73,18 +73,22 @@ class Sidecar:
     async def _metrics(self, request: Request) -> Response:
         zipped = _accepts_gzip(request.headers.get("accept-encoding", ""))
         accept = request.headers.get("accept", "")
-        content_type, body = await self._executor.run(lambda: self._scrape(accept, zipped))
+
+        def scrape() -> tuple[str, bytes]:
+            content_type, body = _render(self._read(), accept, self._detail)
+            return content_type, gzip.compress(body, GZIP_LEVEL, mtime=0) if zipped else body
+
+        content_type, body = await self._executor.run(scrape)
         headers = {"content-type": content_type, "vary": "accept, accept-encoding", "cache-control": "no-store"}
         return Response(body, headers=headers | ({"content-encoding": "gzip"} if zipped else {}))
 
     async def _page(self, request: Request) -> Response:
-        return Response(await self._executor.run(self._render_page), headers=page.HEADERS)
+        def render() -> bytes:
+            fleet = self._read()
+            processes = () if any(rank.alive for rank in fleet.ranks) else agent_processes()
+            return page.render(fleet, page.Surroundings(self._source.folder, self._history, processes))
 
-    def _render_page(self) -> bytes:
-        fleet = self._read()
-        alone = not any(rank.alive for rank in fleet.ranks)
-        processes = agent_processes() if alone else ()
-        return page.render(fleet, page.Surroundings(self._source.folder, self._history, processes))
+        return Response(await self._executor.run(render), headers=page.HEADERS)
 
     async def _report(self, request: Request) -> Response:
         fleet = await self._executor.run(self._read)
@@ -118,10 +122,6 @@ class Sidecar:
             return PlainTextResponse(f"waiting for {reason}\n", 503)
         denied = self._source.denied
         return PlainTextResponse(f"ready, but ranks denied: {denied}; {DENIED}\n" if denied else "ready\n")
-
-    def _scrape(self, accept: str, zipped: bool) -> tuple[str, bytes]:
-        content_type, body = _render(self._read(), accept, self._detail)
-        return content_type, gzip.compress(body, GZIP_LEVEL, mtime=0) if zipped else body
 
     async def _keep_reading(self) -> None:
         """Read without a scrape too: it makes the sidecar ready and cleans the folder."""

@@ -32,7 +32,10 @@ def kept(
         path = folder / f"{reached.replace(':', '_')}-{address.port}.json"
         written.append(path)
         entry = {"targets": [str(Address(reached, address.port))], "labels": labels(environment)}
-        _replace(path, json.dumps([entry]) + "\n")
+        try:
+            write_file(path, f"{json.dumps([entry])}\n".encode())  # the draft's name does not match `*.json`
+        except OSError as error:
+            raise Unavailable(f"{path}: {error.strerror}; choose a writable folder with --write-target") from None
 
     try:
         yield announce
@@ -50,11 +53,3 @@ def labels(environment: Mapping[str, str]) -> dict[str, str]:
         "cluster": environment.get("SLURM_CLUSTER_NAME"),
     }
     return {label: value for label, value in found.items() if value}
-
-
-def _replace(path: Path, text: str) -> None:
-    """Replace the file in one step; the draft's name does not match `*.json`."""
-    try:
-        write_file(path, text.encode())
-    except OSError as error:
-        raise Unavailable(f"{path}: {error.strerror}; choose a writable folder with --write-target") from None
