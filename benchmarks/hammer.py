@@ -84,7 +84,7 @@ def main() -> int:
     while not stuck and passed < options.seconds:
         stuck = watch(workers, min(until, time.monotonic() + REPORT_EVERY))
         passed = time.monotonic() - begun
-        report = json.dumps(said(workers, passed, stuck), indent=1)
+        report = json.dumps(as_record(workers, passed, stuck), indent=1)
         if options.out:  # again and again: a machine may be taken away before the end
             options.out.write_text(report + "\n")
     ending.set()
@@ -102,7 +102,7 @@ def watch(workers: list[Worker], until: float) -> list[str]:
     return []
 
 
-def said(workers: list[Worker], seconds: float, stuck: list[str]) -> dict[str, object]:
+def as_record(workers: list[Worker], seconds: float, stuck: list[str]) -> dict[str, object]:
     sample = agent.latest()
     stats = torch.cuda.memory_stats()
     return {

@@ -3,7 +3,7 @@
     PYTHONPATH=exporter python3 benchmarks/leak_detection.py [--out leak_detection.json] [--steps 600]
 
 Each loop (benchmarks/leak_loops.py) is a process under `gpufrag run`, all on one device at once; a step takes about
-60 ms. `told` is the step at which the agent logged the leak, `published` the step at which its sample contained it,
+60 ms. `logged` is the step at which the agent logged the leak, `published` the step at which its sample contained it,
 `stall` the agent's share of wall time. A leak that begins late and one with the allocator's history on (which names
 the line) run too, without the limit of 60 steps. Exits with 1 if a leak is missed or a healthy loop is reported.
 """
@@ -53,25 +53,25 @@ def finish(name: str, process: subprocess.Popen[str], until: float) -> dict[str,
 
 def right(name: str, result: dict[str, Any]) -> bool:
     if name == "leak":
-        return result["told_at"] is not None and result["told_at"] <= WITHIN
+        return result["logged_at"] is not None and result["logged_at"] <= WITHIN
     if name == "leak with history":
         return any("leak_loops.py" in line for line in result["lines"])
     if name in LEAKING:
-        return result["told_at"] is not None
-    return result["told_at"] is None and result["published_at"] is None and (result["last"] or {}).get("rate") == 0
+        return result["logged_at"] is not None
+    return result["logged_at"] is None and result["published_at"] is None and (result["last"] or {}).get("rate") == 0
 
 
 def show(rows: list[dict[str, Any]]) -> None:
-    print(f"{'loop':<34}{'told':>6}{'published':>11}{'step ms':>9}{'stall':>9}  right")
+    print(f"{'loop':<34}{'logged':>8}{'published':>11}{'step ms':>9}{'stall':>9}  right")
     for row in rows:
         if "error" in row:
             print(f"{row['loop']:<34}failed: {row['error'].splitlines()[-1] if row['error'] else 'without a word'}")
             continue
         seconds = row["step_seconds"] * row["agent_steps"]
         stall = sum(row["stall_seconds"].values()) / seconds if seconds else 0.0
-        told, published = row["told_at"] or "-", row["published_at"] or "-"
+        logged, published = row["logged_at"] or "-", row["published_at"] or "-"
         print(
-            f"{row['loop']:<34}{told:>6}{published:>11}{row['step_seconds'] * 1e3:>9.1f}{stall:>9.4%}  {row['right']}"
+            f"{row['loop']:<34}{logged:>8}{published:>11}{row['step_seconds'] * 1e3:>9.1f}{stall:>9.4%}  {row['right']}"
         )
 
 

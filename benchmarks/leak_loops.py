@@ -155,7 +155,7 @@ LOOPS: dict[str, Callable[[], Loop]] = {
 LEAKING = ("leak", "leak with history", "leak from step 200")
 
 
-class Told(logging.Handler):
+class LeakLog(logging.Handler):
     """What the agent logged, and at which step."""
 
     def __init__(self) -> None:
@@ -168,14 +168,14 @@ class Told(logging.Handler):
             self.lines.append((self.step, record.getMessage()))
 
 
-def run(loop: Loop, steps: int, told: Told) -> dict[str, Any]:
+def run(loop: Loop, steps: int, log: LeakLog) -> dict[str, Any]:
     published = None
     began = time.perf_counter()
     for number in range(steps):
         until = time.perf_counter() + LENGTH
         loop.step(number)
         torch.cuda.synchronize()
-        told.step = number + 1
+        log.step = number + 1
         if published is None and any(leak and leak.rate > 0 for leak in _leaks()):
             published = number + 1
         time.sleep(max(0.0, until - time.perf_counter()))
@@ -189,9 +189,9 @@ def _leaks() -> list[Any]:
 
 def main() -> None:
     name, steps = sys.argv[1], int(sys.argv[2])
-    told = Told()
-    logging.getLogger("gpufrag").addHandler(told)
-    result = run(LOOPS[name](), steps, told)
+    log = LeakLog()
+    logging.getLogger("gpufrag").addHandler(log)
+    result = run(LOOPS[name](), steps, log)
     sample = agent.latest()
     assert sample is not None, "there is no agent: run it under gpufrag run"
     leak = next((leak for leak in _leaks() if leak), None)
@@ -199,8 +199,8 @@ def main() -> None:
         json.dumps(
             result
             | {
-                "told_at": told.lines[0][0] if told.lines else None,
-                "lines": [line for _, line in told.lines],
+                "logged_at": log.lines[0][0] if log.lines else None,
+                "lines": [line for _, line in log.lines],
                 "last": asdict(leak) if leak else None,
                 "agent_steps": sample.steps,
                 "stall_seconds": sample.health.stall_seconds,

@@ -2,10 +2,10 @@
 
     PYTHONPATH=exporter python3 benchmarks/simulator.py [--golden tests/golden]
 
-Prints, per recorded case, trace events a second (best of five; reading the trace is told apart), then the time per
-operation while the number of live blocks grows. With n log n it grows by a constant for each factor of ten; beside it
-stands what a bare look-up in a dict of as many random keys takes, which needs one step at any size: how that grows is
-the processor's caches, not the number of steps.
+Prints, per recorded case, trace events a second (best of five; reading the trace is timed separately), then the time
+per operation while the number of live blocks grows. With n log n it grows by a constant for each factor of ten. Next to
+it is the time of a look-up in a dict of as many random keys, which needs one step at any size: it shows how memory
+itself slows down.
 """
 
 from __future__ import annotations

@@ -89,15 +89,15 @@ def main() -> None:
     parser.add_argument("--python", nargs="+", default=[sys.executable], help="interpreters to start")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    told = {}
+    results = {}
     for python in options.python:
-        told[python] = {"runs": options.runs, **added(measure(python, options.runs)), "modules": modules(python)}
+        results[python] = {"runs": options.runs, **added(measure(python, options.runs)), "modules": modules(python)}
         for name in list(STARTS)[1:]:
-            row = told[python][name]
+            row = results[python][name]
             low, high = row["interval_ms"]
             print(f"{python}: {name} adds {row['added_ms']:.2f} ms ({low:.2f} to {high:.2f})")
     if options.out:
-        options.out.write_text(json.dumps(told, indent=1) + "\n")
+        options.out.write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from gpufrag.errors import UsageError
 from gpufrag.mixin.config import Config, Timing, duration, load, number
 
 
-def test_file_and_settings(tmp_path):
+def test_settings_override_the_file(tmp_path):
     path = tmp_path / "mixin.yaml"
     path.write_text("thresholds: {fragmentation_ratio: 6, stale: 5m}\ntiming: {hold: 10m}\n")
     config = load(path, ["thresholds.fragmentation_ratio=8", "labels.team=ml", "off=[GpuMemoryTight]"])
@@ -15,7 +15,7 @@ def test_file_and_settings(tmp_path):
     assert (config.labels, config.off) == ({"team": "ml"}, ("GpuMemoryTight",))
 
 
-def test_nothing_set_is_the_default():
+def test_default_config_is_valid():
     assert load(None) == Config()
 
 
@@ -58,7 +58,7 @@ def test_nothing_set_is_the_default():
     ("labels.a-b=c", "'a-b' is not a label name"),
     ("severities.fatal=page", 'unknown key "fatal" in severities'),
 ])  # fmt: skip
-def test_refused(setting, error):
+def test_invalid_setting_is_refused(setting, error):
     with pytest.raises(UsageError, match=error):
         load(None, [setting])
 
@@ -66,23 +66,23 @@ def test_refused(setting, error):
 @pytest.mark.parametrize(
     ("seconds", "text"), [(0.25, "250ms"), (1, "1s"), (90, "90s"), (300, "5m"), (3600, "1h"), (86400, "24h")]
 )
-def test_durations_as_prometheus_writes_them(seconds, text):
+def test_duration_is_written_like_prometheus(seconds, text):
     assert duration(seconds) == text
 
 
 @pytest.mark.parametrize(("value", "text"), [(4.0, "4"), (0.05, "0.05"), (1234567.0, "1234567"), (1e-7, "1e-07")])
-def test_numbers_lose_nothing(value, text):
+def test_number_is_written_exactly(value, text):
     assert number(value) == text
 
 
 @pytest.mark.parametrize("text", ["", 'a="b",', ' a = \'b\' , c!~"d{2}|\\"e\\"" '])
-def test_selectors_as_people_write_them(text):
+def test_selector_with_any_spacing_is_accepted(text):
     """Spaces, either quotes, escapes, braces inside a pattern, a comma at the end."""
     assert Config(selector=text).series("up", 'x="y"').startswith("up{")
     assert ",, " not in Config(selector=text).series("up", 'x="y"')
 
 
-def test_what_is_recorded_of_jobs_is_selected_by_the_labels_that_it_has():
+def test_job_rule_is_selected_by_its_own_labels():
     config = Config(selector="""site="a,namespace='b'", namespace =~ 'ml-.*',""")
     assert config.rule("job:x", 'c="d"') == """job:x{namespace =~ 'ml-.*', c="d"}"""
     assert Config(selector='site="a"').rule("job:x") == "job:x"

@@ -89,9 +89,9 @@ def test_larger_blocks_alone_are_no_growth() -> None:
 
 @given(PLACES, PLACES)
 def test_returned_call_sites_grew(before: dict[Stack, Held], now: dict[Stack, Held]) -> None:
-    told = grown(before, now)
-    assert len(told) <= GROWN
-    for place in told:
+    found = grown(before, now)
+    assert len(found) <= GROWN
+    for place in found:
         assert place.size == now[place.stack].size - before.get(place.stack, Held(0, 0)).size > 0
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpufrag.model.leaks import FEWEST, MOST, Growth, Point, Series, _is_new, _rank_below
+from gpufrag.model.leaks import FEWEST, MOST, Growth, Point, Series, _is_new, _lengths, _rank_below
 
 MB = 1_000_000
 GB = 1_000 * MB
@@ -250,6 +250,12 @@ def test_interval_has_sens_rank() -> None:
     """Kendall's statistic of 12 points has the standard deviation 14.6."""
     assert _rank_below(12, 66) == 14
     assert _rank_below(4, 6) == 0
+
+
+def test_bucket_lengths_are_the_steps_between_middles() -> None:
+    """Samples of the later half are ten steps apart, so its buckets are ten times as long."""
+    steps = [*range(48), *range(48, 528, 10)]
+    assert _lengths([(step, 0) for step in steps]) == [8] * 5 + [44] + [80] * 5
 
 
 @given(st.lists(st.integers(0, 1 << 40), max_size=300))

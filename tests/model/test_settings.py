@@ -210,7 +210,7 @@ def test_arbitrary_records_are_read_or_refused(recorded: dict[str, Any]) -> None
 
 
 @pytest.mark.parametrize(("torch", "divisions"), [((2, 9), 8), ((2, 10), 4)])
-def test_rest_of_a_roundup_list_includes_the_entry_before_until_2_9(torch: tuple[int, int], divisions: int) -> None:
+def test_rest_of_a_roundup_list_follows_the_release(torch: tuple[int, int], divisions: int) -> None:
     conf = parse_conf("roundup_power2_divisions:[64:4,>:8]", torch)
     assert conf.roundup_power2_divisions == (4,) * 6 + (divisions,) + (8,) * 9
 

@@ -151,7 +151,7 @@ def test_events_that_do_not_lead_to_the_heap_are_refused(rows) -> None:
         read_step(events, heap)
 
 
-def test_torchs_trace_becomes_columns() -> None:
+def test_torch_trace_becomes_columns() -> None:
     trace = [
         {"action": "alloc", "addr": 7, "size": 512, "stream": 0, "time_us": 1},
         {"action": "oom", "device_free": 9, "size": 1024, "stream": 0, "time_us": 2},

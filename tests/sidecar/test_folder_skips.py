@@ -35,7 +35,7 @@ from unix_sockets import bind
         (b" " * ((1 << 20) + 1), "huge"),
     ],
 )
-def test_bad_file_is_counted_and_the_others_are_read(start_agent, reader, content: bytes, reason: str) -> None:
+def test_bad_file_does_not_hide_the_others(start_agent, reader, content: bytes, reason: str) -> None:
     good, bad = start_agent(), start_agent(process_sample(1))
     bad.leave(content)
     reading = reader.read()

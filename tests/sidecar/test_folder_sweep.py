@@ -125,7 +125,7 @@ def test_old_socket_without_listener_is_deleted(agent: FakeAgent, reader: Proces
     assert not agent.socket.exists()
 
 
-def test_file_that_cannot_be_deleted_does_not_stop_the_others(
+def test_undeletable_file_does_not_stop_the_others(
     tmp_path: Path, reader: ProcessReader, clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
     agents = [FakeAgent(tmp_path, process_sample(rank)) for rank in range(3)]

@@ -27,7 +27,7 @@ def times(found: History, rank: int = 0) -> list[float]:
     return [point.time for point in found.points(key_of(named, named.view.sample.devices[0]))]
 
 
-def test_points_are_half_a_minute_apart_and_an_hour_is_kept() -> None:
+def test_points_cover_an_hour_by_half_minutes() -> None:
     found = History()
     for second in range(0, 2 * 3600, 10):
         found.add(a_fleet(float(second), 0))

@@ -54,7 +54,7 @@ def seen(*pids: int, complete: bool = True, **inside: int) -> VisibleProcesses:
     )
 
 
-def test_rank_gets_its_memory_and_the_rest_is_others() -> None:
+def test_memory_beyond_a_rank_is_others() -> None:
     joined = join([a_rank(a_sample())], a_reading(a_gpu({42: 150, 7: 30, 8: 20})), seen(42, 7, 8))
     assert joined.ranks[0].memory == {0: ProcessView("GPU-aaaa", None, used=150, context=50)}
     assert joined.devices == (DeviceView("GPU-aaaa", 0, 1000, 590, 400, 10, 50, "NVIDIA H200", "550.1"),)

@@ -79,7 +79,7 @@ def fleet_of(sample: ProcessSample, alive: bool = True, **changes: object) -> Fl
     return Fleet(NOW, (RankView(replace(sample, devices=devices), alive),))
 
 
-def test_row_has_the_values_of_the_latest_snapshot_and_the_peak() -> None:
+def test_row_has_latest_snapshot_and_peak_values() -> None:
     sample = process_sample(3, time=1000.0)
     (snapshot, *_) = sample.devices[0].snapshots
     late = replace(snapshot, time=1001.0, at="timer", measured=replace(snapshot.measured, free_total=5 << 30))

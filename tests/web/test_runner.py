@@ -140,7 +140,7 @@ def test_server_open_to_everyone_is_logged(start: Any, caplog: pytest.LogCapture
     assert caplog.text.count("open to everyone who can connect; set a password with --web.config.file") == 1
 
 
-def test_failing_background_task_is_logged_and_the_server_goes_on(start: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_failing_background_task_does_not_end_the_server(start: Any, caplog: pytest.LogCaptureFixture) -> None:
     async def work() -> None:
         raise RuntimeError("broken")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ..errors import Unavailable, UsageError, one_line
 from ..model.verdict import judge
-from ..oom_log import Oom, log_chunks, read_log
+from ..oom_log import log_chunks, read_log
 from ..reports import oom, terminal
 from ..sidecar.oom_files import Look, read_all
 from ..sidecar.sample_files import Skip
@@ -20,7 +20,6 @@ from ..wire.folder import FileName, ReportName, to_read
 from ..wire.oom_report import OomReport
 from .arguments import folder_name
 
-Act = Callable[[argparse.Namespace], None]
 MOST = 1000
 """Reports that are read, the newest."""
 WHY = {
@@ -103,22 +102,19 @@ def _skipped(folder: Path, look: Look) -> Iterator[str]:
 
 def _find(wanted: str, reports: Sequence[OomReport]) -> OomReport:
     """Raises UsageError if no report, or more than one, has this id."""
-    found = [report for report in reports if wanted in (report.id, _file(report))]
+    files = {ReportName(FileName.of(report.identity), report.number).file: report for report in reports}
+    found = {file: report for file, report in files.items() if wanted in (report.id, file)}
     if len(found) == 1:
-        return found[0]
+        return next(iter(found.values()))
     if found:
-        names = ", ".join(map(_file, found))
+        names = ", ".join(found)
         raise UsageError(f"report {wanted}: several containers have this pid; name the file: {names}")
     raise UsageError(f"no report {wanted}; list the reports with `gpufrag oom list`")
 
 
-def _file(report: OomReport) -> str:
-    return ReportName(FileName.of(report.identity), report.number).file
-
-
 def _explain(options: argparse.Namespace) -> None:
     """Print each error as soon as it is read: a log may be larger than memory."""
-    explained = map(_judged, read_log(log_chunks(options.file)))
+    explained = _explained(options.file)
     if options.json:
         _print_list(explained)
         return
@@ -129,9 +125,10 @@ def _explain(options: argparse.Namespace) -> None:
         print("No out-of-memory errors of torch, TensorFlow or JAX in this log.")
 
 
-def _judged(found: Oom) -> oom.Explained:
-    verdict = judge(found.facts)
-    return oom.Explained(found, verdict._replace(missing=(*found.missing, *verdict.missing)))
+def _explained(file: str) -> Iterator[oom.Explained]:
+    for found in read_log(log_chunks(file)):
+        verdict = judge(found.facts)
+        yield oom.Explained(found, verdict._replace(missing=(*found.missing, *verdict.missing)))
 
 
 def _print_list(explained: Iterator[oom.Explained]) -> None:

@@ -62,7 +62,8 @@ def run(options: argparse.Namespace) -> int:
             if not (options.all_ranks and isinstance(answer, NotListening)):
                 failures.append(f"process {name.pid}: {answer}")
             continue
-        target = _target(options.output, label) if options.all_ranks else options.output
+        out = options.output
+        target = out.with_name(f"{out.stem}-{label}{out.suffix}") if options.all_ranks else out
         size = _fetch(folder / name.trace, target)
         print(f"{target}: {options.steps} step(s) of process {name.pid}, {format_bytes(size)}")
     for failure in failures:
@@ -96,10 +97,6 @@ def _rank(path: Path) -> int | None:
             return sample.decode(file.read(sample.MAX_BYTES + 1)).identity.rank
     except (OSError, BadInput, NewerVersion):
         return None
-
-
-def _target(output: Path, label: str) -> Path:
-    return output.with_name(f"{output.stem}-{label}{output.suffix}")
 
 
 def _fetch(source: Path, target: Path) -> int:

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from ..restarter.settings import RestarterConfig
 
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
@@ -27,9 +23,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from .. import logs
+    from ..config import reference
     from ..restarter import server, settings
 
-    config = _configured(options)
+    config = settings.load(options.config, reference.flag_values(options, settings.RestarterConfig))
     if options.check:
         server.check(config)
         idle = settings.idle_because(config)
@@ -47,10 +44,3 @@ def own_namespace(path: Path = NAMESPACE_FILE) -> str:
         return path.read_text(encoding="ascii").strip()
     except OSError:
         return "default"
-
-
-def _configured(options: argparse.Namespace) -> RestarterConfig:
-    from ..config import reference
-    from ..restarter import settings
-
-    return settings.load(options.config, reference.flag_values(options, settings.RestarterConfig))

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import gpufrag
 
@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--leak-threshold",
         metavar="SIZE",
-        type=_size,
+        type=lambda text: size(text, "--leak-threshold"),
         help="memory growth per step that counts as a leak (per minute in a process without steps; default: 1MB)",
     )
     add(
@@ -88,12 +88,9 @@ def run(options: argparse.Namespace) -> int:
     if "/" not in job[0] and shutil.which(job[0]) is None:
         raise Unavailable(f"cannot run {job[0]!r}: no such command on PATH; check its name")
     with _start_errors(job[0]):
-        return _exec(job, environment) if restart is None else _supervise(job, environment, restart)
-
-
-def _exec(job: list[str], environment: Mapping[str, str]) -> NoReturn:
-    """The command keeps this process's pid, terminal and signals."""
-    os.execvpe(job[0], job, environment)
+        if restart is None:
+            os.execvpe(job[0], job, environment)  # keeps this process's pid, terminal and signals
+        return _supervise(job, environment, restart)
 
 
 def _supervise(job: list[str], environment: Mapping[str, str], restart: RestartOptions) -> int:
@@ -143,14 +140,11 @@ def _start_errors(command: str) -> Iterator[None]:
 
 def injected(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that load the agent into Python processes; PYTHONPATH keeps its entries."""
-    others = [entry for entry in environment.get("PYTHONPATH", "").split(os.pathsep) if not _is_shim(entry)]
+    entries = environment.get("PYTHONPATH", "").split(os.pathsep)
+    # without the shim of another copy too (of an image, or an init container): one is enough
+    others = [entry for entry in entries if Path(entry).parts[-2:] != SHIM.parts[-2:]]
     path = os.pathsep.join([str(SHIM), *others]) if any(others) else str(SHIM)
     return {"PYTHONPATH": path, "GPUFRAG_AGENT_PATH": str(PACKAGE.parent)}
-
-
-def _is_shim(entry: str) -> bool:
-    """True for the shim of another copy too (of an image, or an init container): one is enough."""
-    return Path(entry).parts[-2:] == SHIM.parts[-2:]
 
 
 def _share(text: str) -> float:
@@ -158,10 +152,6 @@ def _share(text: str) -> float:
         return share(text)
     except ValueError:
         raise UsageError(f"--anchor must be a share of the device, such as 20% (got {text!r})") from None
-
-
-def _size(text: str) -> int:
-    return size(text, "--leak-threshold")
 
 
 def _duration(text: str) -> float:

@@ -14,7 +14,7 @@ from ..restarter.backend import Away, Denied, NotFound
 from ..restarter.kubernetes import objects as kinds
 from ..restarter.kubernetes.objects import Owner, Ref
 from ..restarter.kubernetes.owners import resolve
-from ..restarter.kubernetes.permissions import CIRCUIT, PERMISSIONS, Permission
+from ..restarter.kubernetes.permissions import CIRCUIT, PERMISSIONS
 from ..restarter.kubernetes.targets import TARGETS
 from ..restarter.reasons import Refused
 from ..restarter.record import OPT_IN, PAUSE, STOPPED, SUSPENDED, RestartRecord
@@ -76,7 +76,11 @@ def _namespace(place: Place) -> Result:
 
 def _permissions(place: Place) -> Result:
     who = place.cluster.whoami()
-    granted = {(row, verb): _may(place, row, verb) for row in PERMISSIONS for verb in row.verbs}
+    granted = {
+        (row, verb): place.cluster.can_i(verb, row.kind, place.namespace, row.subresource)
+        for row in PERMISSIONS
+        for verb in row.verbs
+    }
     restartable = {row.kind for (row, _), yes in granted.items() if yes and row.targets == (row.kind,)}
     left_out = set(TARGETS) - restartable
     missing = [
@@ -91,10 +95,6 @@ def _permissions(place: Place) -> Result:
     if not restartable:
         return Fail(f"{who} may restart nothing in {place.namespace}; add it to the chart's allowedNamespaces")
     return Ok(f"{who} may restart in {place.namespace}: {', '.join(sorted(map(str, restartable)))}")
-
-
-def _may(place: Place, row: Permission, verb: str) -> bool:
-    return place.cluster.can_i(verb, row.kind, place.namespace, row.subresource)
 
 
 def _injection(place: Place) -> Result:

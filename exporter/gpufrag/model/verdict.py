@@ -82,10 +82,6 @@ def contradiction(facts: Facts) -> str | None:
     return None
 
 
-def _refused_by_limit(facts: Facts, need: int) -> bool:
-    return facts.refused_by_limit
-
-
 def _driver_failed(facts: Facts, need: int) -> bool:
     return facts.allocator == "driver"
 
@@ -94,22 +90,16 @@ def _no_request(facts: Facts, need: int) -> bool:
     return facts.requested is None
 
 
-def _contradictory(facts: Facts, need: int) -> bool:
-    return contradiction(facts) is not None
-
-
 def _larger_than_device(facts: Facts, need: int) -> bool:
     return need >= NO_DEVICE or (facts.size is not None and need > facts.size)
 
 
-def _served_now(facts: Facts, need: int) -> bool:
-    return facts.largest_allocatable is not None and need <= facts.largest_allocatable
-
-
 def _driver_could(facts: Facts, need: int) -> bool:
     """The driver's free bytes need not be contiguous. Figures rounded too coarsely do not prove that a limit allows."""
+    if facts.largest_allocatable is not None or facts.driver_free is None:
+        return False
     allowed = facts.cap is None or facts.reserved is None or facts.reserved + need + facts.precision <= facts.cap
-    return facts.largest_allocatable is None and _fits(need, _usable(facts.driver_free)) and allowed
+    return allowed and need <= Driver.usable(facts.driver_free)
 
 
 def _limit_unknown(facts: Facts, need: int) -> bool:
@@ -140,34 +130,18 @@ def _undecided(facts: Facts, need: int) -> bool:
     return most is None or need <= most
 
 
-def _unexplained(facts: Facts, need: int) -> bool:
-    return facts.unexplained is not None and _undecided(facts, need)
-
-
 def _stopped_by_limit(facts: Facts, need: int) -> bool:
     """Also if other processes are in the way: the allocator checks its limit first."""
     below = facts.room_below(facts.limit)
     return below is not None and need > below and _fits(need, facts.ceiling(limit=False, others=False))
 
 
-def _stopped_by_others(facts: Facts, need: int) -> bool:
-    return facts.others is not None and _without_others(facts, need)
-
-
 def _without_others(facts: Facts, need: int) -> bool:
     return facts.driver_room is not None and _fits(need, facts.ceiling(others=False))
 
 
-def _always(facts: Facts, need: int) -> bool:
-    return True
-
-
 def _fits(need: int, room: int | None) -> bool:
     return room is not None and need <= room
-
-
-def _usable(free: int | None) -> int | None:
-    return None if free is None else Driver.usable(free)
 
 
 class Rule(NamedTuple):
@@ -181,7 +155,11 @@ class Rule(NamedTuple):
 
 
 RULES = (
-    Rule(Cause.LIMIT, _refused_by_limit, "the allocator refused {need}: it would exceed the process's limit"),
+    Rule(
+        Cause.LIMIT,
+        lambda facts, need: facts.refused_by_limit,
+        "the allocator refused {need}: it would exceed the process's limit",
+    ),
     Rule(
         Cause.UNKNOWN,
         lambda facts, need: _driver_failed(facts, need) and _no_request(facts, need),
@@ -197,14 +175,14 @@ RULES = (
     Rule(Cause.UNKNOWN, _no_request, "the error does not give the size of the request", "the size of the request"),
     Rule(
         Cause.UNKNOWN,
-        _contradictory,
+        lambda facts, need: contradiction(facts) is not None,
         "the figures contradict each other: {contradiction}",
         "correct figures: unified memory, or a driver that reports another device, may explain these",
     ),
     Rule(Cause.CAPACITY, _larger_than_device, "{need} is more than the whole device has"),
     Rule(
         Cause.UNKNOWN,
-        _served_now,
+        lambda facts, need: facts.largest_allocatable is not None and need <= facts.largest_allocatable,
         "{need} would succeed now: the request came on another stream or private pool, or memory was freed since",
         "the stream and the pool of the request",
     ),
@@ -229,7 +207,7 @@ RULES = (
     Rule(Cause.FRAGMENTATION, _scattered, "{total} was free in total, enough for {need}, but in no single piece"),
     Rule(
         Cause.UNKNOWN,
-        _unexplained,
+        lambda facts, need: facts.unexplained is not None and _undecided(facts, need),
         "{unexplained} of the device is neither free nor live: the allocator's cache, its context, or other processes",
         "how much of that the allocator has cached",
     ),
@@ -240,14 +218,22 @@ RULES = (
         "the driver's free memory and the free bytes of the cache",
     ),
     Rule(Cause.LIMIT, _stopped_by_limit, "{total} was left below the limit of {limit} for a request of {need}"),
-    Rule(Cause.NEIGHBOURS, _stopped_by_others, "{need} would fit without the {foreign} of other processes"),
+    Rule(
+        Cause.NEIGHBOURS,
+        lambda facts, need: facts.others is not None and _without_others(facts, need),
+        "{need} would fit without the {foreign} of other processes",
+    ),
     Rule(
         Cause.NEIGHBOURS,
         _without_others,
         "{need} would fit without {foreign} of unaccounted memory: {outside} is outside this allocator, of which "
         "{context} is assumed to be the process's own context",
     ),
-    Rule(Cause.CAPACITY, _always, "{need} would not fit even if all {total} of free memory were contiguous"),
+    Rule(
+        Cause.CAPACITY,
+        lambda facts, need: True,
+        "{need} would not fit even if all {total} of free memory were contiguous",
+    ),
 )
 """In order: what the error states, what contradicts the failure, what would fit, what is in the way."""
 

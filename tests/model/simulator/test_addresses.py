@@ -11,20 +11,20 @@ MIB = 1 << 20
 ACTIONS = st.lists(st.tuples(st.booleans(), st.integers(1, 60), st.integers(0, 1000)), max_size=80)
 
 
-def test_chunks_go_down_and_their_tails_are_filled() -> None:
+def test_chunks_descend_and_their_tails_are_filled() -> None:
     space = AddressSpace()
     first, second, tail = space.take(20 * MIB), space.take(40 * MIB), space.take(24 * MIB)
     assert first - second == 2 * CHUNK
     assert tail == second + 40 * MIB
 
 
-def test_the_newest_chunk_is_filled_first() -> None:
+def test_newest_chunk_is_filled_first() -> None:
     space = AddressSpace()
     chunks = [space.take(30 * MIB) for _ in range(3)]
     assert [space.take(2 * MIB) for _ in range(3)] == [chunk + 30 * MIB for chunk in reversed(chunks)]
 
 
-def test_a_gap_is_used_from_its_top_where_a_chunk_is_left_over() -> None:
+def test_gap_larger_than_a_chunk_fills_from_its_top() -> None:
     space = AddressSpace()
     _, freed, lowest = (space.take(96 * MIB) for _ in range(3))
     space.give_back(freed)
@@ -32,7 +32,7 @@ def test_a_gap_is_used_from_its_top_where_a_chunk_is_left_over() -> None:
     assert space.take(64 * MIB) == freed + 32 * MIB
 
 
-def test_space_below_all_chunks_is_open_again() -> None:
+def test_space_below_all_chunks_is_reused() -> None:
     space = AddressSpace()
     space.take(32 * MIB)
     lowest = space.take(32 * MIB)
@@ -47,7 +47,7 @@ def test_recorded_addresses_are_used_while_the_sizes_agree() -> None:
     assert space.take(2 * MIB) == 96 * CHUNK + 10 * MIB
 
 
-def test_a_recorded_address_that_is_taken_is_not_used() -> None:
+def test_taken_recorded_address_is_not_used() -> None:
     space = AddressSpace([(96 * CHUNK, 4 * MIB), (96 * CHUNK + 2 * MIB, 4 * MIB)])
     assert [space.take(4 * MIB), space.take(4 * MIB)] == [96 * CHUNK, 96 * CHUNK + 4 * MIB]
 
@@ -83,7 +83,7 @@ def test_given_back_space_is_forgotten(sizes: list[int], order: object) -> None:
     assert space.take(20 * MIB) == fresh.take(20 * MIB)
 
 
-def test_a_segment_that_lay_across_two_chunks_shows_that_they_are_one() -> None:
+def test_segment_across_two_chunks_joins_them() -> None:
     """As in the recorded differential-221: the space of freed segments is used again across what seemed an end."""
     sizes = (20 * MIB, 12 * MIB)
     recorded = [(base + start, size) for base in (96 * CHUNK, 97 * CHUNK) for start, size in zip((0, 20 * MIB), sizes)]

@@ -33,25 +33,25 @@ def limited(limit: int, **settings: Any) -> Allocator:
     return Allocator(Settings(**settings), Driver(free=1 << 40, size=1 << 40, limit=limit))
 
 
-def test_a_small_request_takes_512_bytes_of_a_2_mib_segment() -> None:
+def test_small_request_takes_512_bytes() -> None:
     allocator = Allocator()
     live(allocator, 1)
     assert layout(allocator) == [[(512, ALLOCATED), (2 * MIB - 512, INACTIVE)]]
 
 
-def test_a_middling_request_takes_a_20_mib_segment_apart() -> None:
+def test_medium_request_splits_a_20_mib_segment() -> None:
     allocator = Allocator()
     live(allocator, 3 * MIB)
     assert layout(allocator) == [[(3 * MIB, ALLOCATED), (17 * MIB, INACTIVE)]]
 
 
-def test_up_to_one_mebibyte_is_left_on_a_large_block() -> None:
+def test_large_block_keeps_up_to_one_mebibyte() -> None:
     allocator = Allocator()
     assert live(allocator, 11 * MIB).size == 12 * MIB
     assert live(allocator, 11 * MIB - 512).size == 11 * MIB - 512
 
 
-def test_the_smallest_block_that_fits_is_taken() -> None:
+def test_smallest_block_that_fits_is_taken() -> None:
     allocator = Allocator()
     blocks = [live(allocator, size * MIB) for size in (40, 12, 20)]
     for block in blocks:
@@ -59,7 +59,7 @@ def test_the_smallest_block_that_fits_is_taken() -> None:
     assert live(allocator, 12 * MIB - 3).address == blocks[1].address
 
 
-def test_a_block_is_for_its_stream_and_pool_only() -> None:
+def test_block_serves_its_stream_and_pool_only() -> None:
     allocator = Allocator()
     allocator.free(live(allocator, 12 * MIB, stream=7))
     for stream, pool in ((0, (0, 0)), (7, GRAPH)):
@@ -68,7 +68,7 @@ def test_a_block_is_for_its_stream_and_pool_only() -> None:
     assert allocator.private_reserved() == 12 * MIB
 
 
-def test_neighbours_merge_when_they_are_free() -> None:
+def test_free_neighbours_merge() -> None:
     allocator = Allocator()
     blocks = [live(allocator, 4 * MIB) for _ in range(5)]
     for block in (blocks[1], blocks[3], blocks[2]):
@@ -76,7 +76,7 @@ def test_neighbours_merge_when_they_are_free() -> None:
     assert layout(allocator) == [[(4 * MIB, ALLOCATED), (12 * MIB, INACTIVE), (4 * MIB, ALLOCATED)]]
 
 
-def test_a_block_cannot_be_freed_twice() -> None:
+def test_freeing_a_block_twice_raises() -> None:
     allocator = Allocator()
     block = live(allocator, 1)
     allocator.free(block)
@@ -84,7 +84,7 @@ def test_a_block_cannot_be_freed_twice() -> None:
         allocator.free(block)
 
 
-def test_free_segments_go_before_a_request_fails() -> None:
+def test_free_segments_are_released_before_a_failure() -> None:
     allocator = limited(40 * MIB)
     allocator.free(live(allocator, 24 * MIB))
     live(allocator, 30 * MIB)
@@ -93,14 +93,14 @@ def test_free_segments_go_before_a_request_fails() -> None:
     assert allocator.counters.ooms == 0
 
 
-def test_a_request_fails_when_no_segment_is_free() -> None:
+def test_request_without_a_free_segment_fails() -> None:
     allocator = limited(40 * MIB)
     live(allocator, 24 * MIB)
     assert allocator.malloc(30 * MIB) is None
     assert (allocator.counters.alloc_retries, allocator.counters.ooms) == (1, 1)
 
 
-def test_the_driver_is_a_bound_as_the_limit_is() -> None:
+def test_driver_bounds_like_the_limit() -> None:
     allocator = Allocator(driver=Driver(free=42 * MIB))
     live(allocator, 24 * MIB)
     assert allocator.malloc(18 * MIB) is None
@@ -108,13 +108,13 @@ def test_the_driver_is_a_bound_as_the_limit_is() -> None:
     assert allocator.driver.free == 2 * MIB  # which the driver keeps
 
 
-def test_the_limit_may_come_from_the_settings() -> None:
+def test_limit_may_come_from_the_settings() -> None:
     allocator = Allocator(Settings(per_process_memory_fraction=0.5), Driver(size=80 * MIB))
     assert allocator.malloc(42 * MIB) is None
     assert allocator.malloc(40 * MIB) is not None
 
 
-def test_nothing_is_given_back_during_a_capture() -> None:
+def test_capture_returns_no_memory() -> None:
     allocator = limited(40 * MIB)
     allocator.free(live(allocator, 24 * MIB))
     allocator.capturing = True
@@ -140,7 +140,7 @@ def test_request_in_a_capture_does_not_flush() -> None:
 @pytest.mark.parametrize(
     ("torch", "taken"), [((2, 11), "lowest address"), ((2, 12), "oldest block"), ((2, 13), "oldest segment")]
 )
-def test_equal_free_blocks_are_taken_in_the_order_of_the_release(torch: tuple[int, int], taken: str) -> None:
+def test_equal_free_blocks_are_taken_in_release_order(torch: tuple[int, int], taken: str) -> None:
     places = AddressSpace([(300 * MIB, 20 * MIB), (100 * MIB, 20 * MIB)])
     allocator = Allocator(Settings(torch=torch), addresses=places)
     first, second = ([live(allocator, 4 * MIB) for _ in range(5)] for _ in range(2))
@@ -151,7 +151,7 @@ def test_equal_free_blocks_are_taken_in_the_order_of_the_release(torch: tuple[in
     assert live(allocator, 4 * MIB).address == free[taken].address
 
 
-def test_a_shared_block_waits_for_its_stream() -> None:
+def test_shared_block_waits_for_its_stream() -> None:
     allocator = Allocator()
     block = live(allocator, 12 * MIB)
     allocator.record_stream(block, stream=7)
@@ -162,7 +162,7 @@ def test_a_shared_block_waits_for_its_stream() -> None:
     assert layout(allocator) == [[(12 * MIB, INACTIVE)]]
 
 
-def test_its_own_stream_does_not_make_a_block_shared() -> None:
+def test_own_stream_does_not_share_a_block() -> None:
     allocator = Allocator()
     block = live(allocator, 12 * MIB, stream=7)
     allocator.record_stream(block, stream=7)
@@ -170,7 +170,7 @@ def test_its_own_stream_does_not_make_a_block_shared() -> None:
     assert layout(allocator) == [[(12 * MIB, INACTIVE)]]
 
 
-def test_a_flush_waits_for_all_streams() -> None:
+def test_flush_waits_for_all_streams() -> None:
     allocator = limited(40 * MIB)
     block = live(allocator, 24 * MIB)
     allocator.record_stream(block, stream=7)
@@ -180,7 +180,7 @@ def test_a_flush_waits_for_all_streams() -> None:
     assert layout(allocator) == [[(30 * MIB, ALLOCATED)]]
 
 
-def test_blocks_from_max_split_size_on_stay_whole_and_serve_near_sizes_only() -> None:
+def test_oversize_block_serves_near_sizes_only() -> None:
     allocator = Allocator(Settings(max_split_size=64 * MIB, max_non_split_rounding=30 * MIB))
     big = live(allocator, 100 * MIB)
     allocator.free(big)
@@ -190,7 +190,7 @@ def test_blocks_from_max_split_size_on_stay_whole_and_serve_near_sizes_only() ->
     assert (near.address, near.size) == (big.address, 100 * MIB)
 
 
-def test_the_smallest_oversize_block_that_suffices_goes_first() -> None:
+def test_smallest_sufficient_oversize_block_is_released_first() -> None:
     allocator = limited(300 * MIB, max_split_size=64 * MIB)
     blocks = [live(allocator, size * MIB) for size in (100, 70, 120)]
     for block in blocks:
@@ -200,7 +200,7 @@ def test_the_smallest_oversize_block_that_suffices_goes_first() -> None:
     assert allocator.counters.alloc_retries == 0
 
 
-def test_the_largest_oversize_blocks_go_until_they_suffice() -> None:
+def test_largest_oversize_blocks_are_released_first() -> None:
     allocator = limited(300 * MIB, max_split_size=64 * MIB)
     blocks = [live(allocator, size * MIB) for size in (100, 70, 120)]
     for block in blocks:
@@ -209,7 +209,7 @@ def test_the_largest_oversize_blocks_go_until_they_suffice() -> None:
     assert layout(allocator) == [[(70 * MIB, INACTIVE)], [(200 * MIB, ALLOCATED)]]
 
 
-def test_old_free_segments_are_collected_above_the_threshold() -> None:
+def test_old_segments_above_the_threshold_are_collected() -> None:
     allocator = limited(140 * MIB, garbage_collection_threshold=0.5)
     old, young = live(allocator, 30 * MIB), live(allocator, 24 * MIB)
     allocator.free(old)
@@ -222,14 +222,14 @@ def test_old_free_segments_are_collected_above_the_threshold() -> None:
     assert allocator.counters.alloc_retries == 0
 
 
-def test_no_segment_is_collected_below_the_threshold() -> None:
+def test_segments_below_the_threshold_are_kept() -> None:
     allocator = limited(200 * MIB, garbage_collection_threshold=0.5)
     allocator.free(live(allocator, 30 * MIB))
     live(allocator, 40 * MIB)
     assert allocator.counters.device_frees == 0
 
 
-def test_a_live_private_pool_keeps_its_free_segments() -> None:
+def test_live_private_pool_keeps_its_free_segments() -> None:
     allocator = Allocator()
     allocator.free(live(allocator, 12 * MIB, pool=GRAPH))
     allocator.empty_cache()
@@ -239,14 +239,14 @@ def test_a_live_private_pool_keeps_its_free_segments() -> None:
     assert allocator.reserved == 0
 
 
-def test_a_pool_without_splits_gives_whole_segments() -> None:
+def test_pool_without_splits_serves_whole_segments() -> None:
     allocator = Allocator()
     allocator.add_pool(GRAPH, whole=True)
     assert live(allocator, 3 * MIB, pool=GRAPH).size == 20 * MIB
     assert live(allocator, 5, pool=GRAPH).size == 2 * MIB
 
 
-def test_a_lending_pool_serves_before_the_flush() -> None:
+def test_lending_pool_serves_before_a_flush() -> None:
     allocator = limited(100 * MIB)
     allocator.add_pool(GRAPH, on_oom=True)
     lent = live(allocator, 40 * MIB, pool=GRAPH)
@@ -256,13 +256,13 @@ def test_a_lending_pool_serves_before_the_flush() -> None:
     assert allocator.counters.alloc_retries == 0
 
 
-def test_a_pool_that_does_not_lend_does_not_serve_others() -> None:
+def test_other_pool_serves_no_request() -> None:
     allocator = limited(60 * MIB)
     allocator.free(live(allocator, 40 * MIB, pool=GRAPH))
     assert allocator.malloc(30 * MIB) is None
 
 
-def test_an_allocator_of_its_own_keeps_a_pool_from_expandable_segments() -> None:
+def test_pool_with_own_allocator_has_plain_segments() -> None:
     allocator = Allocator(Settings(expandable_segments=True))
     allocator.add_pool(GRAPH, plain=True)
     live(allocator, 12 * MIB, pool=GRAPH)
@@ -272,12 +272,12 @@ def test_an_allocator_of_its_own_keeps_a_pool_from_expandable_segments() -> None
 
 
 def test_observer_receives_every_segment_change() -> None:
-    told: list[Event] = []
-    allocator = Allocator(observe=told.append)
+    events: list[Event] = []
+    allocator = Allocator(observe=events.append)
     block = live(allocator, 12 * MIB, stream=7)
     allocator.free(block)
     allocator.empty_cache()
-    assert told == [
+    assert events == [
         Event("segment_alloc", block.address, 12 * MIB, 7),
         Event("segment_free", block.address, 12 * MIB, 7),
     ]

@@ -23,7 +23,7 @@ def layout(allocator: Allocator) -> list[list[tuple[int, str]]]:
     return [[(b.size // MIB, b.state) for b in s.blocks()] for s in allocator.heap().segments]
 
 
-def test_a_segment_grows_by_whole_pages() -> None:
+def test_expandable_segment_grows_by_whole_pages() -> None:
     allocator = Allocator(EXPANDABLE)
     live(allocator, 15 * MIB)
     live(allocator, 12 * MIB)
@@ -39,7 +39,7 @@ def test_only_the_missing_pages_are_mapped() -> None:
     assert layout(allocator) == [[(15, ALLOCATED), (50, ALLOCATED), (15, INACTIVE)]]
 
 
-def test_the_limit_counts_the_whole_request_but_not_the_page() -> None:
+def test_limit_counts_the_request_not_the_page() -> None:
     allocator = Allocator(EXPANDABLE, Driver(free=1 << 40, size=1 << 40, limit=50 * MIB))
     live(allocator, 15 * MIB)
     live(allocator, 30 * MIB)
@@ -48,7 +48,7 @@ def test_the_limit_counts_the_whole_request_but_not_the_page() -> None:
     assert allocator.malloc(15 * MIB) is None
 
 
-def test_a_flush_gives_back_the_free_pages_only() -> None:
+def test_flush_returns_free_pages_only() -> None:
     allocator = Allocator(EXPANDABLE)
     blocks = [live(allocator, size * MIB) for size in (15, 60, 15)]
     allocator.free(blocks[1])
@@ -56,7 +56,7 @@ def test_a_flush_gives_back_the_free_pages_only() -> None:
     assert layout(allocator) == [[(15, ALLOCATED), (5, INACTIVE)], [(15, INACTIVE), (15, ALLOCATED), (10, INACTIVE)]]
 
 
-def test_a_hole_is_filled_before_the_end_grows() -> None:
+def test_hole_is_filled_before_the_end_grows() -> None:
     allocator = Allocator(EXPANDABLE)
     blocks = [live(allocator, size * MIB) for size in (15, 60, 15)]
     allocator.free(blocks[1])
@@ -67,7 +67,7 @@ def test_a_hole_is_filled_before_the_end_grows() -> None:
     ]
 
 
-def test_a_block_that_can_grow_counts_with_all_that_it_can_grow_to() -> None:
+def test_growable_block_counts_with_its_whole_span() -> None:
     """The last, smaller free block would fit, but torch saves it for a larger request."""
     allocator = Allocator(EXPANDABLE)
     blocks = [live(allocator, size * MIB) for size in (18, 4, 13)]
@@ -76,7 +76,7 @@ def test_a_block_that_can_grow_counts_with_all_that_it_can_grow_to() -> None:
     assert layout(allocator)[0][-1] == (5, INACTIVE)
 
 
-def test_an_emptied_segment_goes_and_its_address_space_with_it() -> None:
+def test_emptied_segment_returns_its_address_space() -> None:
     allocator = Allocator(EXPANDABLE)
     block = live(allocator, 15 * MIB)
     allocator.free(block)
@@ -85,7 +85,7 @@ def test_an_emptied_segment_goes_and_its_address_space_with_it() -> None:
     assert live(allocator, 15 * MIB).address == block.address
 
 
-def test_pages_mapped_on_the_way_to_a_failure_stay() -> None:
+def test_pages_mapped_before_a_failure_stay() -> None:
     allocator = Allocator(EXPANDABLE, Driver(free=102 * MIB, size=1 << 40))
     blocks = [live(allocator, size * MIB) for size in (15, 60, 25)]
     allocator.free(blocks[1])
@@ -95,7 +95,7 @@ def test_pages_mapped_on_the_way_to_a_failure_stay() -> None:
     assert allocator.malloc(110 * MIB) is None
 
 
-def test_a_full_address_space_is_followed_by_another() -> None:
+def test_full_address_space_is_followed_by_another() -> None:
     allocator = Allocator(EXPANDABLE, Driver(size=160 * MIB))
     live(allocator, 170 * MIB)  # of 9/8 of the device: 180 MiB
     live(allocator, 20 * MIB)

@@ -96,9 +96,7 @@ def mergeable(segment: Segment) -> bool:
 
 
 @given(PROGRAMS, SETTINGS, DRIVERS)
-def test_no_byte_is_lost_and_the_counters_agree_with_the_blocks(
-    program: list[Step], settings: Settings, driver: Driver
-) -> None:
+def test_counters_agree_with_the_blocks(program: list[Step], settings: Settings, driver: Driver) -> None:
     for machine in run(program, settings, driver):
         allocator, heap = machine.allocator, machine.allocator.heap()
         totals = [allocator.totals(small) for small in (False, True)]
@@ -123,9 +121,7 @@ def test_no_two_segments_share_an_address(program: list[Step], settings: Setting
 
 
 @given(PROGRAMS, SETTINGS, DRIVERS)
-def test_a_block_is_as_large_as_its_request_and_stays_where_it_is(
-    program: list[Step], settings: Settings, driver: Driver
-) -> None:
+def test_live_block_keeps_its_place_and_size(program: list[Step], settings: Settings, driver: Driver) -> None:
     places: dict[Block, tuple[int, int]] = {}
     for machine in run(program, settings, driver):
         places = {block: places.get(block, (block.address, block.size)) for block in machine.live}
@@ -142,13 +138,13 @@ def test_driver_and_limit_are_respected(program: list[Step], settings: Settings,
 
 
 @given(PROGRAMS, SETTINGS, DRIVERS)
-def test_the_same_program_ends_in_the_same_heap(program: list[Step], settings: Settings, driver: Driver) -> None:
+def test_same_program_ends_in_the_same_heap(program: list[Step], settings: Settings, driver: Driver) -> None:
     first, second = ([m.allocator.heap() for m in run(program, settings, driver)] for _ in range(2))
     assert first == second
 
 
 @given(PROGRAMS, SETTINGS, DRIVERS)
-def test_when_all_is_freed_nothing_stays_reserved(program: list[Step], settings: Settings, driver: Driver) -> None:
+def test_freeing_everything_leaves_nothing_reserved(program: list[Step], settings: Settings, driver: Driver) -> None:
     machine = Machine(settings, driver)
     machine.allocator.add_pool(GRAPH)
     for step in program:
@@ -162,7 +158,7 @@ def test_when_all_is_freed_nothing_stays_reserved(program: list[Step], settings:
 
 
 @given(PROGRAMS, SETTINGS, DRIVERS, st.sampled_from([0, 7]))
-def test_the_largest_allocatable_request_succeeds_and_the_next_fails(
+def test_largest_allocatable_succeeds_and_more_fails(
     program: list[Step], settings: Settings, driver: Driver, stream: int
 ) -> None:
     """Two models that share no code: `reach` reads the answer off a heap, the simulator tries."""
@@ -177,6 +173,6 @@ def test_the_largest_allocatable_request_succeeds_and_the_next_fails(
 
 
 @given(PROGRAMS, SETTINGS)
-def test_a_request_fails_only_under_a_bound(program: list[Step], settings: Settings) -> None:
+def test_request_fails_only_under_a_bound(program: list[Step], settings: Settings) -> None:
     for machine in run(program, settings, Driver()):
         assert machine.allocator.counters.ooms == 0

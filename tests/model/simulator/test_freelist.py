@@ -29,7 +29,7 @@ def key(block: Block) -> tuple[int, int]:
 
 
 @given(ACTIONS)
-def test_it_is_a_sorted_list(actions: list[tuple[str, int]]) -> None:
+def test_free_list_equals_a_sorted_list(actions: list[tuple[str, int]]) -> None:
     found, expected = FreeList(), list[Block]()
     for address, (action, size) in enumerate(actions):
         if action == "add":
@@ -46,7 +46,7 @@ def test_it_is_a_sorted_list(actions: list[tuple[str, int]]) -> None:
         assert list(found.at_least(15)) == [block for block in expected if block.size >= 15]
 
 
-def test_a_block_that_is_not_in_the_list_cannot_be_removed() -> None:
+def test_removing_an_unknown_block_raises() -> None:
     with pytest.raises(KeyError):
         FreeList().remove(Block(0, 512, 0, ARENA))
 
@@ -80,7 +80,7 @@ def comparisons(blocks: int, operations: int = 300) -> float:
     return Counted.compared / (2 * operations)
 
 
-def test_the_work_of_an_operation_grows_as_the_logarithm_of_the_blocks() -> None:
+def test_operation_cost_grows_logarithmically() -> None:
     few, many = comparisons(500), comparisons(64_000)
     assert 4 < few <= 2 * math.log2(500)
     assert many - few <= 1.5 * math.log2(64_000 / 500)

@@ -12,7 +12,7 @@ from gpufrag.model.trace.events import Event, parse_rows, parse_trace
 COLUMNS = ["action", "addr", "size", "stream"]
 
 
-def test_rows_are_read_by_their_columns() -> None:
+def test_rows_are_parsed_by_column() -> None:
     rows = [[7, "alloc", 512, 4096], [0, "oom", 1024, None]]
     assert parse_rows(rows, ["stream", "action", "size", "addr"]) == [
         Event("alloc", 4096, 512, 7),
@@ -20,13 +20,13 @@ def test_rows_are_read_by_their_columns() -> None:
     ]
 
 
-def test_rows_may_tell_the_pool() -> None:
+def test_row_may_have_a_pool() -> None:
     assert parse_rows([["alloc", 4096, 512, 7, [0, 1]]], [*COLUMNS, "pool_id"]) == [
         Event("alloc", 4096, 512, 7, (0, 1))
     ]
 
 
-def test_torch_s_trace_is_read() -> None:
+def test_torch_trace_is_parsed() -> None:
     trace = [
         {"action": "alloc", "addr": 4096, "size": 512, "stream": 7, "time_us": 1, "frames": []},
         {"action": "snapshot", "addr": 0, "size": 9, "stream": 0},
@@ -54,18 +54,18 @@ def test_torch_s_trace_is_read() -> None:
         (["oom", None, True, 0], "event 1 (oom)"),
     ],
 )
-def test_a_broken_row_is_named(row: Any, message: str) -> None:
+def test_broken_row_is_named(row: Any, message: str) -> None:
     with pytest.raises(BadInput) as caught:
         parse_rows([["alloc", 1, 2, 3], row], COLUMNS)
     assert message in str(caught.value)
 
 
-def test_a_column_without_a_name_is_refused() -> None:
+def test_column_without_a_name_is_refused() -> None:
     with pytest.raises(BadInput, match="not all text"):
         parse_rows([["alloc"]], [*COLUMNS, 5])  # type: ignore[list-item]
 
 
-def test_a_missing_column_is_named() -> None:
+def test_missing_column_is_named() -> None:
     with pytest.raises(BadInput, match="no column 'size'"):
         parse_rows([], ["action", "addr", "stream"])
 
@@ -80,7 +80,7 @@ def test_a_missing_column_is_named() -> None:
         ({"action": "alloc", "addr": 1, "size": 2, "stream": 0, "pool_id": (5,)}, "event 0 (alloc)"),
     ],
 )
-def test_a_broken_trace_entry_is_named(entry: Any, message: str) -> None:
+def test_broken_trace_entry_is_named(entry: Any, message: str) -> None:
     with pytest.raises(BadInput) as caught:
         parse_trace([entry])
     assert message in str(caught.value)

@@ -19,13 +19,13 @@ def events_of(case: GoldenCase) -> list[Event]:
     return parse_rows(case.raw["events"], case.raw["events_columns"])
 
 
-def test_a_whole_trace_begins_with_nothing(golden_case: GoldenCase) -> None:
+def test_whole_trace_starts_with_an_empty_heap(golden_case: GoldenCase) -> None:
     beginning = rewind(events_of(golden_case), golden_case.heap)
     assert beginning.allocations == ()
     assert beginning.heap.segments == ()
 
 
-def test_the_second_half_begins_where_the_first_ends(golden_case: GoldenCase) -> None:
+def test_second_half_starts_where_the_first_ends(golden_case: GoldenCase) -> None:
     """Both halves agree on what is live between them."""
     events = events_of(golden_case)
     middle = len(events) // 2
@@ -39,7 +39,7 @@ def test_the_second_half_begins_where_the_first_ends(golden_case: GoldenCase) ->
     assert {event.address: event.size for event in beginning.allocations} == live
 
 
-def test_an_adopted_heap_is_the_heap(golden_case: GoldenCase) -> None:
+def test_adopted_heap_equals_its_source(golden_case: GoldenCase) -> None:
     events = events_of(golden_case)
     heap = rewind(events[len(events) // 2 :], golden_case.heap).heap
     allocator = Allocator(heap.settings)
@@ -49,25 +49,25 @@ def test_an_adopted_heap_is_the_heap(golden_case: GoldenCase) -> None:
     assert allocator.reserved == sum(segment.size for segment in heap.segments)
 
 
-def test_a_trace_that_frees_what_stays_live_is_refused(golden_case: GoldenCase) -> None:
+def test_free_of_a_live_block_is_refused(golden_case: GoldenCase) -> None:
     live = next(b for s in golden_case.heap.segments for b in s.blocks() if b.state != INACTIVE)
     with pytest.raises(BadInput, match="event 0 frees"):
         rewind([Event("free_completed", live.address, live.requested, 0)], golden_case.heap)
 
 
-def test_a_trace_of_another_heap_is_refused() -> None:
+def test_trace_of_another_heap_is_refused() -> None:
     with pytest.raises(BadInput, match="event 0 allocates 0x200, which is neither freed later nor live"):
         rewind([Event("alloc", 512, 100, 0)], Heap(()))
 
 
-def test_a_segment_that_is_not_there_later_is_refused() -> None:
+def test_segment_that_is_never_released_is_refused() -> None:
     with pytest.raises(BadInput, match="segment_alloc"):
         rewind([Event("segment_alloc", 512, 2 << 20, 0)], Heap(()))
 
 
 @pytest.mark.parametrize("action", ["segment_free", "segment_unmap"])
 @pytest.mark.parametrize("offset", [0, 512, -512])
-def test_memory_that_goes_twice_without_coming_again_is_refused(action: str, offset: int) -> None:
+def test_memory_released_twice_is_refused(action: str, offset: int) -> None:
     twice = [Event(action, address, 2 << 20, 0) for address in (8 << 20, (8 << 20) + offset)]
     with pytest.raises(BadInput, match=f"event 0 .{action}. releases"):
         rewind(twice, Heap(()))
@@ -94,12 +94,12 @@ def poolless(events: list[Event]) -> list[Event]:
     return [event._replace(pool=(0, 0)) for event in events]
 
 
-def test_an_event_is_in_the_pool_of_its_segment() -> None:
+def test_event_has_the_pool_of_its_segment() -> None:
     recorder = graph_job()
     assert list(rewind(poolless(recorder.trace), recorder.heap()).events) == recorder.trace
 
 
-def test_a_private_pool_is_replayed_as_one() -> None:
+def test_private_pool_is_replayed_as_one() -> None:
     recorder = graph_job()
     run = read_run(poolless(recorder.trace), recorder.heap(), Driver())
     outcome = play(run, run.end.settings, None)
@@ -108,18 +108,18 @@ def test_a_private_pool_is_replayed_as_one() -> None:
     assert {o.pool for o in run.program.operations} == {(0, 0), GRAPH}
 
 
-def test_a_pool_that_events_tell_stays() -> None:
+def test_pool_of_an_event_is_kept() -> None:
     recorder = graph_job()
     assert rewind(recorder.trace, recorder.heap()).events == recorder.trace
 
 
-def test_a_private_block_that_is_older_than_the_trace_is_its_pool_s() -> None:
+def test_older_private_block_stays_in_its_pool() -> None:
     recorder = graph_job()
     run = read_run(poolless(recorder.trace[8:]), recorder.heap(), Driver())
     assert play(run, run.end.settings, None).same_end
 
 
-def test_the_size_of_an_older_block_shows_where_the_next_one_begins() -> None:
+def test_older_block_size_is_inferred_from_the_next() -> None:
     """A block of 5 MiB serves 4.5 MiB uncut. Beside a free block that cannot be seen, until that is used."""
     recorder = Recorder()
     first, second = recorder.malloc(5 * MIB), recorder.malloc(4 * MIB)

@@ -35,20 +35,20 @@ def segment(action: str, size: int, address: int = 0) -> Event:
     return Event(f"segment_{action}", address, size, 0)
 
 
-def test_a_free_is_done_at_once_or_waits() -> None:
+def test_free_completes_at_once_or_waits() -> None:
     requested, completed = free(4096)
     assert kinds(alloc(4096), requested, completed) == [MALLOC, FREE]
     assert kinds(alloc(4096), requested, alloc(8192), completed) == [MALLOC, AWAIT, MALLOC, COMPLETE]
     assert kinds(alloc(4096), requested) == [MALLOC, AWAIT]
 
 
-def test_an_action_that_was_left_out_is_no_wait() -> None:
+def test_missing_action_is_no_wait() -> None:
     requested, completed = free(4096)
     assert kinds(alloc(4096), requested, alloc(8192), alloc(4096)) == [MALLOC, FREE, MALLOC, MALLOC]
     assert kinds(alloc(4096), completed, alloc(8192), alloc(4096)) == [MALLOC, FREE, MALLOC, MALLOC]
 
 
-def test_an_address_cannot_be_allocated_twice() -> None:
+def test_allocating_an_address_twice_is_refused() -> None:
     with pytest.raises(BadInput, match="event 1 allocates 0x1000, which is still allocated"):
         kinds(alloc(4096), alloc(4096))
 
@@ -65,7 +65,7 @@ def test_operations_of_one_block_carry_its_number() -> None:
     assert program.allocations == 2
 
 
-def test_segments_that_go_without_need_are_an_empty_cache() -> None:
+def test_release_of_segments_is_an_empty_cache() -> None:
     gone = [segment("free", 20 * MIB), segment("free", 2 * MIB)]
     assert kinds(segment("alloc", 22 * MIB), *gone, alloc(4096)) == [EMPTY, MALLOC]
     assert kinds(segment("alloc", 22 * MIB), *gone) == [EMPTY]
@@ -83,35 +83,35 @@ def replaced(old: int, new: int) -> list[Event]:
     return [*used_once(old), segment("free", old, 1 << 30), segment("alloc", new, 2 << 30), alloc(2 << 30, new)]
 
 
-def test_segments_that_go_for_a_request_at_the_limit_are_not() -> None:
+def test_release_at_the_limit_is_no_empty_cache() -> None:
     events = replaced(22 * MIB, 30 * MIB)
     assert kinds(*events, limit=40 * MIB) == [MALLOC, FREE, MALLOC]
     assert kinds(*events) == [MALLOC, FREE, EMPTY, MALLOC]
 
 
-def test_segments_that_go_before_an_out_of_memory_error_are_not() -> None:
+def test_release_before_an_oom_is_no_empty_cache() -> None:
     events = [*used_once(22 * MIB), segment("free", 22 * MIB, 1 << 30), Event("oom", None, 90 * MIB, 0)]
     assert kinds(*events, limit=40 * MIB) == [MALLOC, FREE, FAIL]
 
 
-def test_the_driver_may_be_the_limit() -> None:
+def test_driver_may_be_the_limit() -> None:
     allocator = Allocator(driver=Driver(free=42 * MIB))
     assert kinds(*replaced(22 * MIB, 30 * MIB), allocator=allocator) == [MALLOC, FREE, MALLOC]
 
 
-def test_collected_segments_are_not() -> None:
+def test_collection_is_no_empty_cache() -> None:
     settings, events = Settings(garbage_collection_threshold=0.5), replaced(30 * MIB, 36 * MIB)
     assert kinds(*events, settings=settings, limit=50 * MIB) == [MALLOC, FREE, MALLOC]
     assert kinds(*events, settings=settings, limit=80 * MIB) == [MALLOC, FREE, EMPTY, MALLOC]
 
 
-def test_segments_go_by_an_empty_cache_where_the_cache_would_have_served() -> None:
+def test_release_without_need_is_an_empty_cache() -> None:
     """The limit stands against a new segment, but none was needed: the free one was there since before."""
     made, went = replaced(30 * MIB, 22 * MIB)[:4], replaced(30 * MIB, 22 * MIB)[4:]
     assert kinds(*made, alloc(4096), *went, limit=40 * MIB) == [MALLOC, FREE, MALLOC, EMPTY, MALLOC]
 
 
-def test_a_block_that_would_have_served_was_completed_in_the_flush() -> None:
+def test_unused_free_block_was_completed_by_the_flush() -> None:
     """At the limit a request makes a new segment although a larger block seems to be free: it was not yet."""
     events = replaced(30 * MIB, 22 * MIB)
     program = read_program(events, limit=40 * MIB)
@@ -121,7 +121,7 @@ def test_a_block_that_would_have_served_was_completed_in_the_flush() -> None:
     assert (replay.allocator.reserved, replay.allocator.counters.alloc_retries) == (22 * MIB, 1)
 
 
-def test_a_request_fails_although_its_flush_completes_a_block_that_would_do() -> None:
+def test_request_fails_although_its_flush_completes_a_block() -> None:
     """The pool is not searched again: the block stays in a segment with another live one."""
     first, second = 1 << 30, (1 << 30) + 12 * MIB
     made = [segment("alloc", 30 * MIB, first), alloc(first, 30 * MIB), *free(first, 30 * MIB)]
@@ -131,7 +131,7 @@ def test_a_request_fails_although_its_flush_completes_a_block_that_would_do() ->
     assert kinds(*events, limit=40 * MIB)[-3:] == [AWAIT, FAIL, COMPLETE]
 
 
-def test_what_is_completed_after_a_segment_went_was_so_in_the_flush() -> None:
+def test_completion_after_a_release_belongs_to_its_flush() -> None:
     settings = Settings(max_split_size=20 * MIB)
     requested, completed = free(3 << 30, 24 * MIB)
     pending = [segment("alloc", 24 * MIB, 3 << 30), alloc(3 << 30, 24 * MIB)]
@@ -152,16 +152,16 @@ def test_mark_distinguishes_empty_cache_from_flush() -> None:
 def test_mark_distinguishes_flush_from_collection() -> None:
     """The block goes either way; but it was not yet complete where the request had to flush for it."""
     settings, events = Settings(garbage_collection_threshold=0.5), replaced(30 * MIB, 36 * MIB)
-    told = [*events[:3], Event("retry", None, 0, 0), *events[3:]]
+    marked = [*events[:3], Event("retry", None, 0, 0), *events[3:]]
     assert kinds(*events, settings=settings, limit=50 * MIB) == [MALLOC, FREE, MALLOC]
-    assert kinds(*told, settings=settings, limit=50 * MIB) == [MALLOC, AWAIT, MALLOC, COMPLETE]
+    assert kinds(*marked, settings=settings, limit=50 * MIB) == [MALLOC, AWAIT, MALLOC, COMPLETE]
 
 
-def test_a_marked_empty_cache_may_have_nothing_to_give_back() -> None:
+def test_marked_empty_cache_may_return_nothing() -> None:
     assert kinds(Event("empty_cache", None, 0, 0), alloc(4096)) == [EMPTY, MALLOC]
 
 
-def test_a_private_pool_that_gives_back_segments_is_gone() -> None:
+def test_private_pool_that_returns_segments_was_released() -> None:
     graph = (0, 1)
     events = [event._replace(pool=graph) for event in used_once(22 * MIB)]
     gone = segment("free", 22 * MIB, 1 << 30)._replace(pool=graph)
@@ -178,7 +178,7 @@ def test_failed_request_keeps_the_recorded_size(size: int) -> None:
     assert (operation.kind, operation.size) == (FAIL, size)
 
 
-def test_a_replay_can_be_stepped() -> None:
+def test_replay_can_be_stepped() -> None:
     program = read_program([alloc(4096), alloc(8192), *free(4096)])
     replay = Replay(program, Allocator())
     replay.run(until=2)
@@ -187,20 +187,20 @@ def test_a_replay_can_be_stepped() -> None:
     assert (replay.position, replay.done, replay.allocator.active) == (3, True, 512)
 
 
-def test_a_replay_goes_on_without_what_fails() -> None:
+def test_replay_continues_after_a_failed_request() -> None:
     program = read_program([alloc(4096, 30 * MIB), alloc(8192, 30 * MIB), *free(8192), *free(4096)])
     replay = Replay(program, Allocator(driver=Driver(limit=40 * MIB)))
     replay.run()
     assert (replay.allocator.counters.ooms, replay.allocator.active) == (1, 0)
 
 
-def test_a_request_that_failed_when_recorded_leaves_nothing_behind_where_it_succeeds() -> None:
+def test_recorded_failure_that_succeeds_is_freed_again() -> None:
     replay = Replay(read_program([Event("oom", None, 30 * MIB, 0)]), Allocator())
     replay.run()
     assert (replay.allocator.active, replay.allocator.reserved) == (0, 30 * MIB)
 
 
-def test_a_replay_flushes_where_the_program_did() -> None:
+def test_replay_flushes_where_the_program_did() -> None:
     replay = Replay(
         read_program([segment("alloc", 2 * MIB), alloc(1), *free(1), segment("free", 2 * MIB)]), Allocator()
     )

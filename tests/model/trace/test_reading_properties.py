@@ -75,7 +75,7 @@ def segments_of(events: list[Event]) -> list[Event]:
 
 
 @given(st.lists(STEPS, max_size=80), SETTINGS, LIMITS)
-def test_the_program_behind_a_trace_makes_that_trace(steps: list[Step], settings: Settings, limit: int | None) -> None:
+def test_program_of_a_trace_repeats_the_trace(steps: list[Step], settings: Settings, limit: int | None) -> None:
     recorded = record(steps, settings, limit)
     again: list[Event] = []
     spaces = [AddressSpace(places(recorded.trace)) for _ in range(2)]

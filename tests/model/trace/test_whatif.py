@@ -37,7 +37,7 @@ def real_peak(name: str) -> int:
 
 
 @pytest.mark.parametrize("name", GOLDEN_NAMES)
-def test_the_recorded_setting_gives_the_recorded_run(name: str) -> None:
+def test_recorded_setting_gives_the_recorded_run(name: str) -> None:
     run, stats = recorded(name), golden_case_named(name).raw["stats"]
     outcome = play(run, run.end.settings, run.recorded_limit)
     assert outcome.same_end
@@ -48,7 +48,7 @@ def test_the_recorded_setting_gives_the_recorded_run(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "other"), PAIRS)
-def test_another_setting_is_predicted(name: str, other: str) -> None:
+def test_peak_under_another_setting_is_predicted(name: str, other: str) -> None:
     """Exact except for churn, which survives errors at different places under each setting."""
     run, case = recorded(name), golden_case_named(other)
     outcome = play(run, case.heap.settings, run.recorded_limit)
@@ -61,7 +61,7 @@ def second_half(name: str) -> Run:
     return read_run(events[len(events) // 2 :], case.heap, Driver(), case.raw["cap_bytes"] or None)
 
 
-def test_a_trace_without_its_beginning_counts_what_is_older() -> None:
+def test_late_trace_counts_older_blocks() -> None:
     run = second_half("churn-default")
     assert run.older > 100
     assert not run.complete
@@ -69,7 +69,7 @@ def test_a_trace_without_its_beginning_counts_what_is_older() -> None:
     assert 0 < outcome.peak_active <= outcome.peak_reserved <= (run.recorded_limit or 0)
 
 
-def test_the_smallest_limit_suffices_and_two_mebibytes_less_does_not() -> None:
+def test_smallest_limit_suffices_and_less_fails() -> None:
     run, settings = recorded("train-cap4"), parse_conf("expandable_segments:True")
     limit = smallest_limit(run, settings)
     assert limit is not None
@@ -77,12 +77,12 @@ def test_the_smallest_limit_suffices_and_two_mebibytes_less_does_not() -> None:
     assert play(run, settings, limit - (2 << 20)).failed > 0
 
 
-def test_no_limit_is_found_where_the_device_is_too_small() -> None:
+def test_smallest_limit_on_a_small_device_is_none() -> None:
     run = replace(recorded("train-cap4"), driver=Driver(free=1 << 30))
     assert smallest_limit(run, run.end.settings) is None
 
 
-def test_a_late_trace_needs_no_less_than_its_older_blocks() -> None:
+def test_late_trace_needs_its_older_blocks() -> None:
     """What was cached before it began would serve its requests under any limit."""
     run = second_half("kv-default")
     limit = smallest_limit(run, run.end.settings)
@@ -90,7 +90,7 @@ def test_a_late_trace_needs_no_less_than_its_older_blocks() -> None:
     assert limit >= play(run, run.end.settings, None).peak_active
 
 
-def test_a_late_trace_is_compared_from_one_beginning() -> None:
+def test_late_trace_starts_all_settings_alike() -> None:
     """The recorded setting, played as any other would be, does not have what was cached before the trace."""
     run = second_half("kv-default")
     stranger = replace(run, end=replace(run.end, settings=parse_conf("expandable_segments:True")))
@@ -99,6 +99,6 @@ def test_a_late_trace_is_compared_from_one_beginning() -> None:
     assert play(run, run.end.settings, None).peak_reserved > as_other.peak_reserved
 
 
-def test_an_empty_trace_is_an_empty_run() -> None:
+def test_empty_trace_is_an_empty_run() -> None:
     run = read_run([], parse({"segments": []}), Driver())
     assert play(run, run.end.settings, None) == Outcome(0, 0, 0, 0, 0, 0, 0, None, True)

@@ -45,12 +45,12 @@ def predicted(seed: int, workload: str, setting: str) -> int:
 
 
 @pytest.mark.parametrize(("seed", "workload", "setting"), REAL)
-def test_a_peak_is_predicted_exactly(seed: int, workload: str, setting: str) -> None:
+def test_predicted_peak_is_exact(seed: int, workload: str, setting: str) -> None:
     assert predicted(seed, workload, setting) == REAL[seed, workload, setting]
 
 
 @pytest.mark.parametrize(("seed", "workload"), sorted({(seed, workload) for seed, workload, _ in REAL}))
-def test_the_lowest_predicted_peak_is_the_lowest_real_one(seed: int, workload: str) -> None:
+def test_lowest_predicted_peak_is_the_lowest_real_one(seed: int, workload: str) -> None:
     best = min(CONFS, key=lambda setting: predicted(seed, workload, setting))
     assert REAL[seed, workload, best] == min(REAL[seed, workload, setting] for setting in CONFS)
 
@@ -64,7 +64,7 @@ def table() -> str:
     return "\n".join(lines)
 
 
-def test_the_documented_table_is_what_was_measured() -> None:
+def test_documented_table_is_up_to_date() -> None:
     page = PAGE.read_text(encoding="utf-8")
     block = re.compile(r"(?<=<!-- peaks: begin )([^\n]*-->\n).*(?=<!-- peaks: end -->)", re.DOTALL)
     text, found = block.subn(lambda begin: f"{begin[1]}{table()}\n", page)

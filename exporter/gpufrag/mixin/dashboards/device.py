@@ -45,12 +45,10 @@ def _devices(s: Selection) -> Row:
                 Query(f"sum({used}) / sum({size})"),
             ),
             number(
-                Face(
-                    "Held by other processes",
+                Face("Held by other processes",
                     "Memory of processes without an agent, on the device with the most of it. Absent where the driver "
                     "does not show processes, as in most containers.",
-                    "bytes", 6, 4, runbook=s.config.runbook(AlertName.FOREIGN_PROCESS),
-                ),
+                    "bytes", 6, 4, runbook=s.config.runbook(AlertName.FOREIGN_PROCESS)),
                 Query(f"max({others})"),
                 [s.config.thresholds.foreign_bytes],
             ),
@@ -61,20 +59,16 @@ def _devices(s: Selection) -> Row:
                 name=True,
             ),
             stacked(
-                Face(
-                    "Device memory by holder",
+                Face("Device memory by holder",
                     "Sum over the selected devices. Where the driver does not show processes, the memory of other "
                     "processes counts as held by those with gpufrag.",
-                    "bytes", 12,
-                ),
+                    "bytes", 12),
                 held,
             ),
             lines(
-                Face(
-                    "Used share by device",
+                Face("Used share by device",
                     "At 100 % the driver has nothing left: the allocator must serve the next request from its cache.",
-                    "percentunit", 12, decimals=0,
-                ),
+                    "percentunit", 12, decimals=0),
                 Query(f"{ON_EACH} ({used} / {size})", DEVICE_NAME),
             ),
             _table(s),
@@ -109,21 +103,17 @@ def _processes(s: Selection) -> Row:
         "Processes",
         [
             lines(
-                Face(
-                    "Device memory by rank",
+                Face("Device memory by rank",
                     "As reported by the driver: allocator, CUDA context and libraries. Absent where the driver does "
                     "not show processes, as in most containers.",
-                    "bytes",
-                ),
+                    "bytes"),
                 Query(f"max {_on_rank(s)} ({s.series(names.PROCESS_DEVICE_USED)})", s.rank_of_job),
             ),
             lines(
-                Face(
-                    "Memory outside the allocator by rank",
+                Face("Memory outside the allocator by rank",
                     "CUDA context, NCCL buffers, cuBLAS workspaces. It does not shrink when tensors are freed. A rank "
                     "with much more than the others loaded more libraries or created more communicators.",
-                    "bytes",
-                ),
+                    "bytes"),
                 Query(f"max {_on_rank(s)} ({s.series(names.PROCESS_CONTEXT)})", s.rank_of_job),
             ),
         ],
@@ -158,29 +148,23 @@ def _blocks(s: Selection) -> Row:
             ),
             spread("small", "Number of free blocks by size, for requests up to 1 MiB. Many small blocks are normal."),
             lines(
-                Face(
-                    "Mean free block by rank",
+                Face("Mean free block by rank",
                     "Free bytes divided by the number of free blocks. It falls as the heap fragments.",
-                    "bytes", 8,
-                ),
+                    "bytes", 8),
                 Query(f"{by_rank} ({total}) / {by_rank} ({count})", s.rank_of_job),
             ),
             lines(
-                Face(
-                    "Blocks by state",
+                Face("Blocks by state",
                     "allocated: in use. free: cached. awaiting_free: freed, but a stream still uses it; many of them "
                     "for long mean that a stream is slow.",
-                    "short", 8, decimals=0,
-                ),
+                    "short", 8, decimals=0),
                 Query(f"sum by ({Label.STATE}) ({blocks})", f"{{{{{Label.STATE}}}}}"),
             ),
             lines(
-                Face(
-                    "Segments by rank",
+                Face("Segments by rank",
                     "Driver allocations that the allocator holds. If they increase at the same load, old segments do "
                     "not fit new requests.",
-                    "short", 8, decimals=0,
-                ),
+                    "short", 8, decimals=0),
                 Query(f"{by_rank} ({segments})", s.rank_of_job),
             ),
         ],

@@ -39,38 +39,30 @@ def _overview(s: Selection) -> Row:
                 Query(f"sum({s.rule(recording.JOB_RANKS)})"),
             ),
             number(
-                Face(
-                    "Fragmented jobs",
+                Face("Fragmented jobs",
                     f"Jobs with a rank that has free memory, but cannot allocate more than 1/{trigger:g} of it at "
                     "once. A larger request fails although the memory is free. Should be 0.",
-                    "short", 4, 4, runbook=config.runbook(AlertName.FRAGMENTED),
-                ),
+                    "short", 4, 4, runbook=config.runbook(AlertName.FRAGMENTED)),
                 Query(f"count({s.rule(recording.JOB_ACTIONABLE)} > {trigger:g}) or 0 * {jobs}"),
                 [1],
             ),
             number(
-                Face(
-                    "Stranded memory",
+                Face("Stranded memory",
                     "Free memory pinned between blocks in use, over all ranks, each at its worst moment. This memory "
                     "is lost to fragmentation.",
-                    "bytes", 4, 4,
-                ),
+                    "bytes", 4, 4),
                 Query(stranded),
             ),
             number(
-                Face(
-                    "Stranded share", "Stranded memory as a share of all reserved memory.",
-                    "percentunit", 3, 4, decimals=1,
-                ),
+                Face("Stranded share", "Stranded memory as a share of all reserved memory.",
+                    "percentunit", 3, 4, decimals=1),
                 Query(f"{stranded} / {reserved}"),
                 [0.05, 0.15],
             ),
             number(
-                Face(
-                    "Out-of-memory errors",
+                Face("Out-of-memory errors",
                     "In the selected time range, over all jobs, including errors that the program caught.",
-                    "short", 4, 4, decimals=0, runbook=out_of_memory,
-                ),
+                    "short", 4, 4, decimals=0, runbook=out_of_memory),
                 Query(f"sum(increase({s.series(names.OOMS)}[$__range]))"),
                 [1],
             ),
@@ -91,46 +83,38 @@ def _jobs(s: Selection) -> Row:
         [
             _job_table(s),
             lines(
-                Face(
-                    "Worst fragmentation ratio by job",
+                Face("Worst fragmentation ratio by job",
                     "Free memory divided by the largest possible allocation, for the worst rank of each job. 1 is "
                     f"perfect. Above the line ({limits.fragmentation_ratio:g}) the alert that may restart the job "
                     "fires after some minutes. Jobs with full memory have no curve. Click a curve to open its job.",
-                    "none", decimals=2, runbook=config.runbook(AlertName.FRAGMENTED),
-                ),
+                    "none", decimals=2, runbook=config.runbook(AlertName.FRAGMENTED)),
                 Query(s.rule(recording.JOB_ACTIONABLE), s.job),
                 thresholds=[limits.fragmentation_ratio],
                 link=link,
             ),
             lines(
-                Face(
-                    "Stranded memory by job",
+                Face("Stranded memory by job",
                     "Free memory pinned between blocks in use, over all ranks of a job.",
-                    "bytes",
-                ),
+                    "bytes"),
                 Query(s.rule(recording.JOB_STRANDED), s.job),
                 link=link,
             ),
             lines(
-                Face(
-                    "Unused share by job",
+                Face("Unused share by job",
                     "Share of the reserved memory that no tensor uses, over all ranks of a job. Below "
                     f"{limits.unused_tune:g} is fine, above {limits.unused_act:g} is waste. If the fragmentation "
                     "ratio is near 1, the job only caches more than it needs, which affects only other processes on "
                     "the device.",
-                    "percentunit", decimals=0,
-                ),
+                    "percentunit", decimals=0),
                 Query(s.rule(recording.JOB_UNUSED), s.job),
                 thresholds=[limits.unused_tune, limits.unused_act],
                 link=link,
             ),
             lines(
-                Face(
-                    "Peak fragmentation by job",
+                Face("Peak fragmentation by job",
                     "1 - peak active / peak reserved: the share of the reserved memory that tensors never needed at "
                     "once. Better allocator settings can save up to this much.",
-                    "percentunit", decimals=0,
-                ),
+                    "percentunit", decimals=0),
                 Query(s.rule(recording.JOB_PEAK), s.job),
                 link=link,
             ),
@@ -146,14 +130,12 @@ def _job_table(s: Selection) -> AnyPanel:
     link = open_job(config, "${__data.fields.%s}")
     ratio, unused = [limits.fragmentation_ratio], [limits.unused_tune, limits.unused_act]
     return rows(
-        Face(
-            "Jobs, worst first",
+        Face("Jobs, worst first",
             "Click a name to open the job. Ratio: fragmentation ratio of the worst rank; empty if the memory is full. "
             "Free: free memory of the fullest rank as a share of its limit. Cache ratio: often high in healthy jobs. "
             "Unused: share of the reserved memory that no tensor uses. Errors: out-of-memory errors in the selected "
             "time range. Retries: cache flushes per minute of the worst rank; each stalls the job.",
-            "none", 24, 7,
-        ),
+            "none", 24, 7),
         *(Column(label, label=label, link=link) for label in config.job_labels),
         Column("Ranks", s.rule(recording.JOB_RANKS), unit="short"),
         Column("Ratio", s.rule(recording.JOB_ACTIONABLE), unit="none", decimals=2, thresholds=ratio),
@@ -182,29 +164,23 @@ def _faults(s: Selection) -> Row:
                 Column("", f"max by (alertname, {config.severity_label}, {by}) ({firing(s)})"),
             ),
             lines(
-                Face(
-                    "Out-of-memory errors by cause",
+                Face("Out-of-memory errors by cause",
                     "The cause that gpufrag found: capacity, fragmentation, neighbours or limit.",
-                    "short", decimals=0, runbook=out_of_memory,
-                ),
+                    "short", decimals=0, runbook=out_of_memory),
                 Query(s.ooms_by_cause, f"{{{{{Label.CAUSE}}}}}"),
                 bars=True,
             ),
             lines(
-                Face(
-                    "Out-of-memory errors by job",
+                Face("Out-of-memory errors by job",
                     "Failed requests, including those that the program caught.",
-                    "short", decimals=0, runbook=out_of_memory,
-                ),
+                    "short", decimals=0, runbook=out_of_memory),
                 Query(f"sum by ({by}) (increase({s.series(names.OOMS)}[$__rate_interval]))", s.job),
                 bars=True,
             ),
             lines(
-                Face(
-                    "Ranks started by job",
+                Face("Ranks started by job",
                     "Ranks with a new process, whether gpufrag, the job's controller or a person restarted them.",
-                    "short", decimals=0,
-                ),
+                    "short", decimals=0),
                 Query(f"count by ({by}) ({started(s, '$__interval')})", s.job),
                 bars=True,
             ),
@@ -220,29 +196,23 @@ def _health(s: Selection) -> Row:
         "Monitoring",
         [
             lines(
-                Face(
-                    "Targets down by job",
+                Face("Targets down by job",
                     "Sidecars that Prometheus cannot scrape. Their jobs run, but are not monitored.",
-                    "short", 8, decimals=0, runbook=config.runbook(AlertName.TARGET_DOWN),
-                ),
+                    "short", 8, decimals=0, runbook=config.runbook(AlertName.TARGET_DOWN)),
                 Query(f"count by ({by}) ({up} == 0) or 0 * count by ({by}) ({up})", s.job),
             ),
             lines(
-                Face(
-                    "Age of the oldest sample by job",
+                Face("Age of the oldest sample by job",
                     "An agent writes one sample per second. If a sample ages, its process hangs or was killed.",
-                    "s", 8, runbook=config.runbook(AlertName.SAMPLE_STALE),
-                ),
+                    "s", 8, runbook=config.runbook(AlertName.SAMPLE_STALE)),
                 Query(f"max by ({by}) (time() - {s.series(names.SAMPLE_TIMESTAMP)})", s.job),
                 thresholds=[limits.stale],
             ),
             lines(
-                Face(
-                    "Agent overhead by job",
+                Face("Agent overhead by job",
                     "Share of time for which the agent pauses the worst rank of a job. The agent limits itself to "
                     "0.1 %; above the line an alert fires.",
-                    "percentunit", 8, decimals=3, runbook=config.runbook(AlertName.AGENT_OVERHEAD),
-                ),
+                    "percentunit", 8, decimals=3, runbook=config.runbook(AlertName.AGENT_OVERHEAD)),
                 Query(f"max by ({by}) (sum without ({Label.CAUSE}) (rate({stall}[$__rate_interval])))", s.job),
                 thresholds=[limits.agent_share],
             ),
