@@ -82,8 +82,7 @@ def test_attach_without_terminal_requires_yes(cli, asked: list[str], monkeypatch
 
 
 @pytest.mark.parametrize(
-    "words",
-    [["soon"], [], ["1", "2"], *(["4711", "--yes", f"--wait={wait}"] for wait in ("-1", "nan", "inf", "soon"))],
+    "words", [["soon"], [], ["1", "2"], *(["4711", "--yes", f"--wait={wait}"] for wait in ("-1", "nan", "inf", "soon"))]
 )
 def test_invalid_call_is_one_line(cli, asked: list[str], words: list[str]) -> None:
     code, error = cli.refusal("attach", *words)

@@ -72,11 +72,7 @@ def test_flags_replace_the_config(serve: Serve, tmp_path: Path) -> None:
         (["--port", "x"], 2, "argument --port: 'x' is not a whole number from 0 to 65535"),
         (["--config", "none.yaml"], 1, "none.yaml: No such file or directory"),
         (["--web.config.file", "none.yml", "--port", "0"], 1, "none.yml: No such file or directory"),
-        (
-            ["--control.token-file", "none", "--port", "0"],
-            1,
-            "cannot read token file none: No such file or directory",
-        ),
+        (["--control.token-file", "none", "--port", "0"], 1, "cannot read token file none: No such file or directory"),
         (
             ["--folder", "/dev/null", "--port", "0"],
             1,
@@ -111,10 +107,7 @@ def test_port_in_use_is_one_line(serve: Serve, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "code", "problem"),
-    [
-        ("web: {prot: 1}", 2, 'unknown key "prot" in web'),
-        ("web: [", 1, "not valid YAML: line 1"),
-    ],
+    [("web: {prot: 1}", 2, 'unknown key "prot" in web'), ("web: [", 1, "not valid YAML: line 1")],
 )
 def test_bad_config_is_one_line(serve: Serve, tmp_path: Path, text: str, code: int, problem: str) -> None:
     config = tmp_path / "gpufrag.yaml"

@@ -68,10 +68,7 @@ def test_default_is_in_its_range(kind: type[Any]) -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        (
-            "web: {request_timeout: 7s}",
-            "longer than folder.deadline (5.00 s) + nvml.deadline (2.00 s)",
-        ),
+        ("web: {request_timeout: 7s}", "longer than folder.deadline (5.00 s) + nvml.deadline (2.00 s)"),
         (
             "{web: {request_timeout: 5s}, nvml: {enabled: false}}",
             "(5.00 s) must be longer than folder.deadline (5.00 s), or",

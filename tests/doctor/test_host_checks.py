@@ -63,8 +63,8 @@ def test_private_folder_is_fine(agent):
 
 
 def test_missing_folder_and_file_fail(tmp_path):
-    assert "does not exist" in text_of(look("folder", tmp_path / "absent"), Fail)
     (tmp_path / "file").touch()
+    assert "does not exist" in text_of(look("folder", tmp_path / "absent"), Fail)
     assert "is not a folder" in text_of(look("folder", tmp_path / "file"), Fail)
 
 
@@ -150,8 +150,7 @@ def test_silent_rank_warns(agent, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("steps", "kind", "text"),
-    [(120, Ok, "every rank"), (0, Warn, "no step yet"), (None, Warn, "rank 0: no step hook")],
+    ("steps", "kind", "text"), [(120, Ok, "every rank"), (0, Warn, "no step yet"), (None, Warn, "rank 0: no step hook")]
 )
 def test_step_hook_is_reported(agent, steps, kind, text):
     agent.publish(steps=steps)

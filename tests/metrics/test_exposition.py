@@ -59,22 +59,18 @@ def test_promtool_accepts_scrape(fleet):
 @pytest.mark.parametrize(
     ("accept", "expected"),
     [
-        (PROMETHEUS_2, OPENMETRICS),
-        (PROMETHEUS_3, OPENMETRICS),
-        ("application/openmetrics-text", OPENMETRICS),
-        ('Application/OpenMetrics-Text; version="1.0.0"', OPENMETRICS),
-        ("", TEXT),
-        ("*/*", TEXT),
-        ("text/html,application/xhtml+xml,*/*;q=0.8", TEXT),
-        ("text/plain;version=0.0.4", TEXT),
-        ("text/plain,application/openmetrics-text;q=0.5", TEXT),
-        ("application/openmetrics-text;q=0", TEXT),
-        ("application/openmetrics-text;q=nonsense", TEXT),
-        ("application/openmetrics-text;version=2.0.0", TEXT),
-        ("application/openmetrics-text;version=x.y", TEXT),
-        (";;=,,;q", TEXT),
+        *((accept, OPENMETRICS) for accept in (
+            PROMETHEUS_2, PROMETHEUS_3, "application/openmetrics-text",
+            'Application/OpenMetrics-Text; version="1.0.0"',
+        )),
+        *((accept, TEXT) for accept in (
+            "", "*/*", "text/html,application/xhtml+xml,*/*;q=0.8", "text/plain;version=0.0.4",
+            "text/plain,application/openmetrics-text;q=0.5", "application/openmetrics-text;q=0",
+            "application/openmetrics-text;q=nonsense", "application/openmetrics-text;version=2.0.0",
+            "application/openmetrics-text;version=x.y", ";;=,,;q",
+        )),
     ],
-)
+)  # fmt: skip
 def test_accept_header_selects_format(accept, expected):
     content_type, body = render(Fleet(0.0), accept)
     assert content_type == expected

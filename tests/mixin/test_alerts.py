@@ -179,10 +179,7 @@ def margin(values: str | float, limit: float = 80) -> list[Line]:
     """The margin in GiB, or as promtool's values in bytes; the smallest limit is the rest of the limit."""
     values = f"{GIB * values:.0f}+0x120" if isinstance(values, (int, float)) else values
     needed = [value if value in ("_", "stale") else f"{GIB * limit - float(value):.0f}" for value in expanded(values)]
-    return [
-        device("gpufrag_step_margin_bytes", values),
-        device("gpufrag_step_smallest_limit_bytes", " ".join(needed)),
-    ]
+    return [device("gpufrag_step_margin_bytes", values), device("gpufrag_step_smallest_limit_bytes", " ".join(needed))]
 
 
 LOW = Firing(
@@ -440,11 +437,7 @@ def test_no_alert_fires_without_gpufrag_series(judge):
 
 @pytest.mark.parametrize(
     ("sidecars", "instance"),
-    [
-        ([{}], "10.0.0.1:9836"),
-        ([{"job_name": "other", "instance": "10.0.0.7:9836"}], "10.0.0.7:9836"),
-        ([], None),
-    ],
+    [([{}], "10.0.0.1:9836"), ([{"job_name": "other", "instance": "10.0.0.7:9836"}], "10.0.0.7:9836"), ([], None)],
     ids=["of the job", "of another job", "none"],
 )
 def test_runbook_is_on_a_sidecar_by_default(promtool, tmp_path, sidecars, instance):

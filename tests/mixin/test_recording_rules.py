@@ -9,25 +9,14 @@ from gpufrag.mixin.config import Config
 from promtool import GIB, device
 
 OTHER = {"rank": "1", "pod": "llm-1", "instance": "10.0.0.2:9836"}
-PARTS = {
-    "free_total": (40, 20),
-    "largest_allocatable": (10, 20),
-}
+PARTS = {"free_total": (40, 20), "largest_allocatable": (10, 20)}
 PER_POOL = {
     # name: (rank 0 large, rank 0 small, rank 1 large, rank 1 small), GiB
     "allocated": (29, 1, 50, 0),
     "reserved": (38, 2, 60, 0),
 }
-AT_THE_PEAK = {
-    "free_cached": (90, 1, 1, 0),
-    "largest_free_block": (1, 1, 1, 0),
-    "stranded": (5, 1, 2, 0),
-}
-AT_THE_BOUNDARY = {
-    "free_cached": (9, 1, 10, 0),
-    "largest_free_block": (2, 1, 10, 0),
-    "stranded": (1, 1, 7, 0),
-}
+AT_THE_PEAK = {"free_cached": (90, 1, 1, 0), "largest_free_block": (1, 1, 1, 0), "stranded": (5, 1, 2, 0)}
+AT_THE_BOUNDARY = {"free_cached": (9, 1, 10, 0), "largest_free_block": (2, 1, 10, 0), "stranded": (1, 1, 7, 0)}
 
 
 def job() -> list[dict[str, str]]:

@@ -143,11 +143,7 @@ def test_selector_is_applied_to_every_series():
 
 @pytest.mark.parametrize(
     ("url", "link"),
-    [
-        ("https://wiki/gpu/", "https://wiki/gpu/X"),
-        ("https://wiki/{name}.md#top", "https://wiki/X.md#top"),
-        ("", None),
-    ],
+    [("https://wiki/gpu/", "https://wiki/gpu/X"), ("https://wiki/{name}.md#top", "https://wiki/X.md#top"), ("", None)],
 )
 def test_runbook_address_follows_config(url, link):
     assert Config(runbook_url=url).runbook("X") == link

@@ -37,9 +37,11 @@ MIG = (
 Machine = Callable[..., Any]
 
 
+P42 = "process gpu=0 pid=42 used=200\n"
+
+
 def test_new_driver_reports_everything(nvml_machine: Machine) -> None:
-    processes = "process gpu=0 pid=42 used=200\nprocess gpu=0 pid=43 used=90\n"
-    reading = nvml_machine(TWO_GPUS + processes).read()
+    reading = nvml_machine(TWO_GPUS + P42 + "process gpu=0 pid=43 used=90\n").read()
     assert (reading.time, reading.driver_version, reading.problems) == (1.7e9, "550.54.15", ())
     assert reading.devices == (
         Device(0, "GPU-aaaa", "NVIDIA H200", Memory(1000, 690, 300, 10), {42: 200, 43: 90}),
@@ -47,20 +49,69 @@ def test_new_driver_reports_everything(nvml_machine: Machine) -> None:
     )
 
 
-def test_driver_without_memory_v2_counts_reserved_as_used(nvml_machine: Machine) -> None:
-    reading = nvml_machine(TWO_GPUS + "process gpu=0 pid=42 used=200\n", generation=2).read()
-    assert reading.devices[0].memory == Memory(1000, 690, 310, None)
-    assert reading.devices[0].processes == {42: 200}
+@pytest.mark.parametrize(
+    ("generation", "processes"),
+    [(2, {42: 200}), (1, None)],
+    ids=["without memory v2", "before MIG: no list of processes"],
+)
+def test_old_driver_counts_reserved_as_used(nvml_machine: Machine, generation: int, processes: Any) -> None:
+    reading = nvml_machine(DRIVER + GPU_0 + P42, generation=generation).read()
+    assert reading.devices == (Device(0, "GPU-aaaa", "NVIDIA H200", Memory(1000, 690, 310, None), processes),)
     assert reading.problems == ()
 
 
-def test_driver_before_mig_reports_no_processes(nvml_machine: Machine) -> None:
-    (device,) = nvml_machine(DRIVER + GPU_0 + "process gpu=0 pid=42 used=200\n", generation=1).read().devices
-    assert device == Device(0, "GPU-aaaa", "NVIDIA H200", Memory(1000, 690, 310, None), None)
+@pytest.mark.parametrize(
+    ("listed", "processes"),
+    [
+        (P42 + "process gpu=0 pid=42 used=200 graphics=1\n", {42: 200}),
+        ("process gpu=0 pid=42\nprocess gpu=0 pid=43 graphics=1 used=5\n", {42: None, 43: 5}),
+    ],
+    ids=["in both lists", "hidden figure"],
+)
+def test_process_is_listed_once(nvml_machine: Machine, listed: str, processes: Any) -> None:
+    assert nvml_machine(TWO_GPUS + listed).read().devices[0].processes == processes
+
+
+@pytest.mark.parametrize(
+    "machine",
+    [DRIVER + GPU_0.replace("name", "mig=1 name"), MIG + "error call=nvmlDeviceGetGpuInstanceId code=6\n"],
+    ids=["no instances", "instances lost during the reading"],
+)
+def test_mig_mode_without_instances_shows_the_gpu(nvml_machine: Machine, machine: str) -> None:
+    (device,) = nvml_machine(machine).read().devices
+    assert (device.instances, device.memory) == ((), Memory(1000, 690, 300, 10))
+
+
+@pytest.mark.parametrize(
+    ("machine", "reason"),
+    [
+        (DRIVER, "NVML finds no GPU"),
+        (f"{TWO_GPUS}error call=nvmlInitWithFlags code=999\n", "container has lost its GPU devices"),
+        *(
+            (f"{TWO_GPUS}error call={call} code=1\n", FAULTS["UNINITIALIZED"].text)
+            for call in ("nvmlSystemGetDriverVersion", "nvmlDeviceGetUUID", "nvmlDeviceGetMigMode")
+        ),
+    ],
+    ids=["no GPU", "unknown error", "lost at version", "lost at UUID", "lost at MIG mode"],
+)
+def test_driver_without_answer_gives_a_reason(nvml_machine: Machine, machine: str, reason: str) -> None:
+    answer = nvml_machine(machine).collect()
+    assert (answer.value, answer.result.success) == (None, False)
+    assert reason in answer.result.reason
+    assert answer.result.duration_seconds > 0
+
+
+def test_figures_the_machine_lacks_are_no_problem(nvml_machine: Machine) -> None:
+    calls = ("nvmlDeviceGetMemoryInfo gpu=0", "nvmlDeviceGetMemoryInfo_v2 gpu=0", "nvmlSystemGetDriverVersion")
+    reading = nvml_machine(TWO_GPUS + "".join(f"error call={call} code=3\n" for call in calls)).read()
+    assert [device.memory is None for device in reading.devices] == [True, False]
+    assert (reading.driver_version, reading.problems) == (None, ())
 
 
 def test_mig_memory_is_reported_once_per_instance(nvml_machine: Machine) -> None:
-    (device,) = nvml_machine(MIG).read().devices
+    reading = nvml_machine(MIG).read()
+    assert reading.pids == {7, 8, 9}
+    (device,) = reading.devices
     assert device == Device(
         0,
         "GPU-aaaa",
@@ -72,21 +123,6 @@ def test_mig_memory_is_reported_once_per_instance(nvml_machine: Machine) -> None
             Instance(5, ("MIG-1111", "MIG-2222"), "2g.20gb", Memory(400, 346, 50, 4), {7: 30, 8: 10}),
         ),
     )
-
-
-def test_mig_mode_without_instances_shows_the_whole_gpu(nvml_machine: Machine) -> None:
-    (device,) = nvml_machine(DRIVER + GPU_0.replace("name", "mig=1 name")).read().devices
-    assert device.memory == Memory(1000, 690, 300, 10)
-
-
-def test_process_in_both_lists_is_counted_once(nvml_machine: Machine) -> None:
-    both = "process gpu=0 pid=42 used=200\nprocess gpu=0 pid=42 used=200 graphics=1\n"
-    assert nvml_machine(TWO_GPUS + both).read().devices[0].processes == {42: 200}
-
-
-def test_hidden_figure_is_none(nvml_machine: Machine) -> None:
-    hidden = "process gpu=0 pid=42\nprocess gpu=0 pid=43 graphics=1 used=5\n"
-    assert nvml_machine(TWO_GPUS + hidden).read().devices[0].processes == {42: None, 43: 5}
 
 
 @pytest.mark.parametrize("call", ["nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetMemoryInfo_v2", "*"])
@@ -104,12 +140,6 @@ def test_forbidden_figure_is_noted_once(nvml_machine: Machine) -> None:
     assert [device.memory is None for device in answer.value.devices] == [True, False]
     assert answer.result.success
     assert answer.result.reason == f"GPU 0: memory: {FAULTS['NO_PERMISSION'].text}"
-
-
-def test_gpu_without_memory_figures_is_not_a_problem(nvml_machine: Machine) -> None:
-    unsupported = "".join(f"error call=nvmlDeviceGetMemoryInfo{version} gpu=0 code=3\n" for version in ("", "_v2"))
-    reading = nvml_machine(TWO_GPUS + unsupported).read()
-    assert (reading.devices[0].memory, reading.problems) == (None, ())
 
 
 def test_unknown_error_code_hides_one_gpu(nvml_machine: Machine) -> None:
@@ -158,42 +188,6 @@ def test_size_of_zero_is_absent(nvml_machine: Machine) -> None:
     answer = nvml_machine(TWO_GPUS.replace("total=1000 reserved=10 used=300", "total=0 reserved=0 used=0")).collect()
     assert [device.memory for device in answer.value.devices] == [None, Memory(2000, 1480, 500, 20)]
     assert answer.result.reason == "GPU 0: memory: the driver reports a size of 0 bytes"
-
-
-def test_unknown_error_at_init_names_the_likely_cause(nvml_machine: Machine) -> None:
-    answer = nvml_machine(f"{TWO_GPUS}error call=nvmlInitWithFlags code=999\n").collect()
-    assert answer.value is None
-    assert "container has lost its GPU devices" in answer.result.reason
-
-
-def test_driver_without_version_is_read(nvml_machine: Machine) -> None:
-    reading = nvml_machine(f"{TWO_GPUS}error call=nvmlSystemGetDriverVersion code=3\n").read()
-    assert (reading.driver_version, len(reading.devices)) == (None, 2)
-
-
-@pytest.mark.parametrize("call", ["nvmlSystemGetDriverVersion", "nvmlDeviceGetUUID", "nvmlDeviceGetMigMode"])
-def test_driver_lost_during_a_reading_ends_it(nvml_machine: Machine, call: str) -> None:
-    answer = nvml_machine(f"{TWO_GPUS}error call={call} code=1\n").collect()
-    assert answer.value is None
-    assert answer.result.reason == FAULTS["UNINITIALIZED"].text
-
-
-def test_mig_device_lost_during_a_reading_is_left_out(nvml_machine: Machine) -> None:
-    gone = "error call=nvmlDeviceGetGpuInstanceId code=6\n"
-    (device,) = nvml_machine(MIG + gone).read().devices
-    assert (device.instances, device.memory) == ((), Memory(1000, 690, 300, 10))
-
-
-def test_pids_are_those_of_all_units(nvml_machine: Machine) -> None:
-    assert nvml_machine(MIG).read().pids == {7, 8, 9}
-
-
-def test_no_gpu_gives_a_reason(nvml_machine: Machine) -> None:
-    answer = nvml_machine(DRIVER).collect()
-    assert answer.value is None
-    assert not answer.result.success
-    assert "NVML finds no GPU" in answer.result.reason
-    assert answer.result.duration_seconds > 0
 
 
 def test_no_library_gives_a_reason(tmp_path: Path) -> None:
@@ -272,12 +266,9 @@ NAMES = {name.removeprefix("NVML_ERROR_") for name in dir(pynvml) if name.starts
 ALL_FAULTS = [*FAULTS.values(), NO_GPU, UNKNOWN_AT_INIT, unknown(77)]
 
 
-def test_every_pynvml_error_has_a_text() -> None:
-    assert NAMES - FAULTS.keys() == set()
-
-
-def test_every_text_belongs_to_an_error() -> None:
+def test_texts_and_pynvml_errors_correspond() -> None:
     newer_than_the_oldest_pynvml = {"GPU_NOT_FOUND", "INVALID_STATE", "RESET_TYPE_NOT_SUPPORTED"}
+    assert NAMES - FAULTS.keys() == set()
     assert FAULTS.keys() - NAMES - newer_than_the_oldest_pynvml == set()
 
 
@@ -285,12 +276,6 @@ def test_every_text_belongs_to_an_error() -> None:
 def test_text_is_one_line_without_error_names(fault: Fault) -> None:
     assert len(fault.text) > 15
     assert not re.search(r"\n|NVML_ERROR|\.$", fault.text)
-
-
-def test_only_one_module_imports_pynvml() -> None:
-    package = Path(gpufrag.__file__).parent
-    users = [path for path in package.rglob("*.py") if re.search(r"^\s*(import|from) pynvml", path.read_text(), re.M)]
-    assert [path.name for path in users] == ["nvml.py"]
 
 
 def test_only_reading_calls_are_used() -> None:

@@ -155,14 +155,8 @@ def test_denied_ranks_are_counted_with_the_remedy() -> None:
     ("processes", "expected"),
     [
         ((), "No ranks. Start a job with `gpufrag run -- COMMAND`."),
-        (
-            (AgentProcess(7, None), AgentProcess(8, "/run/gpufrag")),
-            "2 Python processes have the agent but no CUDA",
-        ),
-        (
-            (AgentProcess(7, "/other"),),
-            "Processes with the agent write to another folder (/other)",
-        ),
+        ((AgentProcess(7, None), AgentProcess(8, "/run/gpufrag")), "2 Python processes have the agent but no CUDA"),
+        ((AgentProcess(7, "/other"),), "Processes with the agent write to another folder (/other)"),
     ],
 )
 def test_missing_ranks_are_explained(processes: tuple[AgentProcess, ...], expected: str) -> None:
@@ -191,8 +185,7 @@ def test_recorded_step_shows_margin_and_settings() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "margin"),
-    [({"limit": None}, "–"), ({"smallest_limits": {}}, "–"), ({"limit": 1 << 30}, "-29.0 GiB")],
+    ("changes", "margin"), [({"limit": None}, "–"), ({"smallest_limits": {}}, "–"), ({"limit": 1 << 30}, "-29.0 GiB")]
 )
 def test_margin_is_unknown_or_negative(changes: dict[str, object], margin: str) -> None:
     (row,) = page.step_rows(Fleet(NOW, (RankView(process_sample(), steps=(a_step(**changes),)),)))
@@ -230,13 +223,7 @@ def test_only_the_latest_ooms_are_listed() -> None:
 
 @pytest.mark.parametrize(
     ("ooms", "expected"),
-    [
-        (0, "No recent out-of-memory errors."),
-        (
-            87,
-            "the allocators counted 87 out-of-memory errors (rank 0: 87)",
-        ),
-    ],
+    [(0, "No recent out-of-memory errors."), (87, "the allocators counted 87 out-of-memory errors (rank 0: 87)")],
 )
 def test_missing_reports_agree_with_the_counter(ooms: int, expected: str) -> None:
     totals = process_sample().devices[0].totals

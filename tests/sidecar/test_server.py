@@ -155,10 +155,7 @@ def test_sidecar_is_ready_after_the_first_reading(tmp_path: Path, monkeypatch: A
 def test_missing_folder_does_not_empty_the_scrape(tmp_path: Path) -> None:
     with running(sidecar_of(tmp_path / "later").service()) as served:
         text = served.get("/metrics").text
-        assert values(text, "gpufrag_collector_success") == {
-            "{'collector': 'folder'}": 0,
-            "{'collector': 'join'}": 1,
-        }
+        assert values(text, "gpufrag_collector_success") == {"{'collector': 'folder'}": 0, "{'collector': 'join'}": 1}
         assert "gpufrag_build_info" in text
         assert served.get("/").status_code == 200
 

@@ -64,10 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--driver-size", metavar="SIZE", type=size, help="the device's size (torch.cuda.mem_get_info() returns both)"
     )
     parser.add_argument(
-        "--device",
-        metavar="D",
-        type=argument(whole(0)),
-        help="only this device (default: all, one after the other)",
+        "--device", metavar="D", type=argument(whole(0)), help="only this device (default: all, one after the other)"
     )
     parser.add_argument(
         "--torch", metavar="RELEASE", type=argument(release), help="torch release, if the file does not name it"

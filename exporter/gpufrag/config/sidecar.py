@@ -38,8 +38,7 @@ class WebSettings:
         ),
     ] = None
     max_requests: Annotated[
-        int,
-        in_range(1, 10_000, "Requests handled at once, at most 3/4 of them from one address; others get 503."),
+        int, in_range(1, 10_000, "Requests handled at once, at most 3/4 of them from one address; others get 503.")
     ] = 16
     max_connections: Annotated[
         int, in_range(1, 100_000, "Open connections. A new one replaces one that handles no request, else it gets 503.")
@@ -51,8 +50,7 @@ class WebSettings:
         float, seconds(0.1, HOUR, "From the first byte of a request to the last byte of its answer.")
     ] = 10.0
     keep_alive: Annotated[
-        float,
-        seconds(0.1, DAY, "How long an idle connection stays open. Keep it above the scrape interval."),
+        float, seconds(0.1, DAY, "How long an idle connection stays open. Keep it above the scrape interval.")
     ] = 65.0
     drain_timeout: Annotated[
         float, seconds(0.1, 10 * MINUTE, "How long running requests may take to finish after SIGTERM.")
@@ -90,8 +88,7 @@ class FolderSettings:
         float, seconds(0.1, 30 * DAY, "How long the counters and the file of an exited process are kept.")
     ] = 600.0
     deadline: Annotated[
-        float,
-        seconds(0.01, 5 * MINUTE, "How long a scrape waits for the folder, which can be on a hung mount."),
+        float, seconds(0.01, 5 * MINUTE, "How long a scrape waits for the folder, which can be on a hung mount.")
     ] = 5.0
     report_retention: Annotated[float, seconds(1, 365 * DAY, "How long OOM reports are kept.")] = DAY
     max_reports: Annotated[int, in_range(1, 10_000, "OOM reports kept, about 10 KiB each. Older ones are deleted.")] = (
@@ -123,8 +120,7 @@ class MetricsSettings:
     """What /metrics exports."""
 
     detail: Annotated[
-        bool,
-        about("Also export metrics that no bundled alert uses. They are most of a rank's series.", "--detail"),
+        bool, about("Also export metrics that no bundled alert uses. They are most of a rank's series.", "--detail")
     ] = True
 
 

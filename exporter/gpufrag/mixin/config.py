@@ -103,8 +103,7 @@ class Thresholds:
     ] = 0.2
     unused_act: Annotated[float, between(0, 1, "(reserved - allocated) / reserved above which memory is wasted.")] = 0.4
     retries_per_minute: Annotated[
-        float,
-        in_range(0, 1000, "Cache flushes per minute because the driver refused memory. Each stalls the job."),
+        float, in_range(0, 1000, "Cache flushes per minute because the driver refused memory. Each stalls the job.")
     ] = 1.0
     foreign_bytes: Annotated[int, size(1, 1 << 50, "Memory of processes without an agent on a device.")] = 1 << 30
     stale: Annotated[float, seconds(MILLISECOND, YEAR, "Age of a sample; an agent writes one per second.")] = 120.0
@@ -136,8 +135,7 @@ class Timing:
         ),
     ] = 300.0
     margin_history: Annotated[
-        float,
-        seconds(1, YEAR, "History that the trend of the margin needs. The trend of its second half must agree."),
+        float, seconds(1, YEAR, "History that the trend of the margin needs. The trend of its second half must agree.")
     ] = 1800.0
     event: Annotated[float, seconds(MILLISECOND, YEAR, "How long an OOM keeps its alert firing.")] = 600.0
     memory: Annotated[
@@ -158,8 +156,7 @@ class Config:
     ] = ""
     target_selector: Annotated[str, about("Matchers of `up` for the targets that serve gpufrag.")] = 'job="gpufrag"'
     job_labels: Annotated[
-        tuple[str, ...],
-        about("Target labels that together identify a training job. Unset ones are harmless."),
+        tuple[str, ...], about("Target labels that together identify a training job. Unset ones are harmless.")
     ] = ("cluster", Label.NAMESPACE, "job", Label.JOB_NAME)
     thresholds: Thresholds = Thresholds()
     timing: Timing = Timing()

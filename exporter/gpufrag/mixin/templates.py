@@ -25,12 +25,7 @@ WHERE = (
     f"{{{{ else }}}}process {{{{ .Labels.{Label.PROCESS} }}}}{{{{ end }}}}"
     + "".join(
         f"{{{{ with .Labels.{label} }}}}, {title}{{{{ . }}}}{{{{ end }}}}"
-        for label, title in (
-            (Label.DEVICE, "device "),
-            (Label.POD, "pod "),
-            (Label.INSTANCE, ""),
-            (Label.AT, "at "),
-        )
+        for label, title in ((Label.DEVICE, "device "), (Label.POD, "pod "), (Label.INSTANCE, ""), (Label.AT, "at "))
     )
     + ")"
 )

@@ -50,8 +50,7 @@ class NvmlError(Unavailable):
 
 FAULTS: Mapping[str, Fault] = {
     "LIBRARY_NOT_FOUND": Fault(
-        Scope.DRIVER,
-        "no NVML library (libnvidia-ml.so.1): normal in a container without a GPU",
+        Scope.DRIVER, "no NVML library (libnvidia-ml.so.1): normal in a container without a GPU"
     ),
     "DRIVER_NOT_LOADED": Fault(Scope.DRIVER, "the NVIDIA driver is not loaded: load it, or run on a host with a GPU"),
     "LIB_RM_VERSION_MISMATCH": Fault(

@@ -102,7 +102,7 @@ class WebConfig:
     )
 
     UNSUPPORTED: ClassVar[Mapping[str, str]] = {
-        "rate_limit": "remove it; web.max_requests and web.max_connections of the --config file bound what one can ask",
+        "rate_limit": "remove it; web.max_requests and web.max_connections of the --config file bound what one can ask"
     }
 
     def __post_init__(self) -> None:

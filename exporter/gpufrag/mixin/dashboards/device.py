@@ -130,12 +130,7 @@ def _blocks(s: Selection) -> Row:
 
     total, count, blocks, segments = (
         s.series(name, MOMENT)
-        for name in (
-            f"{names.FREE_BLOCK_SIZE}_gsum",
-            f"{names.FREE_BLOCK_SIZE}_gcount",
-            names.BLOCKS,
-            names.SEGMENTS,
-        )
+        for name in (f"{names.FREE_BLOCK_SIZE}_gsum", f"{names.FREE_BLOCK_SIZE}_gcount", names.BLOCKS, names.SEGMENTS)
     )
     by_rank = f"sum {_on_rank(s)}"
     return Row(

@@ -40,14 +40,7 @@ WIDE = 12
 AnyPanel: TypeAlias = Any
 """A panel builder; not checked, because the SDK's types need Python 3.11."""
 P = TypeVar(
-    "P",
-    barchart.Panel,
-    bargauge.Panel,
-    heatmap.Panel,
-    stat.Panel,
-    statushistory.Panel,
-    table.Panel,
-    timeseries.Panel,
+    "P", barchart.Panel, bargauge.Panel, heatmap.Panel, stat.Panel, statushistory.Panel, table.Panel, timeseries.Panel
 )
 
 
