@@ -14,6 +14,7 @@ from typing import Any
 
 from gpufrag.model.allocatable import Driver
 from gpufrag.model.heap import Heap, parse
+from gpufrag.model.trace.events import Event, parse_rows
 
 TESTS = Path(__file__).parent
 SNAPSHOTS = TESTS / "fixtures" / "snapshots"
@@ -36,6 +37,10 @@ class GoldenCase:
     @cached_property
     def heap(self) -> Heap:
         return parse(self.snapshot)
+
+    @cached_property
+    def events(self) -> list[Event]:
+        return parse_rows(self.raw["events"], self.raw["events_columns"])
 
     @property
     def driver(self) -> Driver:

@@ -8,27 +8,22 @@ from gpufrag.errors import BadInput
 from gpufrag.model.allocatable import Driver
 from gpufrag.model.heap import INACTIVE, Heap
 from gpufrag.model.simulator.allocator import Allocator
-from gpufrag.model.trace.events import Event, parse_rows
+from gpufrag.model.trace.events import Event
 from gpufrag.model.trace.history import rewind
 from gpufrag.model.trace.whatif import play, read_run
 from helpers import GoldenCase
 from simulated_trace import Recorder
 
 
-def events_of(case: GoldenCase) -> list[Event]:
-    return parse_rows(case.raw["events"], case.raw["events_columns"])
-
-
 def test_whole_trace_starts_with_an_empty_heap(golden_case: GoldenCase) -> None:
-    beginning = rewind(events_of(golden_case), golden_case.heap)
+    beginning = rewind(golden_case.events, golden_case.heap)
     assert beginning.allocations == ()
     assert beginning.heap.segments == ()
 
 
 def test_second_half_starts_where_the_first_ends(golden_case: GoldenCase) -> None:
     """Both halves agree on what is live between them."""
-    events = events_of(golden_case)
-    middle = len(events) // 2
+    events, middle = golden_case.events, len(golden_case.events) // 2
     live: dict[int, int] = {}
     for event in events[:middle]:
         if event.action == "alloc" and event.address is not None:
@@ -40,7 +35,7 @@ def test_second_half_starts_where_the_first_ends(golden_case: GoldenCase) -> Non
 
 
 def test_adopted_heap_equals_its_source(golden_case: GoldenCase) -> None:
-    events = events_of(golden_case)
+    events = golden_case.events
     heap = rewind(events[len(events) // 2 :], golden_case.heap).heap
     allocator = Allocator(heap.settings)
     for segment in heap.segments:

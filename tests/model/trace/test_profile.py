@@ -7,7 +7,6 @@ import pytest
 from gpufrag.model.allocatable import Driver
 from gpufrag.model.fragmentation import measure
 from gpufrag.model.heap import INACTIVE, Heap
-from gpufrag.model.trace.events import parse_rows
 from gpufrag.model.trace.history import heaps_at, rewind
 from gpufrag.snapshot_file.profile import read_profiles
 from helpers import GoldenCase
@@ -19,7 +18,7 @@ def shape(heap: Heap) -> list[tuple[int, tuple[int, ...], list[bool]]]:
 
 
 def test_heaps_at_both_ends_are_those_of_the_trace(golden_case: GoldenCase) -> None:
-    events = parse_rows(golden_case.raw["events"], golden_case.raw["events_columns"])
+    events = golden_case.events
     middle = len(events) // 2
     heaps = heaps_at(events, golden_case.heap, [0, middle, len(events)])
     assert heaps[0].segments == ()

@@ -12,7 +12,7 @@ from gpufrag.model.heap import ALLOCATED, DEFAULT_POOL, Heap, Segment
 from gpufrag.model.settings import Settings
 from gpufrag.model.simulator.allocator import Allocator
 from gpufrag.model.trace.events import Event
-from gpufrag.model.trace.program import AWAIT, COMPLETE, EMPTY, FAIL, FREE, MALLOC, RELEASE, Replay
+from gpufrag.model.trace.program import AWAIT, COMPLETE, EMPTY, FAIL, FREE, MALLOC, RELEASE, Program, Replay
 from gpufrag.model.trace.reading import read_program
 from gpufrag.model.trace.whatif import ends_as_recorded, read_run
 
@@ -29,6 +29,12 @@ def alloc(address: int, size: int = 100) -> Event:
 
 def free(address: int, size: int = 100) -> list[Event]:
     return [Event("free_requested", address, size, 0), Event("free_completed", address, size, 0)]
+
+
+def replayed(program: Program, driver: Driver = Driver()) -> Replay:
+    replay = Replay(program, Allocator(driver=driver))
+    replay.run()
+    return replay
 
 
 def segment(action: str, size: int, address: int = 0) -> Event:
@@ -116,8 +122,7 @@ def test_unused_free_block_was_completed_by_the_flush() -> None:
     events = replaced(30 * MIB, 22 * MIB)
     program = read_program(events, limit=40 * MIB)
     assert [o.kind for o in program.operations] == [MALLOC, AWAIT, MALLOC, COMPLETE]
-    replay = Replay(program, Allocator(driver=Driver(limit=40 * MIB)))
-    replay.run()
+    replay = replayed(program, Driver(limit=40 * MIB))
     assert (replay.allocator.reserved, replay.allocator.counters.alloc_retries) == (22 * MIB, 1)
 
 
@@ -167,8 +172,7 @@ def test_private_pool_that_returns_segments_was_released() -> None:
     gone = segment("free", 22 * MIB, 1 << 30)._replace(pool=graph)
     program = read_program([*events, gone])
     assert [operation.kind for operation in program.operations] == [MALLOC, FREE, RELEASE, EMPTY]
-    replay = Replay(program, Allocator())
-    replay.run()
+    replay = replayed(program)
     assert replay.allocator.reserved == 0
 
 
@@ -189,22 +193,17 @@ def test_replay_can_be_stepped() -> None:
 
 def test_replay_continues_after_a_failed_request() -> None:
     program = read_program([alloc(4096, 30 * MIB), alloc(8192, 30 * MIB), *free(8192), *free(4096)])
-    replay = Replay(program, Allocator(driver=Driver(limit=40 * MIB)))
-    replay.run()
+    replay = replayed(program, Driver(limit=40 * MIB))
     assert (replay.allocator.counters.ooms, replay.allocator.active) == (1, 0)
 
 
 def test_recorded_failure_that_succeeds_is_freed_again() -> None:
-    replay = Replay(read_program([Event("oom", None, 30 * MIB, 0)]), Allocator())
-    replay.run()
+    replay = replayed(read_program([Event("oom", None, 30 * MIB, 0)]))
     assert (replay.allocator.active, replay.allocator.reserved) == (0, 30 * MIB)
 
 
 def test_replay_flushes_where_the_program_did() -> None:
-    replay = Replay(
-        read_program([segment("alloc", 2 * MIB), alloc(1), *free(1), segment("free", 2 * MIB)]), Allocator()
-    )
-    replay.run()
+    replay = replayed(read_program([segment("alloc", 2 * MIB), alloc(1), *free(1), segment("free", 2 * MIB)]))
     assert replay.allocator.reserved == 0
 
 
@@ -216,8 +215,7 @@ def failing(free: int) -> list[Event]:
 
 def test_failed_request_sets_the_capacity_of_the_driver() -> None:
     program = read_program(failing(free=10 * MIB))
-    replay = Replay(program, Allocator())
-    replay.run()
+    replay = replayed(program)
     assert (replay.allocator.capacity, replay.failed, replay.allocator.counters.ooms) == (50 * MIB, 0, 1)
 
 

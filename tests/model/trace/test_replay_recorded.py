@@ -15,7 +15,7 @@ from gpufrag.model.allocatable import Driver
 from gpufrag.model.heap import DEFAULT_POOL, INACTIVE, Heap
 from gpufrag.model.simulator.addresses import AddressSpace
 from gpufrag.model.simulator.allocator import Allocator
-from gpufrag.model.trace.events import EMPTY_CACHE, GROWS, RETRY, SHRINKS, Event, parse_rows
+from gpufrag.model.trace.events import EMPTY_CACHE, GROWS, RETRY, SHRINKS, Event
 from gpufrag.model.trace.program import Replay
 from gpufrag.model.trace.reading import places, read_program
 from gpufrag.model.trace.whatif import play, read_run, shape
@@ -49,7 +49,7 @@ def case(name: str) -> Case:
             golden = GoldenCase(name, json.load(file))
     raw = golden.raw
     driver = Driver(raw["driver_free_before"], raw["driver_total"], raw["cap_bytes"] or None)
-    return Case(raw, golden.heap, parse_rows(raw["events"], raw["events_columns"]), driver)
+    return Case(raw, golden.heap, golden.events, driver)
 
 
 @dataclass(frozen=True)
