@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -66,65 +67,44 @@ def test_uuids_match_in_every_notation(uuid: str) -> None:
     assert joined.ranks[0].memory[0] == ProcessView("GPU-aaaa", None, 150, 50)
 
 
-def test_containerised_pid_is_matched_by_its_innermost_number() -> None:
-    joined = join([a_rank(a_sample(), pid=1)], a_reading(a_gpu({4711: 150})), seen(p4711=1))
-    assert joined.ranks[0].memory[0].used == 150
+RANK, IN_CONTAINER = a_rank(a_sample()), a_rank(a_sample(), pid=1)
+SECOND_IN_CONTAINER = a_rank(a_sample("bbbb"), pid=1, rank=1)
 
 
-@pytest.mark.parametrize(
-    "visible",
-    [
-        VisibleProcesses({}, complete=True),
-        VisibleProcesses({42: HostProcess(9, START)}, complete=True),
-        VisibleProcesses({42: HostProcess(42, START + 60)}, complete=True),
-    ],
-    ids=["not in /proc", "another namespace's 42", "the pid was used again"],
-)
-def test_equal_pid_alone_is_not_a_match(visible: VisibleProcesses) -> None:
-    joined = join([a_rank(a_sample())], a_reading(a_gpu({42: 150})), visible)
-    assert joined.ranks[0].memory[0] == ProcessView("GPU-aaaa", None, None, None)
-    assert joined.devices[0].other_used is None
+def listed(*processes: PIDS) -> list[Device]:
+    """GPUs aaaa and bbbb with these processes."""
+    return [a_gpu(pids, index, f"GPU-{uuid * 4}") for index, (pids, uuid) in enumerate(zip(processes, "ab"))]
 
 
-def test_identical_containers_stay_unmatched() -> None:
-    joined = join([a_rank(a_sample(), pid=1)], a_reading(a_gpu({70: 150, 80: 60})), seen(p70=1, p80=1))
-    assert joined.ranks[0].memory[0].used is None
-    assert joined.devices[0].other_used is None
+MATCHES: dict[str, tuple[list[RankView], list[Device], VisibleProcesses, list[int | None], list[int | None]]] = {
+    # case: (ranks, GPUs, /proc, the ranks' used bytes, the devices' bytes of others)
+    "pid in a container": ([IN_CONTAINER], listed({4711: 150}), seen(p4711=1), [150], [0]),
+    "pid not in /proc": ([RANK], listed({42: 150}), seen(), [None], [None]),
+    "another namespace's 42": ([RANK], listed({42: 150}), seen(p42=9), [None], [None]),
+    "pid used again": (
+        [RANK], listed({42: 150}), VisibleProcesses({42: HostProcess(42, START + 60)}, True), [None], [None]
+    ),
+    "identical containers": ([IN_CONTAINER], listed({70: 150, 80: 60}), seen(p70=1, p80=1), [None], [None]),
+    "identical containers on two GPUs": (
+        [IN_CONTAINER, SECOND_IN_CONTAINER], listed({70: 150}, {80: 160}), seen(p70=1, p80=1), [150, 160], [0, 0]
+    ),
+    "empty list in a container": ([RANK], listed({}), seen(complete=False), [None], [None]),
+    "hidden processes": ([RANK], listed({42: 150}), seen(42, complete=False), [150], [None]),
+    "idle GPU": ([], listed({}), seen(), [], [0]),
+    "other process of unknown size": ([RANK], listed({42: 150, 7: None}), seen(42, 7), [150], [None]),
+    "own size unknown": ([RANK], listed({42: None, 7: 5}), seen(42, 7), [None], [5]),
+    "rank without UUID, not found": ([a_rank(a_sample(None))], listed({7: 30}, {}), seen(7), [None], [None, None]),
+    "exited rank": ([a_rank(a_sample(), alive=False)], listed({7: 30}), seen(7), [None], [30]),
+}  # fmt: skip
 
 
-def test_uuid_distinguishes_identical_containers() -> None:
-    reading = a_reading(a_gpu({70: 150}), a_gpu({80: 160}, 1, "GPU-bbbb"))
-    ranks = [a_rank(a_sample("aaaa"), pid=1), a_rank(a_sample("bbbb"), pid=1, rank=1)]
-    joined = join(ranks, reading, seen(p70=1, p80=1))
-    assert [rank.memory[0].used for rank in joined.ranks] == [150, 160]
-
-
-def test_empty_list_in_a_container_leaves_others_unknown() -> None:
-    joined = join([a_rank(a_sample())], a_reading(a_gpu({})), seen(complete=False))
-    assert joined.ranks[0].memory[0] == ProcessView("GPU-aaaa")
-    assert joined.devices[0].other_used is None
-
-
-def test_hidden_processes_leave_others_unknown() -> None:
-    joined = join([a_rank(a_sample())], a_reading(a_gpu({42: 150})), seen(42, complete=False))
-    assert joined.ranks[0].memory[0].used == 150
-    assert joined.devices[0].other_used is None
-
-
-def test_idle_gpu_has_no_others() -> None:
-    (device,) = join([], a_reading(a_gpu({})), seen()).devices
-    assert device.other_used == 0
-
-
-def test_process_of_unknown_size_leaves_the_sum_unknown() -> None:
-    joined = join([a_rank(a_sample())], a_reading(a_gpu({42: 150, 7: None})), seen(42, 7))
-    assert joined.devices[0].other_used is None
-
-
-def test_unknown_memory_has_no_context() -> None:
-    joined = join([a_rank(a_sample())], a_reading(a_gpu({42: None, 7: 5})), seen(42, 7))
-    assert joined.ranks[0].memory[0] == ProcessView("GPU-aaaa", None, None, None)
-    assert joined.devices[0].other_used == 5
+@pytest.mark.parametrize("case", MATCHES)
+def test_processes_are_matched_by_pid_and_uuid(case: str) -> None:
+    ranks, devices, visible, used, others = MATCHES[case]
+    joined = join(ranks, a_reading(*devices), visible)
+    assert [rank.memory[0].used for rank in joined.ranks] == used
+    assert [device.other_used for device in joined.devices] == others
+    assert all(rank.memory[0].context is None for rank, bytes_ in zip(joined.ranks, used) if bytes_ is None)
 
 
 @pytest.mark.parametrize(("others", "context"), [(30, 20), (51, None), (None, None)])
@@ -148,19 +128,6 @@ def test_rank_without_uuid_is_found_by_its_process() -> None:
     joined = join([a_rank(a_sample(None))], reading, seen(42, 7))
     assert joined.ranks[0].memory[0] == ProcessView("GPU-bbbb", None, 150, 50)
     assert [device.other_used for device in joined.devices] == [30, 0]
-
-
-def test_rank_on_an_unknown_device_leaves_others_unknown() -> None:
-    reading = a_reading(a_gpu({7: 30}), a_gpu({}, 1, "GPU-bbbb"))
-    joined = join([a_rank(a_sample(None))], reading, seen(7))
-    assert joined.ranks[0].memory[0] == ProcessView()
-    assert [device.other_used for device in joined.devices] == [None, None]
-
-
-def test_exited_rank_is_not_on_the_device() -> None:
-    joined = join([a_rank(a_sample(), alive=False)], a_reading(a_gpu({7: 30})), seen(7))
-    assert joined.devices[0].other_used == 30
-    assert joined.ranks[0].memory[0].used is None
 
 
 @pytest.mark.parametrize("uuid", ["aaaa", "2222"], ids=["torch names the GPU", "torch names the MIG device"])
@@ -205,15 +172,13 @@ def test_device_unknown_to_nvml_is_shown_too() -> None:
     assert joined.devices[0].other_used == 0
 
 
-def test_memory_unknown_to_nvml_comes_from_the_agents() -> None:
+@pytest.mark.parametrize(
+    ("ranks", "expected"), [([RANK], (1000, 600, 400, None)), ([], (None,) * 4)], ids=["rank", "no rank"]
+)
+def test_memory_unknown_to_nvml_comes_from_the_agents(ranks: list[RankView], expected: Any) -> None:
     silent = replace(a_gpu({42: 150}), memory=None)
-    (device,) = join([a_rank(a_sample())], a_reading(silent), seen(42)).devices
-    assert (device.size, device.free, device.used, device.reserved) == (1000, 600, 400, None)
-
-
-def test_unknown_memory_is_none() -> None:
-    (device,) = join([], a_reading(replace(a_gpu({}), memory=None)), seen()).devices
-    assert (device.size, device.free, device.used) == (None, None, None)
+    (device,) = join(ranks, a_reading(silent), seen(42)).devices
+    assert (device.size, device.free, device.used, device.reserved) == expected
 
 
 pids = st.integers(1, 30)
