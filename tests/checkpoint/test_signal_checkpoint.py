@@ -68,6 +68,28 @@ def test_raising_callback_is_followed_by_the_own_handler(scripts) -> None:
     assert "ZeroDivisionError" in err
 
 
+RAISING_LOG = """
+import logging
+class Raising(logging.Handler):
+    def emit(self, record):
+        raise SystemExit("log handler")
+logging.getLogger("gpufrag").addHandler(Raising())
+"""
+BROKEN = "from gpufrag.checkpoint import signals; signals.identify = lambda: 1 / 0"
+
+
+@pytest.mark.parametrize("before", [RAISING_LOG, BROKEN])
+def test_signal_is_not_lost_if_our_code_fails(scripts, before: str) -> None:
+    code, lines, _ = _run(scripts, _program(f"{before}\n{OWN}", save=""), signal.SIGTERM)
+    assert (code, lines) == (3, ["own handler"])
+
+
+def test_raising_log_handler_does_not_end_the_training(scripts) -> None:
+    save = "gpufrag.on_checkpoint(lambda request: 1 / 0)"
+    code, lines, _ = _run(scripts, _program(f"{RAISING_LOG}\n{OWN}", save), signal.SIGTERM)
+    assert (code, lines) == (3, ["own handler"])
+
+
 def test_ranks_on_another_host_fail_the_checkpoint(scripts, folder: Path) -> None:
     place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "16"}
     code, lines, err = _run(scripts, _program(OWN), signal.SIGTERM, **place)

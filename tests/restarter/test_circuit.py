@@ -9,11 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpufrag.errors import Unavailable
-from gpufrag.restarter import metrics
+from gpufrag.restarter import metrics, reasons
 from gpufrag.restarter.backend import Away, Conflict
 from gpufrag.restarter.circuit import BEGUN, FAILURES, HOUR_S, NAMESPACES, OPEN, Circuit, CircuitBreaker
 from gpufrag.restarter.clock import Clock, LocalHistory
 from gpufrag.restarter.policy import Fleet
+from gpufrag.restarter.reasons import Refused
 from gpufrag.restarter.settings import PolicySettings
 from restarter.memory_backend import FakeJob, MemoryBackend, fail_at
 from restarter.worker_rig import LIVE, FakeTime, Rig, alert
@@ -188,6 +189,21 @@ def test_job_that_restarts_do_not_help_is_left_alone() -> None:
     rig.time.move(400)
     rig.send(alert(rig.backend.job.pod_name, starts_at_s=rig.time.wall_s)).go()
     assert rig.outcomes[-1] == "restarted restarted"
+
+
+def test_forged_alert_has_no_consequences() -> None:
+    """Its refusal must not stop the restarts of the job, nor open the circuit breaker for all jobs."""
+    rig = Rig(replace(LOOSE, max_per_hour=1), MemoryBackend({name: FakeJob(name) for name in ("one", "two")}))
+    rig.send(alert("one-1")).go()
+    record = rig.backend.jobs["one"].annotations
+    record["gpufrag.dev/restart-ineffective"] = "9"
+    rig.worker.recheck = lambda alert: Refused(reasons.NOT_FIRING)
+    rig.time.move(100)
+    for pod in ("one-2", "two-1"):
+        rig.send(alert(pod, starts_at_s=rig.time.wall_s)).go()
+    assert rig.outcomes[-2:] == ["refused ineffective", "refused hourly-limit"]
+    assert "gpufrag.dev/restart-stopped" not in record
+    assert not rig.worker.circuit.fleet(0, LocalHistory()).circuit_open
 
 
 @pytest.mark.parametrize("jump_s", [-3e7, -7200.0, -60.0, 60.0, 7200.0, 3e7])

@@ -145,6 +145,25 @@ def test_silent_sockets_cost_one_timeout_together(job: Supervised) -> None:
         listener.close()
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a socket to another user")
+def test_sockets_of_one_user_do_not_hide_those_of_another(job: Supervised, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hard link to a socket is another name for it, so many names cost nothing."""
+    monkeypatch.setattr(local, "MAX_SUPERVISORS", 3)
+    folder, own = job.folder, job.socket
+    os.chown(own, 12345, -1)
+    names = [folder / f"a-{os.getpid()}-{number}.job.sock" for number in range(1, 6)]
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(names[0]))
+        silent.listen()
+        for name in names[1:]:
+            os.link(names[0], name)
+        found = LocalBackend(folder)._sockets()
+    assert len(found) == 4
+    assert own.name in [file.name for file in found]
+    for name in names:
+        name.unlink()
+
+
 @pytest.mark.parametrize("named", ["another", "itself"])
 def test_lying_supervisor_is_not_believed(tmp_path: Path, named: str) -> None:
     """It binds a socket under another process's name, or claims to be another process."""

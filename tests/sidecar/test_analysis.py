@@ -89,6 +89,17 @@ def test_recording_is_analysed(tmp_path: Path, recorded: bytes, analyzer: Analyz
     assert analyse(recorded) == (step,)
 
 
+def test_worker_imports_nothing_from_the_working_directory(
+    tmp_path: Path, recorded: bytes, analyzer: Analyzer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("gpufrag", "json"):
+        (tmp_path / f"{module}.py").write_text("raise SystemExit('not this one')")
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, RANK, recorded)
+    until(analyzer, lambda: any(analyzer.counts.values()), RANK)
+    assert analyzer.counts[ANALYSED] == 1
+
+
 def test_next_recording_waits_for_budget(tmp_path: Path, recorded: bytes, analyzer: Analyzer, clock: Clock) -> None:
     write(tmp_path, RANK, recorded)
     until(analyzer, lambda: analyzer.counts[ANALYSED] == 1, RANK)

@@ -20,6 +20,7 @@ from typing import Any
 from ..agent.identity import identify
 from ..errors import GpufragError, UsageError
 from ..wire.folder import to_write
+from ..wire.interrupts import call_confined
 from ..wire.sample import Identity
 from ..wire.threads import start_thread
 from .coordinator import AskRanks, Coordinator, ranks_in
@@ -71,18 +72,27 @@ class SignalCheckpoint:
                 self._pass_on(number, str(error))
 
     def _save(self, number: int) -> None:
+        """Whatever fails here, the signal must not be lost."""
+        try:
+            failure = self._checkpoint(number)
+        except Exception as error:
+            failure = f"{type(error).__name__}: {error}"
+        self._running = False
+        if failure is not None:
+            self._pass_on(number, failure)
+
+    def _checkpoint(self, number: int) -> str | None:
+        """Return None if this rank has saved and ends now, else the reason."""
         identity = identify()
         coordinates = identity.local_rank in (None, 0)
         self._follow(identity, 0.0 if coordinates else self._command_within_s)
         failure = None if this_process().leaving else "rank 0 of this host completed none"
         if failure and coordinates:
             failure = self._coordinate(number, identity)
-        self._running = False
-        if failure is not None:
-            self._pass_on(number, failure)
+        return failure
 
     def _pass_on(self, number: int, reason: str) -> None:
-        logger.warning("gpufrag: no checkpoint on %s: %s", signal.Signals(number).name, reason)
+        call_confined(logger.warning, "gpufrag: no checkpoint on %s: %s", signal.Signals(number).name, reason)
         self._passed_on.add(number)
         os.kill(os.getpid(), number)  # handlers run in the main thread
 

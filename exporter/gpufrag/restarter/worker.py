@@ -32,6 +32,7 @@ RETRY_S = 5.0
 IDLE_S, FAULT_S = 60.0, 5.0
 STUCK_S = 900.0
 """A turn that takes longer than this makes the worker unhealthy."""
+_WITH_CONSEQUENCES = frozenset({reasons.HOURLY_LIMIT, reasons.INEFFECTIVE})
 log = logging.getLogger(__name__)
 
 
@@ -293,11 +294,13 @@ class Worker:
             item = replace(item, reported=reason)
         if retries:
             self._queue.put_back(replace(item, due_s=now + RETRY_S))
-        elif job is not None and not self.config.policy.dry_run:
-            self._apply(refusal, job)
+        elif job is not None and refusal.reason in _WITH_CONSEQUENCES and not self.config.policy.dry_run:
+            self._apply(refusal, job, item.alert)
 
-    def _apply(self, refusal: Refused, job: Job) -> None:
-        """Draw the consequences of a refusal: for all jobs, and for this one."""
+    def _apply(self, refusal: Refused, job: Job, alert: Alert) -> None:
+        """Draw the consequences of a refusal: for all jobs, and for this one. A forged alert has none."""
+        if self.recheck(alert) is not None:
+            return
         if refusal.reason == reasons.HOURLY_LIMIT:
             self.circuit.open(refusal.reason.text)
         if refusal.reason != reasons.INEFFECTIVE or job.record.stopped is not None:

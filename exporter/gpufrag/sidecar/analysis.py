@@ -1,7 +1,7 @@
 """Analyses step recordings, each in its own low-priority process: how much memory a rank's step needs.
 
-The process is `python -m gpufrag.sidecar.analysis`: a recording on standard input, a line of JSON on standard output. A
-recording that is broken or takes too long affects only that process.
+The process reads a recording from standard input and writes a line of JSON to standard output. A recording that is
+broken or takes too long affects only that process.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ MEMORY_LIMIT = 4 << 30
 NICENESS = 19
 ANALYSED, FAILED, TIMED_OUT, SKIPPED = "analysed", "failed", "timed_out", "skipped"
 RESULTS = (ANALYSED, FAILED, TIMED_OUT, SKIPPED)
+_WORKER = f"import sys; sys.path[:] = sys.argv[1:]; from {__name__} import main; main()"
+"""Not `python -m`, which would import modules from the working directory: others may write to it."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +141,7 @@ class Analyzer:
 
     def _ask(self, data: bytes) -> _Answer:
         """Raises TimeoutExpired, and OSError, ValueError or Misfit if the process has no answer."""
-        command = [sys.executable, "-m", "gpufrag.sidecar.analysis"]
+        command = [sys.executable, "-c", _WORKER, *sys.path]
         with self._condition:
             if self._closed:
                 raise OSError("the sidecar is stopping")
@@ -193,7 +195,3 @@ def main() -> None:
     os.nice(NICENESS)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT, MEMORY_LIMIT))
     print(json.dumps(asdict(answer(sys.stdin.buffer.read(recording.MAX_BYTES + 1)))))
-
-
-if __name__ == "__main__":
-    main()

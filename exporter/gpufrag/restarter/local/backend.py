@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,16 @@ from ...checkpoint.coordinator import AskRanks, ask_folder
 from ...checkpoint.protocol import Answers, RankCommand
 from ...errors import BadInput
 from ...wire.codec import loads
-from ...wire.control_client import AccessDenied, Answer, ControlError, Impostor, NotListening, Rejected, ask_all
+from ...wire.control_client import (
+    MAX_OPEN,
+    AccessDenied,
+    Answer,
+    ControlError,
+    Impostor,
+    NotListening,
+    Rejected,
+    ask_all,
+)
 from ...wire.folder import open_plain
 from ...wire.processes import descendants
 from ...wire.supervised_job import CONFLICT, RECORD, SOCKET, JobFile, SupervisedJob, decode
@@ -26,6 +37,8 @@ KIND = "process"
 COST = "its processes stop and start together, on the same GPUs"
 MAX_RECORD = 64 << 10
 TIMEOUT_S = 5.0
+MAX_SUPERVISORS = MAX_OPEN
+"""Of one user. More are not asked, so that silent ones delay the jobs of other users only once."""
 
 
 class LocalBackend:
@@ -146,7 +159,16 @@ class LocalBackend:
             return []
         except OSError as error:
             raise Away(f"{self._folder}: {error.strerror}; set process.folder to the jobs' GPUFRAG_DIR") from None
-        return [file for name in names if (file := JobFile.parse(name)) and file.suffix == SOCKET]
+        files = [file for name in names if (file := JobFile.parse(name)) and file.suffix == SOCKET]
+        by_owner: Counter[int] = Counter()
+        chosen = []
+        for file in files:
+            with suppress(OSError):
+                owner = (self._folder / file.name).lstat().st_uid
+                by_owner[owner] += 1
+                if by_owner[owner] <= MAX_SUPERVISORS:
+                    chosen.append(file)
+        return chosen
 
     def _remember(self, job: Job, changes: Changes, dry_run: bool = False) -> SupervisedJob:
         version = job.handle.version
