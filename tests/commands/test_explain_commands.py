@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+
+import pytest
 
 from gpufrag.model.fragmentation import measure
 from gpufrag.wire.oom_report import Frame, OomReport, encode
@@ -135,3 +138,35 @@ def test_diff_of_equal_snapshots_has_no_change(cli, save) -> None:
     text = cli.text("diff", path, path)
     assert "No changes by call site." in text
     assert "No leak suspects." in text
+
+
+@pytest.mark.parametrize("command", ["explain", "timeline"])
+def test_files_are_written_in_addition(cli, save, command) -> None:
+    path = save(run(growing_cache))
+    targets = {flag: path.with_name(flag[2:]) for flag in ("--html", "--speedscope", "--perfetto")}
+    code, out, err = cli.run(command, path, *(word for item in targets.items() for word in item))
+    assert (code, out) == (0, cli.text(command, path))
+    assert [line.split(": ")[0] for line in err.splitlines()] == list(map(str, targets.values()))
+    assert targets["--html"].read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+    assert json.loads(targets["--speedscope"].read_bytes())["profiles"]
+    assert json.loads(targets["--perfetto"].read_bytes())["traceEvents"]
+
+
+def test_file_does_not_overwrite_the_snapshot(cli, save) -> None:
+    path = save(run(healthy))
+    before = path.read_bytes()
+    code, error = cli.refusal("explain", path, "--html", path)
+    assert (code, path.read_bytes()) == (2, before)
+    assert "would overwrite the snapshot" in error
+
+
+def test_file_in_a_missing_folder_is_an_error(cli, save) -> None:
+    code, error = cli.refusal("explain", save(run(healthy)), "--html", "/nowhere/report.html")
+    assert code == 1
+    assert "cannot write /nowhere/report.html: No such file or directory" in error
+
+
+def test_perfetto_requires_history(cli, tmp_path) -> None:
+    code, error = cli.refusal("explain", SNAPSHOTS / "default-1.pickle.gz", "--perfetto", tmp_path / "trace.json")
+    assert code == 1
+    assert "has no history for --perfetto" in error

@@ -1,8 +1,10 @@
 """The plain pickle reader: equal to pickle.loads on plain data, a refusal for everything else."""
 
+import contextlib
 import os
 import pickle
 import struct
+import tracemalloc
 
 import pytest
 from hypothesis import given, settings
@@ -181,3 +183,28 @@ def test_impossible_program_is_refused(program):
 def test_number_beyond_64_bits_is_refused(number):
     with pytest.raises(BadInput, match="a number beyond 64 bits"):
         loads(pickle.dumps({"requested_size": number}, 4))
+
+
+@pytest.mark.parametrize("framed", [False, True])
+def test_many_small_blocks_are_read(framed):
+    """Blocks of torch's form, whose dicts take ten times their part of the pickle."""
+    frames = [{"filename": "train.py", "line": 1, "name": "f"}]
+    blocks = [
+        {"address": (1 << 46) + 512 * n, "size": 512, "requested_size": 500, "state": "active", "frames": own}
+        for n in range(40_000)
+        for own in [frames if framed else []]
+    ]
+    assert loads(pickle.dumps(blocks)) == blocks
+
+
+@pytest.mark.parametrize("keys", [1, 5, 6, 11, 22])
+@pytest.mark.parametrize("number", [300, 1 << 20])
+def test_memory_of_dicts_is_bounded(keys, number):
+    data = pickle.dumps([dict.fromkeys(range(keys), 0) | {0: number + n} for n in range(100_000 // keys)])
+    tracemalloc.start()
+    try:
+        with contextlib.suppress(BadInput):
+            loads(data)
+        assert tracemalloc.get_traced_memory()[1] < 20 * len(data) + (1 << 20)
+    finally:
+        tracemalloc.stop()

@@ -47,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
 def _sides(file: str) -> dict[int, Side]:
     from ..model.allocatable import Driver
     from ..model.fragmentation import measure
-    from ..model.trace.profile import sites_of_blocks
+    from ..model.trace.profile import call_sites_of, frames_of_blocks
     from ..reports.explain import Side
     from ..snapshot_file import load, name_of
     from ..snapshot_file.reading import read_raw
@@ -60,5 +60,6 @@ def _sides(file: str) -> dict[int, Side]:
     segments = raw["segments"] if isinstance(raw, Mapping) else raw
     parts = {device: heap.on_device(device) for device in heap.devices}
     return {
-        device: Side(part, sites_of_blocks(segments, device), measure(part, Driver())) for device, part in parts.items()
+        device: Side(part, call_sites_of(frames_of_blocks(segments, device)), measure(part, Driver()))
+        for device, part in parts.items()
     }

@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import BadInput, one_line
-from ..units import argument, parse_memory, whole
+from ..errors import BadInput, Unavailable, UsageError, one_line
+from ..units import argument, format_bytes, parse_memory, whole
+from ..wire.folder import write_file
 from .arguments import refuse_more_free_than_there_is
 
 if TYPE_CHECKING:
     from ..reports.explain import Explained
 
 CANDIDATES = ("expandable_segments:True", "max_split_size_mb:128", "roundup_power2_divisions:4")
+FILES = {
+    "--html": "a report with charts and memory map",
+    "--speedscope": "live and stranded memory by stack, for speedscope,",
+    "--perfetto": "the trace, for Perfetto or chrome://tracing,",
+}
 MOST_EVENTS = 200_000
 """Events of a trace up to which settings are replayed."""
 
@@ -36,6 +44,8 @@ def add_device_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--limit", metavar="SIZE", type=size, help="the process's limit (default: the device's size)")
     parser.add_argument("--device", metavar="D", type=argument(whole(0)), help="only this device")
     parser.add_argument("--json", action="store_true", help="print JSON (sizes in bytes, null if unknown)")
+    for flag, purpose in FILES.items():
+        parser.add_argument(flag, metavar="OUT", type=Path, help=f"also write {purpose} to this file")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -45,8 +55,11 @@ def run(options: argparse.Namespace) -> int:
 
     name, raw = name_of(options.file), load(options.file)
     if isinstance(raw, Mapping) and {"schema", "identity", "cause"} <= raw.keys():
+        if flag := next((flag for flag in FILES if getattr(options, flag[2:]) is not None), None):
+            raise UsageError(f"{flag} requires a snapshot; an OOM report has no heap")
         return _explain_oom(raw, options)
     explained = [_with_settings(each, options) for each in profiles(raw, name, options)]
+    write_files(explained, raw, options)
     if options.json:
         print(json.dumps({"file": name, "devices": [report.as_record(each) for each in explained]}, indent=2))
     else:
@@ -72,6 +85,37 @@ def profiles(raw: Any, name: str, options: argparse.Namespace) -> list[Explained
     except BadInput as error:
         raise BadInput(f"{name}: {error}") from None
     return [report.Explained(*each) for each in found]
+
+
+def write_files(explained: Sequence[Explained], raw: Any, options: argparse.Namespace) -> None:
+    """Write the files that --html, --speedscope and --perfetto name. Raises BadInput, UsageError, Unavailable."""
+    from ..reports import exports, html
+    from ..snapshot_file import name_of
+    from ..snapshot_file.recording import HOW
+
+    name = name_of(options.file)
+    if options.html:
+        _write("--html", options.html, html.render(explained, name), options)
+    if options.speedscope:
+        _write("--speedscope", options.speedscope, _json(exports.speedscope(explained, raw, name)), options)
+    if options.perfetto:
+        if not any(each.events for each in explained):
+            raise BadInput(f"{name}: has no history for --perfetto; {HOW}")
+        _write("--perfetto", options.perfetto, _json(exports.perfetto(explained, raw, name)), options)
+
+
+def _json(record: Any) -> bytes:
+    return json.dumps(record, separators=(",", ":")).encode()
+
+
+def _write(flag: str, target: Path, data: bytes, options: argparse.Namespace) -> None:
+    if target.exists() and os.path.exists(options.file) and os.path.samefile(target, options.file):
+        raise UsageError(f"{flag} {target} would overwrite the snapshot; choose another file")
+    try:
+        write_file(target, data)
+    except OSError as error:
+        raise Unavailable(f"cannot write {target}: {error.strerror}; choose another file with {flag}") from None
+    print(f"{target}: {format_bytes(len(data))}", file=sys.stderr)
 
 
 def _explain_oom(raw: Mapping[str, Any], options: argparse.Namespace) -> int:
@@ -116,4 +160,4 @@ def _with_settings(explained: Explained, options: argparse.Namespace) -> Explain
             progress.start(conf)
             after = play(replayed, settings, driver.limit, progress.show, packed=True)
             tried.append(Tried(conf, before.peak_reserved - after.peak_reserved, before.failed, after.failed))
-    return explained._replace(tried=tried)
+    return replace(explained, tried=tried)

@@ -7,7 +7,7 @@ import json
 import sys
 
 from ..errors import BadInput
-from .explain import add_device_arguments, profiles
+from .explain import add_device_arguments, profiles, write_files
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,10 +21,12 @@ def run(options: argparse.Namespace) -> int:
     from ..snapshot_file import load, name_of
     from ..snapshot_file.recording import HOW
 
-    name = name_of(options.file)
-    found = [each.profile for each in profiles(load(options.file), name, options) if each.profile.events]
-    if not found:
+    name, raw = name_of(options.file), load(options.file)
+    explained = [each for each in profiles(raw, name, options) if each.profile.events]
+    if not explained:
         raise BadInput(f"{name}: has no history; {HOW}")
+    write_files(explained, raw, options)
+    found = [each.profile for each in explained]
     if options.json:
         print(json.dumps({"file": name, "devices": list(map(report.timeline_record, found))}, indent=2))
     else:

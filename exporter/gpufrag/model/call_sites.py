@@ -13,6 +13,8 @@ from .heap import ALLOCATED
 
 FRAMES = 4
 """Innermost frames of the program, torch's own left out, that make a call site."""
+MOST_FRAMES = 64
+"""Of a full stack, innermost first."""
 MOST_TEXT = 200
 """Characters of a frame; a longer one keeps its end, which has the line and the function."""
 GROWN = 3
@@ -76,9 +78,22 @@ def call_site(frames: Iterable[Any]) -> Stack:
     return tuple(islice(_own_python(frames), FRAMES))
 
 
+def full_stack(frames: Iterable[Any]) -> Stack:
+    """Return up to MOST_FRAMES Python frames, torch's own included; C++ frames if there is no Python frame."""
+    texts = list(islice(map(_text, filter(_is_python, frames)), MOST_FRAMES))
+    return tuple(texts or islice(map(_text, frames), MOST_FRAMES))
+
+
+def _is_python(frame: Any) -> bool:
+    return str(frame.get("filename", "")).endswith((".py", ">"))
+
+
+def _text(frame: Any) -> str:
+    return f"{frame.get('filename')}:{frame.get('line')} {frame.get('name')}"[-MOST_TEXT:]
+
+
 def _own_python(frames: Any) -> Iterator[str]:
     """Leave out torch's own frames and C++ (recorded with stacks="all")."""
     for frame in frames:
-        file = str(frame.get("filename", ""))
-        if file.endswith((".py", ">")) and TORCH not in file:
-            yield f"{file}:{frame.get('line')} {frame.get('name')}"[-MOST_TEXT:]
+        if _is_python(frame) and TORCH not in str(frame["filename"]):
+            yield _text(frame)

@@ -40,21 +40,38 @@ def culprits(heap: Heap, driver: Driver, sites: Mapping[int, Stack]) -> list[Cul
     """
     shares: dict[Stack, int] = {}
     pinning: dict[Stack, list[int]] = {}
-    for stranded, blocks in _pins(heap):
-        by_site: dict[Stack, list[Block]] = {}
-        for block in blocks:
-            by_site.setdefault(sites.get(block.address, ()), []).append(block)
-        each, rest = divmod(stranded, len(by_site))
-        for index, (site, own) in enumerate(sorted(by_site.items(), key=lambda item: item[0])):
-            shares[site] = shares.get(site, 0) + each + (index < rest)
-            pinning.setdefault(site, []).extend(block.address for block in own)
+    for address, share in stranded_shares(heap, sites).items():
+        site = sites.get(address, ())
+        shares[site] = shares.get(site, 0) + share
+        pinning.setdefault(site, []).append(address)
     sizes = {block.address: block.size for segment in heap.segments for block in segment.blocks()}
     found = []
     for site, share in shares.items():
-        addresses = set(pinning[site])
+        addresses = pinning[site]
         found.append(Culprit(site, len(addresses), sum(sizes[address] for address in addresses), share))
     found.sort(key=lambda culprit: (-culprit.pins, culprit.stack))
     return [*_with_gains(heap, driver, found[:MOST], pinning), *found[MOST:]]
+
+
+def stranded_shares(heap: Heap, sites: Mapping[int, Stack]) -> dict[int, int]:
+    """Return the stranded bytes that each pinning block accounts for, by its address; they add up to all of them.
+
+    A segment's are divided equally among its call sites, and those of a call site among its blocks.
+    """
+    shares: dict[int, int] = {}
+    for stranded, blocks in _pins(heap):
+        by_site: dict[Stack, list[int]] = {}
+        for block in blocks:
+            by_site.setdefault(sites.get(block.address, ()), []).append(block.address)
+        for part, site in zip(_divided(stranded, len(by_site)), sorted(by_site)):
+            for share, address in zip(_divided(part, len(by_site[site])), by_site[site]):
+                shares[address] = shares.get(address, 0) + share
+    return shares
+
+
+def _divided(size: int, count: int) -> Iterator[int]:
+    each, rest = divmod(size, count)
+    return (each + (index < rest) for index in range(count))
 
 
 def _with_gains(

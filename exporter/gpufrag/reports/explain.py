@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from ..model.call_sites import Stack
 from ..model.culprits import Culprit, culprits
-from ..model.diagnosis import Finding, assess_profile, findings, where
+from ..model.diagnosis import Assessment, Finding, assess_profile, findings, where
 from ..model.fragmentation import Fragmentation
 from ..model.heap import INACTIVE, Heap
 from ..model.trace.events import Event
@@ -32,11 +33,19 @@ class Tried(NamedTuple):
     """Requests that fail under it."""
 
 
-class Explained(NamedTuple):
+@dataclass(frozen=True)
+class Explained:
+    """A device's profile, the trace that it comes from, and the settings under which the trace was replayed."""
+
     profile: Profile
     events: Sequence[Event]
     end: Heap
     tried: Sequence[Tried] = ()
+
+    @cached_property
+    def analysis(self) -> Analysis:
+        found, rules = culprits(self.profile.heap, self.profile.driver, self.profile.sites), findings(self.profile)
+        return Analysis(assess_profile(self.profile), found, rules, advice(self, found, rules))
 
 
 @dataclass(frozen=True)
@@ -46,6 +55,17 @@ class Advice:
     """Bytes, measured with the model; None if not measured."""
     what: str
     """What the gain is."""
+
+    @property
+    def gain_text(self) -> str:
+        return self.what if self.gain is None else f"{format_bytes(self.gain)} {self.what}"
+
+
+class Analysis(NamedTuple):
+    assessment: Assessment
+    culprits: Sequence[Culprit]
+    findings: Sequence[Finding]
+    advice: Sequence[Advice]
 
 
 def advice(explained: Explained, found: Sequence[Culprit], rules: Sequence[Finding]) -> list[Advice]:
@@ -70,7 +90,7 @@ def advice(explained: Explained, found: Sequence[Culprit], rules: Sequence[Findi
 
 def as_record(explained: Explained) -> dict[str, Any]:
     profile = explained.profile
-    assessment, found, rules = assess_profile(profile), _culprits(profile), findings(profile)
+    assessment, found, rules, ranked = explained.analysis
     return {
         "device": profile.device,
         "verdict": assessment.health.value,
@@ -94,18 +114,14 @@ def as_record(explained: Explained) -> dict[str, Any]:
         ],
         "findings": [rule._asdict() for rule in rules],
         "settings": [tried._asdict() for tried in explained.tried],
-        "advice": [vars(each) for each in advice(explained, found, rules)],
+        "advice": [vars(each) for each in ranked],
     }
-
-
-def _culprits(profile: Profile) -> list[Culprit]:
-    return culprits(profile.heap, profile.driver, profile.sites)
 
 
 def as_text(explained: Explained, name: str, bold: Emphasis = str) -> str:
     """Return the verdict first, then culprits, findings and advice."""
     profile = explained.profile
-    assessment, found, rules = assess_profile(profile), _culprits(profile), findings(profile)
+    assessment, found, rules, ranked = explained.analysis
     at = f" at the worst moment (after {profile.worst.events:,} of {profile.events:,} events)" if profile.events else ""
     stranded = profile.worst.found.stranded
     lines = [
@@ -127,12 +143,10 @@ def as_text(explained: Explained, name: str, bold: Emphasis = str) -> str:
     lines += ["", bold("findings" if rules else "No findings.")]
     for rule in rules:
         lines += [f"  {rule.cause}", f"    evidence  {rule.evidence}", f"    change    {rule.change}"]
-    ranked = advice(explained, found, rules)
     if ranked:
         lines += ["", bold("advice, largest measured gain first")]
         for number, each in enumerate(ranked[:SHOWN], 1):
-            gain = each.what if each.gain is None else f"{format_bytes(each.gain)} {each.what}"
-            lines.append(f"  {number}. {each.change} ({gain})")
+            lines.append(f"  {number}. {each.change} ({each.gain_text})")
     return "\n".join(lines)
 
 

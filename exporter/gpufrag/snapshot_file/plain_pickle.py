@@ -24,12 +24,13 @@ _SCALARS = (str, int, float, bool, type(None))
 COST_LIMIT = 14
 """Bytes of memory per byte of the pickle, as estimated; a real snapshot takes about 10, numbers 19 at most."""
 TOO_COSTLY = f"its data takes more than {COST_LIMIT} times its size in memory, which no snapshot does"
-_LIST, _DICT, _FIRST_ITEM, _ITEM, _TUPLE, _TEXT, _SLOT = 72, 64, 168, 48, 64, 88, 24
-"""Estimated bytes of an empty list or dict, the first and each item of a dict, a tuple, a short text, a constant."""
-_COSTS = {b"]": _LIST, b"}": _DICT + _FIRST_ITEM + _ITEM, b"\x8c": _TEXT} | dict.fromkeys(
-    (b"N", b")", b"\x88", b"\x89"), _SLOT
-)
-_QUICK_LIMIT = 8
+_LIST, _DICT, _FIRST_ITEM, _ITEM, _TUPLE, _TEXT, _SLOT = 72, 64, 216, 48, 64, 88, 24
+"""Estimated bytes of an empty list or dict, the first item of a dict and each after the fifth, a tuple, a short text, a
+constant."""
+_FREE_ITEMS = 5  # of a dict: the memory for the first item holds five
+_COSTS = {b"]": _LIST, b"}": _DICT + _FIRST_ITEM, b"\x8c": _TEXT} | dict.fromkeys((b"N", b")", b"\x88", b"\x89"), _SLOT)
+_QUICK_LIMIT = 9.5
+"""Bytes of memory per byte, without a dict's further items: at most 20 with those and with numbers."""
 _NUMBER = rb"K.|M..|J.{4}|\x8a(?:\x00|%s|\x09.{8}\x00)" % b"|".join(b"%c.{%d}" % (n, n) for n in range(1, 9))
 _SHORT_TEXT = b"|".join(rb"\x%02x.{%d}" % (n, n) for n in range(256))
 _PLAIN = re.compile(
@@ -237,7 +238,7 @@ def _list_of(machine: _Machine) -> list[Any]:
 def _set_item(machine: _Machine) -> None:
     value, key = machine.stack.pop(), machine.stack.pop()
     found = _dict_of(machine)
-    machine.spend(_ITEM if found else _FIRST_ITEM + _ITEM)
+    machine.spend(_items_cost(len(found) + 1) - _items_cost(len(found)))
     found[key] = value
 
 
@@ -246,8 +247,12 @@ def _set_items(machine: _Machine) -> None:
     if len(items) % 2:
         raise ValueError("a key without a value")
     found = _dict_of(machine)
-    machine.spend(_ITEM * len(items) // 2 + (0 if found else _FIRST_ITEM))
+    machine.spend(_items_cost(len(found) + len(items) // 2) - _items_cost(len(found)))
     found.update(zip(items[::2], items[1::2]))
+
+
+def _items_cost(count: int) -> int:
+    return _FIRST_ITEM + _ITEM * max(0, count - _FREE_ITEMS) if count else 0
 
 
 def _dict_of(machine: _Machine) -> dict[Any, Any]:

@@ -10,7 +10,7 @@ from ..errors import BadInput, UsageError
 from ..model.allocatable import limited
 from ..model.heap import Heap
 from ..model.trace.events import Event, parse_rows, parse_trace
-from ..model.trace.profile import Profile, profile_heap, profile_trace, sites_of_blocks
+from ..model.trace.profile import Profile, frames_of_blocks, profile_heap, profile_trace
 from .reading import read_raw
 
 
@@ -45,15 +45,15 @@ def read_profiles(
         heap = saved.heap.on_device(index)
         own = limited(replace(saved.driver, **driver), heap.settings)
         entries, events = traces.get(index, (None, ()))
-        blocks = sites_of_blocks(segments, index)
+        frames = frames_of_blocks(segments, index)
         profile, note = None, ""
         if events:
             try:
-                profile = profile_trace(entries, events, heap, own, blocks, progress)
+                profile = profile_trace(entries, events, heap, own, frames, progress)
             except BadInput as error:  # the history's buffer was too small, for example
                 note, events = f"the trace does not fit the heap and is ignored: {error}", ()
         if profile is None:
-            profile = replace(profile_heap(heap, own, blocks), note=note)
+            profile = replace(profile_heap(heap, own, frames), note=note)
         result.append(DeviceProfile(profile, events, heap))
     return result
 

@@ -44,6 +44,10 @@ class SiteStats:
     """Whether blocks above LARGE had been freed before its first allocation: it fills their gaps."""
 
 
+Frames = Sequence[Any]
+"""Of one stack, innermost first, as torch records them."""
+
+
 class Moment(NamedTuple):
     events: int
     """Number of events before it."""
@@ -82,10 +86,15 @@ class Profile:
     """At that moment."""
     sites: Mapping[int, Stack]
     """Call site of the live blocks by address, at that moment."""
+    frames: Mapping[int, Frames]
+    """Torch's frames of these blocks by address, as far as recorded."""
     moments: Sequence[Moment]
     """In order; without a trace, the snapshot alone."""
     worst: Moment
-    """The highest ratio, if the driver is known and more than 5 % of the limit is free; else most stranded bytes."""
+    """The highest ratio, if the driver is known and more than 5 % of the limit is free; else most stranded bytes.
+
+    Of equal moments the one with most active bytes.
+    """
     peak: Moment
     """Most active bytes."""
     peak_reserved: int
@@ -105,12 +114,11 @@ class Profile:
         return 1 - self.peak.active / self.peak_reserved if self.peak_reserved else 0.0
 
 
-def profile_heap(heap: Heap, driver: Driver, blocks: Mapping[int, Stack]) -> Profile:
-    """Return the profile of a snapshot without a trace; `blocks` has the call sites by address."""
+def profile_heap(heap: Heap, driver: Driver, frames: Mapping[int, Frames]) -> Profile:
+    """Return the profile of a snapshot without a trace; `frames` has those of the live blocks by address."""
     moment = Moment(0, None, measure(heap, driver))
-    return Profile(
-        heap.devices[0] if heap.devices else 0, heap, driver, blocks, [moment], moment, moment, moment.reserved
-    )
+    device = heap.devices[0] if heap.devices else 0
+    return Profile(device, heap, driver, call_sites_of(frames), frames, [moment], moment, moment, moment.reserved)
 
 
 def profile_trace(
@@ -118,15 +126,15 @@ def profile_trace(
     events: Sequence[Event],
     end: Heap,
     driver: Driver,
-    blocks: Mapping[int, Stack],
+    frames: Mapping[int, Frames],
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Profile:
     """Return the profile of a device's trace that ends in the heap `end`.
 
     entries: torch's trace entries, which have stacks and times; None if there are only events. driver: its figures at
-    the end. blocks: the call sites of blocks that are live at the end. Raises BadInput if trace and heap do not fit.
+    the end. frames: those of the blocks that are live at the end. Raises BadInput if trace and heap do not fit.
     """
-    positions = _positions(events, entries) if entries is not None else range(len(events))
+    positions = entry_positions(events, entries) if entries is not None else range(len(events))
     chosen, peak_reserved = _choose(events, end)
     heaps = heaps_at(events, end, chosen, progress)
     reserved_end = sum(segment.size for segment in end.segments)
@@ -141,14 +149,15 @@ def profile_trace(
     worst = max(moments, key=_badness)
     peak = max(moments, key=lambda moment: moment.active)
     walk = _Walk(events, entries, positions, end, worst.events, peak.events)
-    known = walk.sites_at_worst
+    known = walk.frames_at_worst
     if worst.events == len(events):
-        known = {**known, **{address: stack for address, stack in blocks.items() if stack}}
+        known = {**known, **frames}
     return Profile(
         device=end.devices[0] if end.devices else 0,
         heap=heaps[worst.events],
         driver=drivers[worst.events],
-        sites=known,
+        sites=call_sites_of(known),
+        frames=known,
         moments=moments,
         worst=worst,
         peak=peak,
@@ -162,27 +171,38 @@ def profile_trace(
     )
 
 
-def _badness(moment: Moment) -> tuple[float, int]:
+def _badness(moment: Moment) -> tuple[float, int, int]:
     found = moment.found
     significant = found.limit is None or (found.free_total or 0) > NEARLY_FULL * found.limit
-    return (found.ratio or 0.0) if significant else 0.0, found.stranded
+    return (found.ratio or 0.0) if significant else 0.0, found.stranded, moment.active
 
 
-def sites_of_blocks(segments: Sequence[Mapping[str, Any]], device: int) -> dict[int, Stack]:
-    """Return the call site of each live block by address, from the frames in torch's raw segments."""
-    sites: dict[int, Stack] = {}
+def frames_of_blocks(segments: Sequence[Mapping[str, Any]], device: int) -> dict[int, Frames]:
+    """Return the frames of each live block that has some, by address, from torch's raw segments."""
+    found: dict[int, Frames] = {}
     for segment in segments:
         if segment["device"] != device:
             continue
         address = segment["address"]
         for block in segment["blocks"]:
             if block["state"] != INACTIVE and (frames := frames_of(block)):
-                sites[block.get("address", address)] = call_site(frames)
+                found[block.get("address", address)] = frames
             address += block["size"]
+    return found
+
+
+def call_sites_of(frames: Mapping[int, Frames]) -> dict[int, Stack]:
+    """Return the call sites by address. Torch shares the frames of equal stacks: each is read once."""
+    known: dict[int, Stack] = {}
+    sites = {}
+    for address, each in frames.items():
+        if (stack := known.get(id(each))) is None:
+            stack = known[id(each)] = call_site(each)
+        sites[address] = stack
     return sites
 
 
-def _positions(events: Sequence[Event], entries: Sequence[Mapping[str, Any]]) -> list[int]:
+def entry_positions(events: Sequence[Event], entries: Sequence[Mapping[str, Any]]) -> list[int]:
     """Return the index of the trace entry of each event; marks that the parser added have that of the next one."""
     positions, at = [], 0
     for event in events:
@@ -237,17 +257,18 @@ class _Walk:
     ) -> None:
         self.stats: dict[Stack, SiteStats] = {}
         self.empty_caches = self.emptied = self.ooms = 0
-        self.sites_at_worst: dict[int, Stack] = {}
+        self.frames_at_worst: dict[int, Frames] = {}
         self.temporary: Temporary | None = None
         self._freed_large = False
         stacks: dict[int, tuple[Stack, bool]] = {}
         live: dict[int, tuple[Stack, int, int]] = {}
         at_peak: dict[int, tuple[Stack, int, int]] = {}
+        at_worst: dict[int, tuple[Stack, int, int]] = {}
         short = max(64, int(SHORT * len(events)))
         emptying = False
         for index, event in enumerate(events):
             if index == worst:
-                self.sites_at_worst = {address: stack for address, (stack, _, _) in live.items()}
+                at_worst = dict(live)
             if index == peak:
                 at_peak = dict(live)
             action = event.action
@@ -272,7 +293,11 @@ class _Walk:
             else:
                 emptying = False
         if worst >= len(events):
-            self.sites_at_worst = {address: stack for address, (stack, _, _) in live.items()}
+            at_worst = live
+        if entries is not None:
+            for address, (_, _, index) in at_worst.items():
+                if frames := entries[positions[index]].get("frames"):
+                    self.frames_at_worst[address] = frames
         for stack, size, index in live.values():
             stats = self.stats[stack]
             stats.kept += 1
