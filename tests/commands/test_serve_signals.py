@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Callable
@@ -29,13 +30,10 @@ sys.exit(main())
 
 
 def test_sighup_during_the_start_reloads_later(tmp_path: Path) -> None:
-    one = Serving("--folder", str(tmp_path), "--port", "0", script=SLOW_START)
-    try:
+    with contextlib.closing(Serving("--folder", str(tmp_path), "--port", "0", script=SLOW_START)) as one:
         one.wait_for('msg="config reloaded"')
         assert one.get("/-/healthy") == (200, "ok\n")
         assert one.end() == 0
-    finally:
-        one.close()
 
 
 def test_start_without_sighup_does_not_reload(monkeypatch: pytest.MonkeyPatch) -> None:

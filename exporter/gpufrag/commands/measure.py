@@ -8,7 +8,6 @@ import sys
 from dataclasses import replace
 
 from ..errors import BadInput, UsageError
-from ..model.allocatable import Driver
 from ..model.heap import Heap
 from ..model.settings import Settings, read_conf
 from ..reports import measure, terminal
@@ -47,7 +46,10 @@ def run(options: argparse.Namespace) -> int:
     name = name_of(options.file)
     saved = read(options.file, options.alloc_conf)
     heap = _narrowed(saved.heap, name, options)
-    devices = measure.measured(heap, _driver(saved.driver, options), options.stream)
+    given = {"free": options.driver_free, "size": options.driver_size, "limit": options.limit}
+    driver = replace(saved.driver, **{name: value for name, value in given.items() if value is not None})
+    refuse_more_free_than_there_is(driver.free, driver.size)
+    devices = measure.measured(heap, driver, options.stream)
     if options.json:
         record = {
             "file": name,
@@ -80,11 +82,3 @@ def _narrowed(heap: Heap, name: str, options: argparse.Namespace) -> Heap:
     if len(heap.devices) > 1 and any(value is not None for value in given):
         raise UsageError(f"{name} has devices {held}; choose with --device the one that the figures belong to")
     return heap
-
-
-def _driver(recorded: Driver, options: argparse.Namespace) -> Driver:
-    """Return the file's own figures, replaced by those of flags. Raises UsageError for impossible ones."""
-    given = {"free": options.driver_free, "size": options.driver_size, "limit": options.limit}
-    driver = replace(recorded, **{name: value for name, value in given.items() if value is not None})
-    refuse_more_free_than_there_is(driver.free, driver.size)
-    return driver

@@ -93,7 +93,10 @@ class _Reader:
         if setting.section is not None:
             return self.section(setting.section, raw, place)
         try:
-            return msgspec.convert(_quantity(setting, raw), setting.type, dec_hook=self._path)
+            value = raw
+            if setting.unit and isinstance(raw, (str, int, float)) and not isinstance(raw, bool):
+                value = (parse_duration if setting.unit == "seconds" else parse_bytes)(str(raw))
+            return msgspec.convert(value, setting.type, dec_hook=self._path)
         except UsageError as error:
             problem = f"{'.'.join(place)}: {error}"
         except msgspec.ValidationError:
@@ -109,13 +112,6 @@ class _Reader:
         if not isinstance(raw, str) or not raw or not raw.isprintable():
             raise ValueError  # msgspec turns it into a ValidationError
         return self._base / raw
-
-
-def _quantity(setting: Setting, raw: Any) -> Any:
-    """Parse sizes and durations written with units; leave the rest to msgspec."""
-    if not setting.unit or isinstance(raw, bool) or not isinstance(raw, (str, int, float)):
-        return raw
-    return (parse_duration if setting.unit == "seconds" else parse_bytes)(str(raw))
 
 
 def _with_flags(raw: Any, flags: Mapping[str, Any]) -> Any:

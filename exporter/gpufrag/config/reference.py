@@ -18,7 +18,8 @@ def add_flags(parser: argparse.ArgumentParser, kind: type[Any], keys: Collection
             continue
         shown = {True: "on", False: "off"}.get(setting.default) if setting.base is bool else _default(setting)
         default = "" if setting.default is None else f" (default: {shown})"
-        text = _first_sentence(setting.doc) + default
+        first = setting.doc.partition(". ")[0].removesuffix(".")
+        text = first[:1].lower() + first[1:] + default
         if setting.base is bool:
             parser.add_argument(
                 setting.flag, dest=dotted, action=argparse.BooleanOptionalAction, default=None, help=text
@@ -74,11 +75,6 @@ def _leaves(kind: type[Any], above: tuple[str, ...]) -> Iterator[tuple[str, Sett
             yield ".".join((*above, setting.name)), setting
         else:
             yield from _leaves(setting.section, (*above, setting.name))
-
-
-def _first_sentence(doc: str) -> str:
-    first = doc.partition(". ")[0].removesuffix(".")
-    return first[:1].lower() + first[1:]
 
 
 def _path(text: str) -> Path:

@@ -132,7 +132,14 @@ _NAMES = {str: "text", int: "a whole number", float: "a number", bool: "true or 
 def settings(kind: type[Any]) -> dict[str, Setting]:
     """Return the declared settings of a dataclass by name."""
     hints = typing.get_type_hints(kind, include_extras=True)
-    return {field.name: _setting(field.name, hints[field.name], _default(field)) for field in fields(kind)}
+    return {
+        field.name: _setting(
+            field.name,
+            hints[field.name],
+            field.default if field.default_factory is MISSING else field.default_factory(),
+        )
+        for field in fields(kind)
+    }
 
 
 def _setting(name: str, hint: Any, default: Any) -> Setting:
@@ -148,7 +155,3 @@ def _setting(name: str, hint: Any, default: Any) -> Setting:
             break
     section = inner if is_dataclass(inner) else None
     return Setting(name, hint, inner, metas[0] if metas else Meta(), optional, default, typing.cast(Any, section))
-
-
-def _default(field: Any) -> Any:
-    return field.default if field.default_factory is MISSING else field.default_factory()

@@ -6,7 +6,7 @@ import os
 import pwd
 import re
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from .. import __version__
@@ -14,7 +14,6 @@ from ..errors import Unavailable
 from ..metrics.names import BUILD_INFO, Label
 from ..sidecar.readings import NvmlReading
 from ..web.client import Client
-from ..wire.sample import ProcessSample
 from . import injection as injected
 from .checks import Check, Fail, Ok, Result, Warn, some
 from .ranks import Ranks
@@ -67,17 +66,18 @@ def nvml(host: Host) -> Result:
         return Fail(f"GPU {lost[0].index}: {lost[0].text}")
     known = {_bare(device.uuid) for device in reading.devices}
     known |= {_bare(uuid) for device in reading.devices for part in device.instances for uuid in part.uuids}
-    foreign = [rank for rank, sample in host.ranks.alive for uuid in _used(sample) if uuid not in known]
+    foreign = [
+        rank
+        for rank, sample in host.ranks.alive
+        for device in sample.devices
+        if (uuid := device.mig_uuid or device.uuid) and _bare(uuid) not in known
+    ]
     if foreign:
         return Warn(
             f"{some(foreign)}: NVML does not show the GPU here: the folder is from another host, or this container "
             "does not have the GPU"
         )
     return Ok(f"driver {reading.driver_version or 'unknown'}, {len(reading.devices)} GPU(s), including the ranks'")
-
-
-def _used(sample: ProcessSample) -> Iterator[str]:
-    return (_bare(uuid) for device in sample.devices if (uuid := device.mig_uuid or device.uuid))
 
 
 def _bare(uuid: str) -> str:

@@ -75,7 +75,12 @@ def agents(manifests: Manifests) -> Result:
             continue
         mains = main_containers(template, sidecar)
         with_agent = [one["name"] for one in mains if SHIM in environment(one).get("PYTHONPATH", "")]
-        with_gpu = [one["name"] for one in mains if _requests_gpu(one)]
+        resources = {one["name"]: one.get("resources") or {} for one in mains}
+        with_gpu = [
+            name
+            for name, of in resources.items()
+            if any("gpu" in kind or "/mig-" in kind for part in ("requests", "limits") for kind in of.get(part) or ())
+        ]
         if not with_agent:
             return Fail(f"{place}: no container has the agent: PYTHONPATH does not contain {SHIM}")
         if with_gpu and not set(with_gpu) & set(with_agent):
@@ -86,12 +91,6 @@ def agents(manifests: Manifests) -> Result:
         if problem := volume_problem(template, sidecar):
             return Fail(f"{place}: {problem}")
     return Ok("the agent is in the container that uses the GPU; if its image sets PYTHONPATH, repeat that in its env")
-
-
-def _requests_gpu(container: Spec) -> bool:
-    resources = container.get("resources") or {}
-    names = {*(resources.get("requests") or {}), *(resources.get("limits") or {})}
-    return any("gpu" in name or "/mig-" in name for name in names)
 
 
 CHECKS: tuple[Check[Manifests], ...] = (

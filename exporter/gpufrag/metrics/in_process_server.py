@@ -123,7 +123,7 @@ def serve(port: int, host: str, latest: Callable[[], ProcessSample | None]) -> N
             f"start(port=…) needs {error.name}: pip install prometheus_client, or run a sidecar"
         ) from None
     registry = CollectorRegistry()
-    registry.register(FleetCollector(lambda: _fleet(latest())))
+    registry.register(FleetCollector(lambda: Fleet(time.time(), (RankView(sample),) if (sample := latest()) else ())))
     try:
         server = (_Server6 if ":" in host else _Server)((host, port), _Handler)
     except OSError as error:
@@ -177,10 +177,6 @@ def _take_over(errors: ErrorCounter) -> None:
                 errors.note("serve", error, "another process of the job serves its metrics there; run a sidecar")
                 return None
         time.sleep(TAKE_OVER_PAUSE)
-
-
-def _fleet(sample: ProcessSample | None) -> Fleet:
-    return Fleet(time.time(), (RankView(sample),) if sample else ())
 
 
 def _reason(error: OSError) -> str:

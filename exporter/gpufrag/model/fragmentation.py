@@ -124,16 +124,12 @@ def measure(heap: Heap, driver: Driver, stream: int | None = None) -> Fragmentat
         large=large,
         small=small,
         private_pool_reserved=private_reserved,
-        captive=sum([_inactive_bytes(segment) for segment in private]),
+        captive=sum([size for s in private for size, state in zip(s.sizes, s.states) if state is INACTIVE]),
         limit=limit,
         headroom=headroom,
         free_total=None if headroom is None else free + headroom,
         largest_allocatable=largest_allocatable(heap, driver, stream, reserved, large.reclaimable + small.reclaimable),
     )
-
-
-def _inactive_bytes(segment: Segment) -> int:
-    return sum([size for size, state in zip(segment.sizes, segment.states) if state is INACTIVE])
 
 
 def _pool(segments: Sequence[Segment], settings: Settings) -> Pool:
@@ -156,6 +152,9 @@ def _pool(segments: Sequence[Segment], settings: Settings) -> Pool:
             inactive_split += sum(free[before:])
         reclaimable += reclaimable_bytes(segment, settings)
     allocated, awaiting_free, free_cached = sum(live), sum(awaiting), sum(free)
+    counts = [0] * (len(SIZE_BOUNDS) + 1)
+    for size, number in Counter(free).items():
+        counts[bisect_left(SIZE_BOUNDS, size)] += number
     return Pool(
         reserved=allocated + awaiting_free + free_cached,
         allocated=allocated,
@@ -171,12 +170,5 @@ def _pool(segments: Sequence[Segment], settings: Settings) -> Pool:
         active_blocks=len(live),
         awaiting_blocks=len(awaiting),
         inactive_blocks=len(free),
-        free_block_sizes=_histogram(free),
+        free_block_sizes=counts,
     )
-
-
-def _histogram(sizes: Sequence[int]) -> list[int]:
-    counts = [0] * (len(SIZE_BOUNDS) + 1)
-    for size, number in Counter(sizes).items():
-        counts[bisect_left(SIZE_BOUNDS, size)] += number
-    return counts

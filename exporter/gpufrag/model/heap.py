@@ -101,13 +101,9 @@ def parse(snapshot: Mapping[str, Any] | Sequence[Any], settings: Settings | None
     if isinstance(recorded, Mapping) and recorded:
         settings = parse_recorded(recorded)
     segments = [_parse_segment(raw, index) for index, raw in enumerate(raw_segments)]
-    segments.sort(key=_by_address)
+    segments.sort(key=lambda segment: (segment.device, segment.address))
     _refuse_overlap(segments)
     return Heap(tuple(segments), settings or Settings())
-
-
-def _by_address(segment: Segment) -> tuple[int, int]:
-    return segment.device, segment.address
 
 
 def _parse_segment(raw: Any, index: int) -> Segment:
@@ -151,7 +147,10 @@ def _checked_segment(raw: Mapping[str, Any]) -> Segment:
             requested += asked
     if end - address != total or not sizes or end > MOST:
         raise ValueError(f"has blocks of {end - address} bytes, but total_size is {shown(total)}")
-    _require_sums(raw, (allocated, allocated + awaiting, requested))
+    sums = (allocated, allocated + awaiting, requested)
+    recorded = tuple(map(raw.get, _SUMS, sums))
+    if recorded != sums:
+        raise ValueError(f"has {', '.join(_SUMS)} of {shown(recorded)}, but its blocks add up to {sums}")
     expandable = raw.get("is_expandable", False)
     if type(expandable) is not bool:
         raise TypeError(f"is_expandable is {shown(expandable)}, neither true nor false")
@@ -174,12 +173,6 @@ def _what_is_wrong(block: Mapping[str, Any], end: int) -> str:
     if block["state"] not in _STATES:
         return f"its state is {shown(block['state'])}"
     return f"its size is {shown(block['size'])}, its requested_size {shown(block['requested_size'])}"
-
-
-def _require_sums(raw: Mapping[str, Any], found: tuple[int, int, int]) -> None:
-    recorded = tuple(map(raw.get, _SUMS, found))
-    if recorded != found:
-        raise ValueError(f"has {', '.join(_SUMS)} of {shown(recorded)}, but its blocks add up to {found}")
 
 
 def _refuse_overlap(segments: Iterable[Segment]) -> None:

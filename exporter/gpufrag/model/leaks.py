@@ -142,7 +142,7 @@ def _span(points: Sequence[Point]) -> float:
 def _grows(points: Sequence[tuple[float, float]]) -> Growth | None:
     """Return None if the slope may be 0, consists of a few jumps, or has ended."""
     lowest = _envelope(points)
-    slopes = _slopes(lowest)
+    slopes = sorted((b[1] - a[1]) / (b[0] - a[0]) for a, b in combinations(lowest, 2))
     rate = median(slopes)
     below = _rank_below(len(lowest), len(slopes))
     if slopes[below] <= 0:
@@ -184,11 +184,6 @@ def _edges(points: int) -> list[int]:
 def _envelope(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     """Return the lowest point of each bucket."""
     return [min(points[a:b], key=lambda point: point[1]) for a, b in pairwise(_edges(len(points)))]
-
-
-def _slopes(points: Sequence[tuple[float, float]]) -> list[float]:
-    """Return the slopes of all pairs, in ascending order."""
-    return sorted((b[1] - a[1]) / (b[0] - a[0]) for a, b in combinations(points, 2))
 
 
 def _rank_below(points: int, pairs: int) -> int:

@@ -331,15 +331,13 @@ def without_choices(text: str) -> str:
 
 def unknown_options(text: str) -> list[str]:
     """Return the parts of a conf that torch accepted and gpufrag does not support."""
-    return [part for part in _parts(text) if part and not _is_known(part)]
-
-
-def _is_known(part: str) -> bool:
-    try:
-        refuse_unknown_keys(part)
-    except BadInput:
-        return False
-    return True
+    unknown = []
+    for part in filter(None, _parts(text)):
+        try:
+            refuse_unknown_keys(part)
+        except BadInput:
+            unknown.append(part)
+    return unknown
 
 
 def _parts(text: str) -> list[str]:

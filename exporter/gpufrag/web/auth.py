@@ -116,7 +116,10 @@ class Passwords:
             right = await self._executor.run(lambda: self._check(user, password))
         finally:
             guesser.pending = False
-        _remember(self._right if right else self._wrong, digest)
+        remembered = self._right if right else self._wrong
+        remembered[digest] = None
+        while len(remembered) > REMEMBERED:
+            remembered.popitem(last=False)
         self._note(address, guesser, right)
         return right
 
@@ -142,12 +145,6 @@ class Passwords:
         except ValueError:  # older bcrypt refuses NUL in a password
             return False
         return same and user in self._users
-
-
-def _remember(digests: OrderedDict[bytes, None], digest: bytes) -> None:
-    digests[digest] = None
-    while len(digests) > REMEMBERED:
-        digests.popitem(last=False)
 
 
 class Authentication:

@@ -60,7 +60,12 @@ def bind(address: Address) -> socket.socket:
         listener.setblocking(False)
     except OSError as error:
         listener.close()
-        raise Unavailable(f"cannot listen on {address}: {_reason(error)}; {_remedy(error)}") from None
+        remedy = "use an address of this host with --host"
+        if error.errno == errno.EADDRINUSE:
+            remedy = "stop the other process, or choose another port with --port"
+        elif error.errno in (errno.EACCES, errno.EPERM):
+            remedy = "choose a port above 1023 with --port"
+        raise Unavailable(f"cannot listen on {address}: {_reason(error)}; {remedy}") from None
     return listener
 
 
@@ -74,11 +79,3 @@ def _resolve(address: Address) -> tuple[socket.AddressFamily, socket.SocketKind,
 
 def _reason(error: OSError) -> str:
     return (error.strerror or str(error)).lower()
-
-
-def _remedy(error: OSError) -> str:
-    if error.errno == errno.EADDRINUSE:
-        return "stop the other process, or choose another port with --port"
-    if error.errno in (errno.EACCES, errno.EPERM):
-        return "choose a port above 1023 with --port"
-    return "use an address of this host with --host"

@@ -92,7 +92,11 @@ class WebServer:
     async def serve(self) -> None:
         """Serve until `end` or a signal."""
         self._ending, self._hurry, self._reload_wanted = asyncio.Event(), asyncio.Event(), asyncio.Event()
-        self.connections = Connections(self._listener, self._settings, self._make_protocol)
+        self.connections = Connections(
+            self._listener,
+            self._settings,
+            lambda: BoundedProtocol(self._uvicorn, self._state, {}, settings=self._settings),
+        )
         self.connections.context = self._files.context
         self.connections.start()
         works = [self._watch_files, *([self._service.background] if self._service.background else [])]
@@ -133,9 +137,6 @@ class WebServer:
             for number in handlers:
                 loop.remove_signal_handler(number)
 
-    def _make_protocol(self) -> BoundedProtocol:
-        return BoundedProtocol(self._uvicorn, self._state, {}, settings=self._settings)
-
     async def _cancel_requests(self) -> None:
         """Cancel requests whose client is gone."""
         await asyncio.sleep(0)  # their protocols learn first that the connection is lost
@@ -163,17 +164,14 @@ class WebServer:
             self._files = self._files.restamped()
             event(log, logging.ERROR, "reload failed, the old config stays", reason=error)
             return
-        self._take_settings(settings)
-        self._take_files(files)
-        if reload:
-            await reload.apply()
-        event(log, logging.INFO, "config reloaded")
-
-    def _take_settings(self, settings: WebSettings) -> None:
         if settings.listen_address != self._bound:
             event(log, logging.WARNING, "a new listen address needs a restart", address=settings.listen_address)
         self._settings = self._slots.settings = self._checks.settings = self.connections.settings = settings
         self._uvicorn.timeout_keep_alive = settings.keep_alive  # type: ignore[assignment] # a float works
+        self._take_files(files)
+        if reload:
+            await reload.apply()
+        event(log, logging.INFO, "config reloaded")
 
     def _take_files(self, new: config.WebFiles) -> None:
         if new.web.basic_auth_users != self._files.web.basic_auth_users:
