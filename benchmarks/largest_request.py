@@ -50,7 +50,7 @@ class Difference(NamedTuple):
 
 
 def heaps(seed: int, count: int, minor_release: int) -> dict[str, list[str]]:
-    """Random programs, each of which ends in a heap, by the setting under which they run."""
+    """Random programs that end in a heap, by the setting under which they run."""
     rng = random.Random(f"{seed} {minor_release}")
     confs = [conf for conf, since in CONFS.items() if since <= minor_release]
     programs: dict[str, list[str]] = defaultdict(list)
@@ -102,7 +102,7 @@ def predict(case: Mapping[str, Any]) -> int | None:
 
 
 def differences(release: str, seed: int, count: int) -> Iterator[Difference]:
-    """The heaps of which the prediction is not what the allocator does."""
+    """The heaps whose prediction differs from the allocator."""
     for conf, programs in heaps(seed, count, minor(release)).items():
         texts = {text.split()[1]: text for text in programs}
         for name, case in allocator.run(release, programs, conf).items():

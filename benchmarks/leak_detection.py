@@ -45,7 +45,7 @@ def start(name: str, steps: int, folder: Path) -> subprocess.Popen[str]:
 
 def finish(name: str, process: subprocess.Popen[str], until: float) -> dict[str, Any]:
     out, err = process.communicate(timeout=max(1.0, until - time.monotonic()))
-    if process.returncode:  # the others may still tell something
+    if process.returncode:  # the others still have results
         return {"loop": name, "error": err.strip()[-2000:], "right": False}
     result: dict[str, Any] = json.loads(out.splitlines()[-1])
     return {"loop": name, "leaks": name in LEAKING, **result, "right": right(name, result)}

@@ -49,8 +49,8 @@ def sanitize(steps: int, out: Path | None) -> int:
         lines = [shown(line) for line in run.stdout or ()]
     text = "".join(lines)
     summary = re.search(r"ERROR SUMMARY: (\d+) error", text)
-    said = re.search(r"^inside: (.*)$", text, re.MULTILINE)
-    report = {"exit": run.returncode, "errors": summary and int(summary[1]), "agent": said and json.loads(said[1])}
+    inside = re.search(r"^inside: (.*)$", text, re.MULTILINE)
+    report = {"exit": run.returncode, "errors": summary and int(summary[1]), "agent": inside and json.loads(inside[1])}
     print(json.dumps(report))
     if out:
         out.write_text(json.dumps(report, indent=1) + "\n")
@@ -86,9 +86,9 @@ def train(steps: int) -> int:
             moments |= {snapshot.at for device in sample.devices for snapshot in device.snapshots}
     faulthandler.cancel_dump_traceback_later()
     latest = agent.latest()
-    said = {"seconds": round(time.monotonic() - began, 1), "moments": sorted(moments)}
-    said |= {"steps": latest.steps, "agent_errors": latest.health.errors} if latest else {}
-    print("inside:", json.dumps(said), flush=True)
+    inside = {"seconds": round(time.monotonic() - began, 1), "moments": sorted(moments)}
+    inside |= {"steps": latest.steps, "agent_errors": latest.health.errors} if latest else {}
+    print("inside:", json.dumps(inside), flush=True)
     return 0
 
 

@@ -28,7 +28,7 @@ Held = list[torch.Tensor]
 
 
 class Stage(NamedTuple):
-    """`prepare` is given a list for what must stay alive, and tells how many bytes to ask for in the end."""
+    """`prepare` receives a list for what must stay alive, and returns the bytes to request in the end."""
 
     cause: str
     prepare: Callable[[Held], float]
@@ -154,7 +154,7 @@ PAUSE = Stage("capacity", many_blocks, repeats=REPEATS)
 
 
 @contextlib.contextmanager
-def beside(share: float) -> Iterator[None]:
+def neighbour(share: float) -> Iterator[None]:
     """Another process, without an agent, that holds this share of the device; none for 0."""
     if not share:
         yield
@@ -198,7 +198,7 @@ def main(name: str) -> None:
         del held
         return
     stage = PAUSE if name == "pause" else STAGES[name]
-    with beside(stage.neighbour):
+    with neighbour(stage.neighbour):
         print(json.dumps({"device": torch.cuda.get_device_name(), "seconds": fail(stage)}), flush=True)
 
 

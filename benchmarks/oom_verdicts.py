@@ -1,4 +1,4 @@
-"""Twelve out-of-memory errors whose cause is known, and what the agent says of them; and what its report costs.
+"""Twelve out-of-memory errors whose cause is known, the cause that the agent reports, and the cost of its report.
 
     PYTHONPATH=exporter python3 benchmarks/oom_verdicts.py [--out oom_verdicts.json]
 

@@ -47,9 +47,9 @@ def test_memory_taken_by_others_is_subtracted(recorded: Run, plain: Fit) -> None
     assert plain.smallest_limit is not None
     card = Card("card", plain.smallest_limit + CONTEXT)
     (alone,) = fit(recorded, {"": Settings()}, [card], CONTEXT)
-    (beside,) = fit(recorded, {"": Settings()}, [card], CONTEXT + (1 << 30))
+    (shared,) = fit(recorded, {"": Settings()}, [card], CONTEXT + (1 << 30))
     assert alone.flushes["card"] is not None
-    assert beside.flushes["card"] is None
+    assert shared.flushes["card"] is None
 
 
 def test_every_setting_is_tried_in_order(recorded: Run) -> None:

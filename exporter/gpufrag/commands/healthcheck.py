@@ -76,7 +76,7 @@ def _serve_arguments(words: Sequence[str]) -> Sequence[str] | None:
 
 
 def _is_ours(proc: Path, pid: int) -> bool:
-    """A sidecar of another user or container says nothing about ours."""
+    """A sidecar of another user or container does not count."""
     try:
         same_user = (proc / str(pid)).stat().st_uid == os.geteuid()
         return same_user and os.readlink(proc / str(pid) / "ns/net") == os.readlink(proc / "self/ns/net")

@@ -70,7 +70,7 @@ def _namespace(place: Place) -> Result:
     except NotFound:
         return Fail(f"namespace {place.namespace} does not exist; choose another with --namespace")
     except Denied:
-        return Ok(f"{place.namespace} (these credentials cannot tell whether it exists)")
+        return Ok(f"{place.namespace} (these credentials may not check whether it exists)")
     return Ok(place.namespace)
 
 

@@ -1,4 +1,4 @@
-"""What a pod template says about the sidecar, and whether a PodMonitor selects a pod. Pure functions."""
+"""The sidecar in a pod template, and whether a PodMonitor selects a pod. Pure functions."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ def alertmanagers(prometheus: Prometheus) -> Result:
     if down:
         return Warn(f"{some(down)}: no answer")
     if unreachable:
-        return Unknown(f"cannot tell whether Alertmanager runs: {unreachable[0]}; run doctor where it is reachable")
+        return Unknown(f"cannot check whether Alertmanager runs: {unreachable[0]}; run doctor where it is reachable")
     return Ok(f"sends alerts to {some(active)}")
 
 

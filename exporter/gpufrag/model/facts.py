@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from .allocatable import Driver
 
 CONTEXT = 1 << 30
-"""Allowance for a process's own context and libraries, where nothing says how much they hold."""
+"""Allowance for a process's own context and libraries, where their size is unknown."""
 
 
 @dataclass(frozen=True)

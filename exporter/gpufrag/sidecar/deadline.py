@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Latest(Generic[T]):
-    """The latest value, or None if there is none or it is too old; `result` says how fresh it is."""
+    """The latest value, or None if there is none or it is too old; `result` has its age or the reason."""
 
     value: T | None
     result: CollectorResult

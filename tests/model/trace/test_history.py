@@ -115,7 +115,7 @@ def test_older_private_block_stays_in_its_pool() -> None:
 
 
 def test_older_block_size_is_inferred_from_the_next() -> None:
-    """A block of 5 MiB serves 4.5 MiB uncut. Beside a free block that cannot be seen, until that is used."""
+    """A block of 5 MiB serves 4.5 MiB uncut, next to a free block that no event shows until it is used."""
     recorder = Recorder()
     first, second = recorder.malloc(5 * MIB), recorder.malloc(4 * MIB)
     assert first is not None
