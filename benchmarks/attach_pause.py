@@ -1,9 +1,9 @@
-"""For how long `gpufrag attach` holds up a process.
+"""How long `gpufrag attach` pauses a process.
 
     PYTHONPATH=exporter python3 benchmarks/attach_pause.py [--runs 10] [--python PATH] [--torch] [--out FILE]
 
-Needs gdb and the right to trace. A process that does nothing but look at the clock tells the longest time between two
-looks while it is attached to, and in as long a time without; with --torch it has imported torch, whose libraries are
+Needs gdb and the right to trace. A process that only reads the clock measures the longest time between two
+readings while gdb is attached, and as long without it; with --torch it has imported torch, whose libraries are
 large. Milliseconds: median and worst.
 """
 

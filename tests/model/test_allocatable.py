@@ -63,21 +63,27 @@ def test_room_of_2_to_20_mib_fits_some_sizes() -> None:
     assert largest(driver=Driver(size=GIB, limit=1 * MIB)) == 0
 
 
-def test_cached_block_serves_its_stream_only() -> None:
-    cached = segment(0, [(50 * MIB, INACTIVE), (10 * MIB, LIVE)], stream=7)
-    none = Driver(free=0, size=GIB)
-    assert largest(cached, driver=none, stream=7) == 50 * MIB
-    assert largest(cached, driver=none, stream=0) == 0
+FREE_50 = [(50 * MIB, INACTIVE), (10 * MIB, LIVE)]
 
 
-def test_cached_block_of_private_pool_serves_no_other() -> None:
-    cached = segment(0, [(50 * MIB, INACTIVE), (10 * MIB, LIVE)], segment_pool_id=(0, 1))
-    assert largest(cached, driver=Driver(free=0, size=GIB)) == 0
-
-
-def test_large_request_takes_no_small_block() -> None:
-    small = segment(0, [(512, LIVE), (2 * MIB - 512, INACTIVE)], segment_type="small")
-    assert largest(small, driver=Driver(free=0, size=GIB)) == 1 * MIB
+@pytest.mark.parametrize(
+    ("cached", "settings", "expected"),
+    [
+        (segment(0, FREE_50, stream=0), {}, 50 * MIB),
+        (segment(0, FREE_50, stream=7), {}, 0),
+        (segment(0, FREE_50, segment_pool_id=(0, 1)), {}, 0),
+        (segment(0, [(512, LIVE), (2 * MIB - 512, INACTIVE)], segment_type="small"), {}, MIB),
+        (segment(0, [(200 * MIB, INACTIVE), (100 * MIB, LIVE)]), {"max_split_size": 64 * MIB}, 200 * MIB),
+        (
+            segment(20 * MIB, [(5 * MIB, LIVE), (15 * MIB, INACTIVE)], is_expandable=True),
+            {"expandable_segments": False},
+            0,
+        ),
+    ],
+    ids=["stream", "other stream", "private pool", "small pool", "unsplittable", "expandable segments off"],
+)
+def test_cached_block_serves_its_own_kind_only(cached: Raw, settings: Raw, expected: int) -> None:
+    assert largest(cached, driver=Driver(free=0, size=GIB), **settings) == expected
 
 
 def test_rounded_size_of_the_request_fits() -> None:
@@ -88,21 +94,11 @@ def test_rounded_size_of_the_request_fits() -> None:
     assert largest(cached, driver=none, roundup_power2_divisions=ROUNDUP_4) == 12 * MIB
 
 
-def test_unsplittable_block_serves_near_sizes_only() -> None:
-    cached = segment(0, [(200 * MIB, INACTIVE), (100 * MIB, LIVE)])
-    assert largest(cached, driver=Driver(free=0, size=GIB), max_split_size=64 * MIB) == 200 * MIB
-
-
 def test_free_edge_adds_to_new_pages() -> None:
     """5 MiB live, 15 MiB free up to the end of the page: two new pages next to them make 55 MiB."""
     mapped = segment(20 * MIB, [(5 * MIB, LIVE), (15 * MIB, INACTIVE)], is_expandable=True)
     driver = Driver(free=44 * MIB, size=GIB)
     assert largest(mapped, driver=driver, expandable_segments=True) == 55 * MIB
-
-
-def test_expandable_blocks_are_ignored_once_off() -> None:
-    mapped = segment(20 * MIB, [(5 * MIB, LIVE), (15 * MIB, INACTIVE)], is_expandable=True)
-    assert largest(mapped, driver=Driver(free=0, size=GIB), expandable_segments=False) == 0
 
 
 SETTINGS: dict[str, Raw] = {

@@ -207,9 +207,23 @@ def test_growth_must_exceed_the_threshold() -> None:
     assert (found.low, found.rate, found.high) == (MB, MB, MB)
 
 
-@pytest.mark.parametrize(("steps", "leak"), [(360, False), (500, True)])
-def test_bytes_alone_must_grow_for_400_steps(steps: int, leak: bool) -> None:
-    series = series_of((step, 2 * MB * step, 7) for step in range(steps))
+def plateau(rising: int, flat: int) -> Iterator[int]:
+    """2 MB a step, which ends before the last `flat` steps."""
+    return (2 * MB * min(step, rising) for step in range(rising + flat))
+
+
+@pytest.mark.parametrize(
+    ("amounts", "blocks", "leak"),
+    [
+        (plateau(360, 0), 0, False),
+        (plateau(500, 0), 0, True),
+        (plateau(444, 36), 1, True),
+        (plateau(360, 120), 1, False),
+    ],
+    ids=["bytes for 360 steps", "bytes for 500 steps", "blocks, until the last buckets", "blocks, ended before"],
+)
+def test_growth_must_last(amounts: Iterable[int], blocks: int, leak: bool) -> None:
+    series = series_of((step, amount, 7 + blocks * amount) for step, amount in enumerate(amounts))
     assert (series.growth(MB) is not None) is leak
 
 
@@ -225,12 +239,6 @@ def test_series_has_span_end_and_count() -> None:
     empty, series = Series(), series_of((step, 1, 1) for step in range(10, 30))
     assert (empty.end, empty.span, empty.added) == (0, 0, 0)
     assert (series.end, series.span, series.added) == (29, 19, 20)
-
-
-@pytest.mark.parametrize(("flat", "leak"), [(36, True), (120, False)])
-def test_growth_must_reach_the_last_buckets(flat: int, leak: bool) -> None:
-    series = line(2 * MB * min(step, 480 - flat) for step in range(480))
-    assert (series.growth(MB) is not None) is leak
 
 
 @pytest.mark.parametrize("again", [[*range(10)], [*range(10), *range(50), 49]])

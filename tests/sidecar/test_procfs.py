@@ -32,19 +32,14 @@ def add(proc: Path, pid: int, status: str, ticks: int = 0, name: str = "python")
     (proc / str(pid) / "stat").write_text(f"{pid} ({name}) S {' '.join(['0'] * 18)} {ticks} 0 0\n")
 
 
-def test_containerised_process_has_its_innermost_pid(proc: Path) -> None:
-    add(proc, 4711, "NSpid:\t4711\t12\t1\n", ticks=5 * TICKS)
-    assert procfs.visible_processes([4711], proc) == VisibleProcesses({4711: HostProcess(1, 1005.0)}, complete=True)
-
-
-def test_kernel_without_nspid_keeps_the_pid(proc: Path) -> None:
-    add(proc, 4711, "Pid:\t4711\n")
-    assert procfs.visible_processes([4711], proc).by_pid == {4711: HostProcess(4711, 1000.0)}
-
-
-def test_name_with_blanks_and_brackets_is_read(proc: Path) -> None:
-    add(proc, 5, "", ticks=TICKS, name="a) S 1 (b")
-    assert procfs.visible_processes([5], proc).by_pid == {5: HostProcess(5, 1001.0)}
+@pytest.mark.parametrize(
+    ("status", "name", "pid"),
+    [("NSpid:\t4711\t12\t1\n", "python", 1), ("Pid:\t4711\n", "python", 4711), ("", "a) S 1 (b", 4711)],
+    ids=["in a container", "kernel without NSpid", "name with blanks and brackets"],
+)
+def test_process_has_its_innermost_pid_and_start(proc: Path, status: str, name: str, pid: int) -> None:
+    add(proc, 4711, status, ticks=5 * TICKS, name=name)
+    assert procfs.visible_processes([4711], proc) == VisibleProcesses({4711: HostProcess(pid, 1005.0)}, complete=True)
 
 
 def test_missing_pid_is_left_out(proc: Path) -> None:

@@ -89,9 +89,11 @@ def poolless(events: list[Event]) -> list[Event]:
     return [event._replace(pool=(0, 0)) for event in events]
 
 
-def test_event_has_the_pool_of_its_segment() -> None:
+@pytest.mark.parametrize("with_pools", [True, False])
+def test_event_has_the_pool_of_its_segment(with_pools: bool) -> None:
     recorder = graph_job()
-    assert list(rewind(poolless(recorder.trace), recorder.heap()).events) == recorder.trace
+    trace = recorder.trace if with_pools else poolless(recorder.trace)
+    assert list(rewind(trace, recorder.heap()).events) == recorder.trace
 
 
 def test_private_pool_is_replayed_as_one() -> None:
@@ -101,11 +103,6 @@ def test_private_pool_is_replayed_as_one() -> None:
     assert outcome.same_end
     assert outcome.peak_reserved == recorder.peak_reserved
     assert {o.pool for o in run.program.operations} == {(0, 0), GRAPH}
-
-
-def test_pool_of_an_event_is_kept() -> None:
-    recorder = graph_job()
-    assert rewind(recorder.trace, recorder.heap()).events == recorder.trace
 
 
 def test_older_private_block_stays_in_its_pool() -> None:
