@@ -1,9 +1,9 @@
-"""Out-of-memory errors on purpose, one a process: what `oom_verdicts.py` runs.
+"""Cause one out-of-memory error on purpose; `oom_verdicts.py` runs this in one process per error.
 
     python3 benchmarks/oom_stages.py STAGE
 
-It loads torch, prints `ready`, and waits for a line on its input before it touches the device. Then it prepares what
-its stage is about, makes the request that fails, and prints one line of JSON about it.
+Loads torch, prints `ready`, and waits for a line on stdin before it uses the device. Then it prepares the stage, makes
+the request that fails, and prints one JSON line.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ Held = list[torch.Tensor]
 
 
 class Stage(NamedTuple):
-    """`prepare` receives a list for what must stay alive, and returns the bytes to request in the end."""
+    """`prepare` adds the tensors that must stay alive to a list, and returns the bytes of the failing request."""
 
     cause: str
     prepare: Callable[[Held], float]
     conf: str = ""
     """PYTORCH_CUDA_ALLOC_CONF of the process."""
     neighbour: float = 0.0
-    """The share of the device that another process holds meanwhile."""
+    """Share of the device that another process holds."""
     repeats: int = 1
 
 
@@ -47,115 +47,117 @@ def room() -> int:
     return torch.cuda.mem_get_info()[0]
 
 
-def take(nbytes: float) -> torch.Tensor:
+def allocate(nbytes: float) -> torch.Tensor:
     return torch.empty(int(nbytes) // MIB * MIB, dtype=torch.uint8, device="cuda")
 
 
-def pin(held: Held, another_fits: Callable[[], bool]) -> None:
-    """Segments of 1 GiB that are free but for a live piece of each."""
+def pin(held: Held, has_room: Callable[[], bool]) -> None:
+    """Fill memory with segments of 1 GiB that are free except for one live block each."""
     wide = []
-    while another_fits():
-        take(GIB)  # dropped at once: its segment stays in the cache, and is split
-        wide.append(take(GIB - PIECE))
-        held.append(take(PIECE))
+    while has_room():
+        allocate(GIB)  # freed at once: its segment stays in the cache and is split
+        wide.append(allocate(GIB - PIECE))
+        held.append(allocate(PIECE))
 
 
-def too_large_at_once(held: Held) -> float:
+def request_above_device_size(held: Held) -> float:
     return 1.5 * size()
 
 
-def too_large_for_what_is_left(held: Held) -> float:
-    held.append(take(0.8 * size()))
+def request_above_free_memory(held: Held) -> float:
+    held.append(allocate(0.8 * size()))
     return 0.5 * size()
 
 
-def one_more_than_fits(held: Held) -> float:
+def one_block_more_than_fits(held: Held) -> float:
     while room() > 3 * GIB:
-        held.append(take(2 * GIB))
+        held.append(allocate(2 * GIB))
     return 4 * GIB
 
 
-def far_above_the_cap(held: Held) -> float:
+def request_far_above_limit(held: Held) -> float:
     torch.cuda.set_per_process_memory_fraction(0.1)
     return 0.3 * size()
 
 
-def a_little_above_the_cap(held: Held) -> float:
+def request_just_above_limit(held: Held) -> float:
     torch.cuda.set_per_process_memory_fraction(0.3)
-    held.append(take(0.25 * size()))
+    held.append(allocate(0.25 * size()))
     return 0.1 * size()
 
 
-def one_more_than_the_cap(held: Held) -> float:
+def one_block_more_than_limit(held: Held) -> float:
     torch.cuda.set_per_process_memory_fraction(0.05)
     while torch.cuda.memory_reserved() + GIB < 0.05 * size():
-        held.append(take(GIB))
+        held.append(allocate(GIB))
     return 2 * GIB
 
 
-def pinned_all_over_the_device(held: Held) -> float:
+def small_blocks_pin_the_device(held: Held) -> float:
     pin(held, lambda: room() > 2 * GIB)
     return 4 * GIB
 
 
-def pinned_below_a_cap(held: Held) -> float:
+def small_blocks_pin_memory_below_limit(held: Held) -> float:
     torch.cuda.set_per_process_memory_fraction(0.1)
     pin(held, lambda: torch.cuda.memory_reserved() + GIB < 0.1 * size())
     return 3 * GIB
 
 
-def every_other_one_of_expandable_segments(held: Held) -> float:
+def every_second_block_of_expandable_segments_freed(held: Held) -> float:
     torch.cuda.set_per_process_memory_fraction(0.05)
-    blocks = [take(12 * MIB) for _ in range(int(0.048 * size() / (12 * MIB)))]
+    blocks = [allocate(12 * MIB) for _ in range(int(0.048 * size() / (12 * MIB)))]
     held += blocks[::2]
     return GIB
 
 
-def half_beside_a_large_one(held: Held) -> float:
+def half_the_device_next_to_large_process(held: Held) -> float:
     return 0.5 * size()
 
 
-def a_third_beside_half_and_a_third(held: Held) -> float:
-    held.append(take(0.3 * size()))
+def second_third_of_the_device_next_to_large_process(held: Held) -> float:
+    held.append(allocate(0.3 * size()))
     return 0.3 * size()
 
 
-def a_little_beside_a_huge_one(held: Held) -> float:
+def small_request_next_to_huge_process(held: Held) -> float:
     for _ in range(4):
-        held.append(take(GIB))
+        held.append(allocate(GIB))
     return 20 * GIB
 
 
 def many_blocks(held: Held) -> float:
-    """Small tensors, every other one freed."""
+    """Allocate small tensors and free every second one."""
     blocks = [torch.empty(1024, dtype=torch.uint8, device="cuda") for _ in range(MANY_BLOCKS)]
     held += blocks[::2]
     return 1.5 * size()
 
 
 STAGES = {
-    "too_large_at_once": Stage("capacity", too_large_at_once),
-    "too_large_for_what_is_left": Stage("capacity", too_large_for_what_is_left),
-    "one_more_than_fits": Stage("capacity", one_more_than_fits),
-    "far_above_the_cap": Stage("limit", far_above_the_cap),
-    "a_little_above_the_cap": Stage("limit", a_little_above_the_cap),
-    "one_more_than_the_cap": Stage("limit", one_more_than_the_cap),
-    "pinned_all_over_the_device": Stage("fragmentation", pinned_all_over_the_device),
-    "pinned_below_a_cap": Stage("fragmentation", pinned_below_a_cap),
-    "every_other_one_of_expandable_segments": Stage(
-        "fragmentation", every_other_one_of_expandable_segments, conf="expandable_segments:True"
+    "request_above_device_size": Stage("capacity", request_above_device_size),
+    "request_above_free_memory": Stage("capacity", request_above_free_memory),
+    "one_block_more_than_fits": Stage("capacity", one_block_more_than_fits),
+    "request_far_above_limit": Stage("limit", request_far_above_limit),
+    "request_just_above_limit": Stage("limit", request_just_above_limit),
+    "one_block_more_than_limit": Stage("limit", one_block_more_than_limit),
+    "small_blocks_pin_the_device": Stage("fragmentation", small_blocks_pin_the_device),
+    "small_blocks_pin_memory_below_limit": Stage("fragmentation", small_blocks_pin_memory_below_limit),
+    "every_second_block_of_expandable_segments_freed": Stage(
+        "fragmentation", every_second_block_of_expandable_segments_freed, conf="expandable_segments:True"
     ),
-    "half_beside_a_large_one": Stage("neighbours", half_beside_a_large_one, neighbour=0.7),
-    "a_third_beside_half_and_a_third": Stage("neighbours", a_third_beside_half_and_a_third, neighbour=0.5),
-    "a_little_beside_a_huge_one": Stage("neighbours", a_little_beside_a_huge_one, neighbour=0.88),
+    "half_the_device_next_to_large_process": Stage("neighbours", half_the_device_next_to_large_process, neighbour=0.7),
+    "second_third_of_the_device_next_to_large_process": Stage(
+        "neighbours", second_third_of_the_device_next_to_large_process, neighbour=0.5
+    ),
+    "small_request_next_to_huge_process": Stage("neighbours", small_request_next_to_huge_process, neighbour=0.88),
 }
 """Three for each cause."""
 PAUSE = Stage("capacity", many_blocks, repeats=REPEATS)
 
 
 @contextlib.contextmanager
-def neighbour(share: float) -> Iterator[None]:
-    """Another process, without an agent, that holds this share of the device; none for 0."""
+def other_process(share: float) -> Iterator[None]:
+    """Run another process, without an agent, that holds this share of the device; none for 0."""
     if not share:
         yield
         return
@@ -166,25 +168,25 @@ def neighbour(share: float) -> Iterator[None]:
         assert process.stdout
         assert process.stdout.readline() == "ready\n"
         print(share, file=process.stdin, flush=True)
-        assert process.stdout.readline() == "taken\n"
+        assert process.stdout.readline() == "allocated\n"
         yield
         process.stdin.close()
 
 
 def fail(stage: Stage) -> list[float]:
-    """Seconds that the failing request took, each time."""
+    """Return the seconds that each failing request took."""
     held: Held = []
     torch.zeros(1, device="cuda")
-    wanted = stage.prepare(held)
+    size_bytes = stage.prepare(held)
     torch.cuda.synchronize()
-    return [_refused(wanted) for _ in range(stage.repeats)]
+    return [_failing_request(size_bytes) for _ in range(stage.repeats)]
 
 
-def _refused(wanted: float) -> float:
+def _failing_request(size_bytes: float) -> float:
     began = time.perf_counter()
     with contextlib.suppress(torch.cuda.OutOfMemoryError):
-        take(wanted)
-        sys.exit(f"a request for {wanted / GIB:.1f} GiB succeeded: this device is not as the stage expects it")
+        allocate(size_bytes)
+        sys.exit(f"a request for {size_bytes / GIB:.1f} GiB succeeded; this stage does not fit this device")
     return time.perf_counter() - began
 
 
@@ -192,13 +194,13 @@ def main(name: str) -> None:
     print("ready", flush=True)
     line = sys.stdin.readline()
     if name == "neighbour":
-        held = take(float(line) * size())
-        print("taken", flush=True)
+        held = allocate(float(line) * size())
+        print("allocated", flush=True)
         sys.stdin.read()
         del held
         return
     stage = PAUSE if name == "pause" else STAGES[name]
-    with neighbour(stage.neighbour):
+    with other_process(stage.neighbour):
         print(json.dumps({"device": torch.cuda.get_device_name(), "seconds": fail(stage)}), flush=True)
 
 

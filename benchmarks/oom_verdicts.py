@@ -1,11 +1,11 @@
-"""Twelve out-of-memory errors whose cause is known, the cause that the agent reports, and the cost of its report.
+"""Compare the agent's verdicts with the known causes of twelve out-of-memory errors, and measure the cost of a report.
 
     PYTHONPATH=exporter python3 benchmarks/oom_verdicts.py [--out oom_verdicts.json]
 
-Each error is made in a process of its own under `gpufrag run` (benchmarks/oom_stages.py), and its report is read as
-`gpufrag oom list` does. `snapshot` is torch's copy of the heap, `explain` all else that the agent does before the error
-is raised, up to the report's file. The pause is also timed from outside, by the failing request of a process with
-10,000 blocks with and without an agent. Milliseconds. Exits with 1 where a verdict is wrong.
+Each error happens in its own process under `gpufrag run` (benchmarks/oom_stages.py). The script reads reports as
+`gpufrag oom list` does. `snapshot` is the time torch needs to copy the heap, `explain` the rest of the agent's work
+before torch raises the error. The script also times the failing request of a process with 10,000 blocks, with and
+without an agent. Times are in milliseconds. Exits with 1 if a verdict is wrong.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PATIENCE = 60
 
 
 class Child:
-    """A process that has loaded torch and waits: torch's import is most of what a stage takes."""
+    """A process that has loaded torch and waits: the import takes longest, so all processes start first."""
 
     def __init__(self, name: str, stage: Stage, folder: Path, agent: bool = True) -> None:
         self.folder = folder / f"{name}-{agent}"
