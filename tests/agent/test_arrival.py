@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import signal
 import sys
 from collections.abc import Iterator
 from importlib.machinery import PathFinder, SourceFileLoader
@@ -202,12 +203,20 @@ def test_no_exception_of_ours_reaches_the_program(
     assert fault.__name__ in capsys.readouterr().err
 
 
-def test_users_own_interrupt_reaches_the_program() -> None:
-    def ready(torch: ModuleType) -> None:
-        raise KeyboardInterrupt
+@pytest.mark.parametrize("handler", [signal.default_int_handler, None])
+def test_exception_of_a_signal_handler_reaches_the_program(handler: Any) -> None:
+    def raises(number: int, frame: object) -> None:
+        raise KeyError("the program's")
 
-    with pytest.raises(KeyboardInterrupt):
-        arrival.when_in_use(ready, modules_of(torch_of(Machine())), [])
+    def ready(torch: ModuleType) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    before = signal.signal(signal.SIGINT, handler or raises)
+    try:
+        with pytest.raises(KeyboardInterrupt if handler else KeyError):
+            arrival.when_in_use(ready, modules_of(torch_of(Machine())), [])
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_missing_stderr_is_no_error(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

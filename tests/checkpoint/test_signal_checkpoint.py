@@ -84,6 +84,15 @@ def test_signal_is_not_lost_if_our_code_fails(scripts, before: str) -> None:
     assert (code, lines) == (3, ["own handler"])
 
 
+def test_exception_of_a_signal_handler_leaves_the_callback(scripts) -> None:
+    """A handler may raise an Exception, which must not pass for an error of the callback."""
+    handler = "signal.signal(signal.SIGUSR2, lambda number, frame: 1 / 0)"
+    save = "gpufrag.on_checkpoint(lambda request: signal.raise_signal(signal.SIGUSR2))"
+    code, _, err = _run(scripts, _program(f"{handler}\n{OWN}", save), signal.SIGTERM)
+    assert code in (1, 3)  # the error ends the program, or the signal comes first
+    assert "training continues" not in err
+
+
 def test_raising_log_handler_does_not_end_the_training(scripts) -> None:
     save = "gpufrag.on_checkpoint(lambda request: 1 / 0)"
     code, lines, _ = _run(scripts, _program(f"{RAISING_LOG}\n{OWN}", save), signal.SIGTERM)

@@ -141,14 +141,14 @@ def _guarded(function: Callable[..., None], *arguments: object) -> None:
     """Our caller is the program's own import or CUDA's initialisation, which must not fail because of us."""
     try:
         function(*arguments)
-    except KeyboardInterrupt:  # the user's
-        raise
     except BaseException as error:
+        from ..wire.interrupts import let_through  # not needed in most processes
+
+        let_through(error)
         _print(f"gpufrag: no agent in this process: {type(error).__name__}: {error}; training continues\n")
 
 
 def _print(line: str) -> None:
-    try:  # noqa: SIM105  # contextlib would be one more import in every process
-        sys.stderr.write(line)
-    except (AttributeError, OSError, ValueError):  # None, or closed
-        pass
+    from ..wire.interrupts import call_confined  # not needed in most processes
+
+    call_confined(lambda: sys.stderr.write(line))  # it may be None, closed, or an object of the program

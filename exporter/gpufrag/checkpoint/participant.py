@@ -21,7 +21,7 @@ from ..agent.torch.api import TorchSurface
 from ..errors import UsageError
 from ..wire import codec
 from ..wire.error_counter import ErrorCounter
-from ..wire.interrupts import call_confined
+from ..wire.interrupts import call_confined, let_through
 from ..wire.sample import Identity
 from ..wire.threads import start_thread
 from .promise import Promise
@@ -213,9 +213,10 @@ class Participant:
             result = save(CheckpointRequest(checkpoint, step))
             path = None if result is None else os.fsdecode(result)
         except Exception as error:
+            self._fail(f"the callback raised {type(error).__name__}: {error}")
+            let_through(error)
             text = "gpufrag: the checkpoint callback failed at step %d; training continues"
             call_confined(logger.exception, text, step)
-            self._fail(f"the callback raised {type(error).__name__}: {error}")
             return False
         except BaseException:
             self._fail("the program was interrupted while it saved")
