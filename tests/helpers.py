@@ -5,8 +5,9 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -60,6 +61,15 @@ def kept(path: Path, text: str) -> None:
     if os.environ.get("GPUFRAG_UPDATE"):
         path.write_text(text, encoding="utf-8")
     assert path.read_text(encoding="utf-8") == text, f"{path.name} is out of date: run with GPUFRAG_UPDATE=1"
+
+
+def kept_block(page: Path, block: str, lines: Iterable[str]) -> None:
+    """Assert that the generated block of the page has these lines; with GPUFRAG_UPDATE=1, write them."""
+    marks = re.compile(rf"(<!-- {block}: begin[^\n]*-->\n).*?(<!-- {block}: end -->)", re.DOTALL)
+    body = "".join(f"{line}\n" for line in lines)
+    text, found = marks.subn(lambda mark: f"{mark[1]}{body}{mark[2]}", page.read_text(encoding="utf-8"))
+    assert found == 1, f"{page.name} has no block {block}"
+    kept(page, text)
 
 
 def wait_until(true: Callable[[], object], patience: float = 10.0) -> None:

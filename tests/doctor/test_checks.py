@@ -12,7 +12,7 @@ from gpufrag.doctor import cluster, host, manifests, prometheus, ranks
 from gpufrag.doctor.checks import Check, Fail, Ok, Outcome, Result, Unknown, Warn, examine, failed, some
 from gpufrag.errors import Unavailable
 from gpufrag.reports.terminal import bold
-from helpers import TESTS, kept
+from helpers import TESTS, kept_block
 
 PAGE = TESTS.parent / "docs" / "doctor.md"
 FOLDER, *REST = host.CHECKS
@@ -54,10 +54,8 @@ def test_gate_that_is_not_ok_stops_the_checks_after_it(result):
 def test_page_lists_every_check(subject):
     checks = EVERY[subject]
     assert len({check.name for check in checks}) == len(checks)
-    begin, end = (f"<!-- checks of {subject}: {side} -->\n" for side in ("begin", "end"))
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(begin)
-    rows = "".join(f"| `{check.name}` | {check.looks_at} |\n" for check in checks)
-    kept(PAGE, f"{before}{begin}| check | question |\n| --- | --- |\n{rows}{end}{rest.partition(end)[2]}")
+    rows = (f"| `{check.name}` | {check.looks_at} |" for check in checks)
+    kept_block(PAGE, f"checks of {subject}", ["| check | question |", "| --- | --- |", *rows])
 
 
 def outcome(result: Result) -> Outcome:

@@ -11,11 +11,10 @@ from gpufrag.metrics.view import DeviceView, Fleet, ProcessView, RankView, StepV
 from gpufrag.mixin.config import Config
 from gpufrag.mixin.rules import rule_file
 from gpufrag.wire.sample import Leak, Ooms
-from helpers import TESTS, kept
+from helpers import TESTS, kept_block
 
 GIB = 1 << 30
 PAGE = TESTS.parent / "docs" / "metrics.md"
-BEGIN, END = "<!-- metrics: begin (generated from gpufrag.metrics.TABLE) -->\n", "<!-- metrics: end -->"
 
 
 def series_of(fleet, **options):
@@ -119,23 +118,17 @@ def test_empty_fleet_reports_zero_ranks_and_build():
     assert [name for name, *_ in found] == [names.BUILD_INFO]
 
 
-def page_tables() -> str:
-    text = ""
-    for title, rows in SECTIONS.items():
-        text += f"## {title}\n\n| metric | type | labels | meaning |\n| --- | --- | --- | --- |\n"
+def page_tables():
+    for number, (title, rows) in enumerate(SECTIONS.items()):
+        yield from ([""] if number else []) + [f"## {title}", "", "| metric | type | labels | meaning |"]
+        yield "| --- | --- | --- | --- |"
         for row in rows:
             kind = "gauge histogram" if row.kind == HISTOGRAM else row.kind
-            text += f"| `{row.name}` | {kind} | {', '.join(row.labels)} | {row.help} |\n"
-        text += "\n"
-    return text.removesuffix("\n")
+            yield f"| `{row.name}` | {kind} | {', '.join(row.labels)} | {row.help} |"
 
 
 def test_metrics_page_is_up_to_date():
-    before, begin, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    _, end, after = rest.partition(END)
-    assert begin
-    assert end
-    kept(PAGE, f"{before}{begin}{page_tables()}{end}{after}")
+    kept_block(PAGE, "metrics", page_tables())
 
 
 def test_fragmentation_ratio_is_found_without_rules():
