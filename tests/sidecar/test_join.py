@@ -147,8 +147,10 @@ def test_mig_gpu_is_searched_for_the_process() -> None:
 
 
 def test_agents_report_the_device_without_nvml() -> None:
+    """With the index of the lowest rank, and the latest reading of any process."""
     late = replace(a_sample(device=3), driver=DriverReading(NOW + 1, 500, 1000), driver_version="550.2")
-    joined = join([a_rank(a_sample(device=7), rank=1), a_rank(late, pid=43, rank=0)], None, VisibleProcesses())
+    server = a_rank(a_sample(device=9), pid=1, rank=None)
+    joined = join([a_rank(a_sample(device=7), rank=1), a_rank(late, pid=43), server], None, VisibleProcesses())
     assert joined.devices == (DeviceView("GPU-aaaa", 3, size=1000, free=500, used=500, driver_version="550.2"),)
     assert joined.ranks[0].memory == {7: ProcessView("GPU-aaaa")}
 
@@ -172,12 +174,22 @@ def test_device_unknown_to_nvml_is_shown_too() -> None:
     assert joined.devices[0].other_used == 0
 
 
+NO_SIZE = a_rank(replace(a_sample(), driver=DriverReading(NOW, 0, 0)))
+
+
 @pytest.mark.parametrize(
-    ("ranks", "expected"), [([RANK], (1000, 600, 400, None)), ([], (None,) * 4)], ids=["rank", "no rank"]
+    ("ranks", "visible", "expected"),
+    [
+        ([RANK], seen(42), (1000, 600, 400, None)),
+        ([RANK], seen(), (1000, 600, 400, None)),
+        ([NO_SIZE], seen(42), (None,) * 4),
+        ([], seen(42), (None,) * 4),
+    ],
+    ids=["rank", "rank known by its UUID only", "rank that read a size of 0", "no rank"],
 )
-def test_memory_unknown_to_nvml_comes_from_the_agents(ranks: list[RankView], expected: Any) -> None:
+def test_memory_unknown_to_nvml_comes_from_the_agents(ranks: Any, visible: Any, expected: Any) -> None:
     silent = replace(a_gpu({42: 150}), memory=None)
-    (device,) = join(ranks, a_reading(silent), seen(42)).devices
+    (device,) = join(ranks, a_reading(silent), visible).devices
     assert (device.size, device.free, device.used, device.reserved) == expected
 
 
