@@ -9,6 +9,11 @@
 Only cli.py turns these into exit codes.
 """
 
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class GpufragError(Exception):
     """Base class. Each argument is one line that a user can act on; usually there is one."""
@@ -35,6 +40,21 @@ class NewerVersion(BadInput):
 
 class Unavailable(GpufragError):
     """Something outside this process is missing, busy or refuses."""
+
+
+@contextmanager
+def unreadable_is_unavailable(name: str, file: str, how: str) -> Iterator[None]:
+    """Raise Unavailable for an error of reading the file `name` that a user named; `file` is what belongs there."""
+    try:
+        yield
+    except IsADirectoryError:
+        raise Unavailable(f"{name}: is a directory; name the {file} file in it") from None
+    except FileNotFoundError:
+        raise Unavailable(f"{name}: no such file; {how}") from None
+    except PermissionError:
+        raise Unavailable(f"{name}: permission denied; make the file readable (chmod, or copy it)") from None
+    except (OSError, ValueError) as error:  # ValueError: a path with a null byte in it
+        raise Unavailable(f"{name!r}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
 
 
 def one_line(text: str) -> str:

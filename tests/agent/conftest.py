@@ -1,26 +1,19 @@
-"""The fakes as fixtures, and real processes."""
+"""The fakes as fixtures, and agents over them."""
 
-from __future__ import annotations
-
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from agent.programs import Scripts
 from fake_source import HandClock, ScriptedSource
-from gpufrag import agent
-from helpers import TESTS
+from gpufrag.agent.agent import Agent
+from gpufrag.agent.settings import AgentSettings
+from gpufrag.wire.error_counter import ErrorCounter
 
-EXPORTER = Path(agent.__file__).parents[2]
 PATIENCE = 20.0
-PIPE = subprocess.PIPE
-
-Process = subprocess.Popen[str]
 
 
 @pytest.fixture
@@ -31,6 +24,27 @@ def clock() -> HandClock:
 @pytest.fixture
 def source() -> ScriptedSource:
     return ScriptedSource()
+
+
+@pytest.fixture
+def errors() -> ErrorCounter:
+    return ErrorCounter()
+
+
+@pytest.fixture
+def begin(source: Any, errors: ErrorCounter, tmp_path: Path) -> Iterator[Callable[..., Agent]]:
+    """Starts an agent that publishes into the test's folder, only on request unless the settings say otherwise."""
+    begun = []
+
+    def start(framework: Any = source, **settings: Any) -> Agent:
+        defaults = {"interval": 1000.0, "publish_every": 500.0, "folder": tmp_path}
+        begun.append(Agent(framework, AgentSettings(**{**defaults, **settings}), errors))
+        begun[-1].start()
+        return begun[-1]
+
+    yield start
+    for agent in begun:
+        agent.stop()
 
 
 @pytest.fixture
@@ -51,37 +65,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The shared folder of this test, for processes too."""
     monkeypatch.setenv("GPUFRAG_DIR", str(tmp_path / "shared"))
     return tmp_path / "shared"
-
-
-@pytest.fixture
-def no_agent() -> Iterator[None]:
-    """Leaves this process without an agent, whatever the test began."""
-    yield
-    agent.stop()
-
-
-@dataclass
-class Scripts:
-    """Runs Python programs with gpufrag importable and the test's folder in the environment."""
-
-    home: Path
-
-    def start(self, program: str, *command: str, python: str = sys.executable, **environment: str) -> Process:
-        """`command` goes before the interpreter."""
-        script = self.home / "program.py"
-        script.write_text(program)
-        quiet = {"PYTHONWARNINGS": "ignore::DeprecationWarning"}  # Python >= 3.12, for a fork next to a thread
-        path = {"PYTHONPATH": os.pathsep.join([str(EXPORTER), str(TESTS), os.environ.get("PYTHONPATH", "")])}
-        surroundings = {**os.environ, **quiet, **path, **environment}
-        words = [*command, python, str(script)]
-        return subprocess.Popen(words, env=surroundings, text=True, stdin=PIPE, stdout=PIPE, stderr=PIPE)
-
-    def run(self, program: str, *command: str, python: str = sys.executable, **environment: str) -> str:
-        """What it prints; it must end well and say nothing on stderr."""
-        with self.start(program, *command, python=python, **environment) as process:
-            out, err = process.communicate(timeout=60)
-        assert (process.returncode, err) == (0, "")
-        return out
 
 
 @pytest.fixture

@@ -1,14 +1,12 @@
 """The anchor: one block through torch's own allocator, freed at once, or a counted obstacle."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
+from agent.programs import CUDA
 from fake_torch import SIZE, Machine, remove, torch_of
 from gpufrag.agent.torch.anchor import Anchor, settings_obstacle
 from gpufrag.model.settings import MIB, parse_conf
@@ -91,16 +89,23 @@ def test_anchor_waits_during_a_graph_capture(ship_of_two: Ship) -> None:
 
 
 @pytest.mark.parametrize(
-    ("conf", "why"),
-    [("expandable_segments:True", "already are one piece"), ("max_split_size_mb:128", "could not use the anchor")],
+    ("change", "why"),
+    [
+        ({"free": 20_000_000_000}, "not free on device 0"),
+        ({"fraction": 0.1}, "exceed the process's limit"),
+        ({"backend": "cudaMallocAsync"}, "keeps no segments"),
+        ("expandable_segments:True", "already are one piece"),
+        ("max_split_size_mb:128", "could not use the anchor"),
+    ],
 )
-def test_anchor_is_refused_under_unsuitable_settings(
-    ship: Ship, conf: str, why: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    ship.environment["PYTORCH_CUDA_ALLOC_CONF"] = conf
+def test_anchor_without_room_or_use_is_not_tried(ship: Ship, change: Any, why: str, caplog) -> None:
+    """Torch would empty its cache, count an OOM and call its observers."""
+    if isinstance(change, str):
+        ship.environment["PYTORCH_CUDA_ALLOC_CONF"] = change
+    else:
+        vars(ship.machine).update(change)
     ship.drop()
-    assert ship.taken == []
-    assert ship.errors.counts == {"anchor": 1}
+    assert (ship.taken, ship.errors.counts) == ([], {"anchor": 1})
     assert why in caplog.text
 
 
@@ -108,27 +113,7 @@ def test_anchor_is_dropped_under_other_settings() -> None:
     assert settings_obstacle(parse_conf("garbage_collection_threshold:0.8,roundup_power2_divisions:4")) is None
 
 
-@pytest.mark.parametrize(
-    ("change", "why"),
-    [
-        ({"free": 20_000_000_000}, "not free on device 0"),
-        ({"fraction": 0.1}, "exceed the process's limit"),
-        ({"backend": "cudaMallocAsync"}, "keeps no segments"),
-    ],
-)
-def test_anchor_without_room_is_not_tried(
-    ship: Ship, change: dict[str, Any], why: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Torch would empty its cache, count an OOM and call its observers."""
-    for name, value in change.items():
-        setattr(ship.machine, name, value)
-    ship.drop()
-    assert ship.taken == []
-    assert why in caplog.text
-    assert ship.errors.counts == {"anchor": 1}
-
-
-def test_torch_error_at_the_anchor_is_counted(ship: Ship, caplog: pytest.LogCaptureFixture) -> None:
+def test_torch_error_at_the_anchor_is_counted(ship: Ship, caplog) -> None:
     torch: Any = ship.torch()
 
     def refuse(size: int, device: int) -> int:
@@ -150,31 +135,21 @@ def test_torch_without_the_function_has_no_anchor(ship: Ship, name: str) -> None
     assert ship.taken == []
 
 
-def test_share_smaller_than_a_segment_is_refused(ship: Ship, caplog: pytest.LogCaptureFixture) -> None:
+def test_share_smaller_than_a_segment_is_refused(ship: Ship, caplog) -> None:
     ship.drop(1e-5)
     assert ship.taken == []
     assert "too few for a segment" in caplog.text
 
 
-def test_anchor_is_dropped_at_cuda_initialisation(scripts, folder: Path) -> None:
-    program = """
-import os, sys, time
-from fake_torch import Machine, torch_of
-machine = Machine(initialised=False, count=1, heaps={})
-sys.modules["torch"] = torch = torch_of(machine)
-sys.modules["torch.cuda"] = torch.cuda
-machine.free = 5
-sys.modules["torch"].cuda.current_device = lambda: 0
-import gpufrag
-from gpufrag import agent
+def test_anchor_is_dropped_at_cuda_initialisation(scripts) -> None:
+    program = f"""{CUDA}
+machine.count, machine.free, machine.contexts, torch.cuda.current_device = 1, 5, {{0}}, lambda: 0
 gpufrag.start()
 machine.initialised = True  # torch answers callbacks at the end of its initialisation
 machine.initialise()
-deadline = time.monotonic() + 20
-while not (agent.latest() and agent.latest().health.errors) and time.monotonic() < deadline: time.sleep(0.005)
+gpufrag.agent.lifecycle.sample_now()
 print(agent.latest().health.errors)
 """
-    with scripts.start(program, GPUFRAG_ANCHOR="20%") as process:
-        out, err = process.communicate(timeout=60)
-    assert (process.returncode, out) == (0, "{'anchor': 1}\n")
+    code, out, err = scripts.end(program, GPUFRAG_ANCHOR="20%")
+    assert (code, out) == (0, "{'anchor': 1}\n")
     assert "not free on device 0; the job continues without it" in err

@@ -1,15 +1,13 @@
 """The first use of a device is detected without a thread and without a change that the program could see."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.machinery import PathFinder, SourceFileLoader
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -64,12 +62,6 @@ def _import() -> Any:
     return importlib.import_module("torch_for_arrival")
 
 
-def test_device_in_use_is_detected_at_once(ready: list[ModuleType]) -> None:
-    torch = torch_of(Machine())
-    arrival.when_in_use(ready.append, modules_of(torch), [])
-    assert ready == [torch]
-
-
 def test_loaded_torch_reports_its_initialisation(ready: list[ModuleType]) -> None:
     machine = Machine(initialised=False)
     torch = torch_of(machine)
@@ -77,40 +69,26 @@ def test_loaded_torch_reports_its_initialisation(ready: list[ModuleType]) -> Non
     assert ready == []
     machine.initialise()
     assert ready == [torch]
-
-
-def test_own_error_is_not_cudas(capsys: pytest.CaptureFixture[str]) -> None:
-    machine = Machine(initialised=False)
-    arrival.when_in_use(lambda torch: 1 // 0, modules_of(torch_of(machine)), [])
-    machine.initialise()
-    out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
-    assert err.startswith("gpufrag: no agent in this process: ZeroDivisionError")
+    arrival.when_in_use(ready.append, modules_of(torch), [])
+    assert ready == [torch, torch], "in use already"
 
 
 @pytest.mark.parametrize("name", ["cuda._lazy_call", "cuda.is_initialized"])
-def test_torch_without_the_function_is_left_alone(
-    name: str, ready: list[ModuleType], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_torch_without_the_function_is_left_alone(name: str, ready: list[ModuleType], capsys) -> None:
     torch = torch_of(Machine(initialised=False))
     remove(torch, name)
     arrival.when_in_use(ready.append, modules_of(torch), [])
     assert "no agent in this process" in capsys.readouterr().err
 
 
-def test_later_import_is_detected(package: Path, ready: list[ModuleType]) -> None:
-    _wait(ready)
-    module = _import()
-    module.cuda.calls[0]()
-    assert ready == [module]
-
-
-def test_program_sees_its_own_loader(package: Path, ready: list[ModuleType]) -> None:
+def test_later_import_is_detected_behind_its_own_loader(package: Path, ready: list[ModuleType]) -> None:
     _wait(ready)
     module = _import()
     assert type(module.loader) is SourceFileLoader
     assert module.__spec__.loader is module.loader
     assert vars(module.loader).keys() == {"name", "path"}
+    module.cuda.calls[0]()
+    assert ready == [module]
 
 
 class UsersFinder:
@@ -144,8 +122,6 @@ def test_lazily_imported_torch_is_not_executed(package: Path, ready: list[Module
     _wait(ready)
     for name in ("torch_for_arrival", "torch_for_arrival.cuda"):
         spec = PathFinder.find_spec(name, [str(package.parent if "." not in name else package)])
-        assert spec is not None
-        assert spec.loader is not None
         spec.loader = importlib.util.LazyLoader(spec.loader)
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
@@ -161,7 +137,6 @@ def test_lazily_imported_torch_is_not_executed(package: Path, ready: list[Module
 def test_finding_torch_does_not_import_it(package: Path, ready: list[ModuleType]) -> None:
     _wait(ready)
     spec = importlib.util.find_spec("torch_for_arrival")
-    assert spec is not None
     assert type(spec.loader) is SourceFileLoader
     assert len(_import().cuda.calls) == 1
 
@@ -177,14 +152,10 @@ def test_failed_import_can_be_tried_again(package: Path, ready: list[ModuleType]
 
 
 @pytest.mark.parametrize("under_run", [False, True])
-def test_torch_without_gpu_support_is_noted_once_under_run(
-    ready: list[ModuleType], under_run: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_cpu_torch_is_noted_once_under_run(ready, under_run: bool, monkeypatch, capsys) -> None:
     monkeypatch.setenv(arrival.NOTED, "")
     monkeypatch.setenv("GPUFRAG_AGENT_PATH", "/somewhere" if under_run else "")
-    version = ModuleType("torch.version")
-    version.cuda = version.hip = None  # type: ignore[attr-defined]
-    version.__version__ = "2.11.0+cpu"  # type: ignore[attr-defined]
+    version = SimpleNamespace(cuda=None, hip=None, __version__="2.11.0+cpu")
     for _ in range(2):
         machine = Machine(initialised=False)
         arrival.when_in_use(ready.append, {**modules_of(torch_of(machine)), "torch.version": version}, [])
@@ -192,15 +163,22 @@ def test_torch_without_gpu_support_is_noted_once_under_run(
     assert capsys.readouterr().err == expected * under_run
 
 
-@pytest.mark.parametrize("fault", [SystemExit, GeneratorExit, MemoryError])
-def test_no_exception_of_ours_reaches_the_program(
-    fault: type[BaseException], capsys: pytest.CaptureFixture[str]
-) -> None:
+def raising(fault: type[BaseException]) -> Callable[[ModuleType], None]:
     def ready(torch: ModuleType) -> None:
         raise fault
 
-    arrival.when_in_use(ready, modules_of(torch_of(Machine())), [])
-    assert fault.__name__ in capsys.readouterr().err
+    return ready
+
+
+@pytest.mark.parametrize("initialised", [True, False])
+@pytest.mark.parametrize("fault", [ZeroDivisionError, SystemExit, GeneratorExit, MemoryError])
+def test_no_exception_of_ours_reaches_the_program(fault: type[BaseException], initialised: bool, capsys) -> None:
+    machine = Machine(initialised=initialised)
+    arrival.when_in_use(raising(fault), modules_of(torch_of(machine)), [])
+    machine.initialise()
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert err.startswith(f"gpufrag: no agent in this process: {fault.__name__}")
 
 
 @pytest.mark.parametrize("handler", [signal.default_int_handler, None])
@@ -219,7 +197,7 @@ def test_exception_of_a_signal_handler_reaches_the_program(handler: Any) -> None
         signal.signal(signal.SIGINT, before)
 
 
-def test_missing_stderr_is_no_error(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_stderr_is_no_error(capsys, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", None)
-    arrival.when_in_use(lambda torch: 1 // 0, modules_of(torch_of(Machine())), [])
+    arrival.when_in_use(raising(ZeroDivisionError), modules_of(torch_of(Machine())), [])
     assert capsys.readouterr().out == ""

@@ -1,7 +1,5 @@
 """Which process this is, by the launchers' variables."""
 
-from __future__ import annotations
-
 import os
 import time
 from itertools import pairwise
@@ -11,7 +9,7 @@ import pytest
 
 from gpufrag.agent.identity import LAUNCHERS, Launcher, identify, with_rank
 from gpufrag.wire.error_counter import ErrorCounter
-from gpufrag.wire.sample import Identity, ProcessSample, decode, encode
+from gpufrag.wire.sample import ProcessSample, decode, encode
 from helpers import TESTS
 
 
@@ -74,10 +72,6 @@ def test_command_with_brackets_is_parsed(tmp_path: Path) -> None:
 
 def test_start_without_proc_is_now(tmp_path: Path) -> None:
     assert abs(identify({}, tmp_path / "none").start - time.time()) < 60
-
-
-def test_identity_can_be_published() -> None:
-    assert isinstance(identify({}), Identity)
 
 
 @pytest.mark.parametrize("value", ["1" + "0" * 19, "9" * 5000, "٣" * 5000])

@@ -1,72 +1,98 @@
-"""Growing memory is found at step boundaries, within its budget, and logged once."""
+"""Growing memory is found at step boundaries, within its budget, logged once, and named with history on."""
 
-from __future__ import annotations
-
-import logging
+from dataclasses import dataclass, field
 
 import pytest
 
-from agent.watched_job import MB, Job, job
-from fake_source import HandClock, ScriptedSource
+from fake_source import HandClock, LiveSource, ScriptedSource
 from gpufrag.agent.leak_watch import BURST, SHARE
 from gpufrag.agent.sampler import Sampler
 from gpufrag.agent.settings import AgentSettings
+from gpufrag.model.call_sites import Held
 from gpufrag.model.leaks import FEWEST, LASTING
 from gpufrag.wire.error_counter import ErrorCounter
-from gpufrag.wire.sample import Leak
+from gpufrag.wire.sample import Identity, Leak
+
+IDENTITY = Identity("host", 1, 1.0)
+MB = 1_000_000
+PLACE = ("train.py:7 step",)
 
 
-def test_leak_is_found_within_sixty_steps(clock: HandClock) -> None:
-    training = job(clock)
-    training.steps(60, kept=2 * MB)
+@dataclass
+class Job:
+    """Fake training steps under a sampler, with a clock that only the test moves."""
+
+    source: LiveSource
+    sampler: Sampler
+    clock: HandClock
+    woken: list[int] = field(default_factory=list)
+
+    def steps(self, count: int, kept: int = 0, length: float = 0.1) -> None:
+        for _ in range(count):
+            self.clock.tick(length)
+            self.source.keep(kept) if kept else None
+            self.source.step()
+
+    def leak(self) -> Leak | None:
+        self.sampler.read()
+        self.sampler.digest()
+        (device,) = self.sampler.sample(IDENTITY).devices
+        return device.leak
+
+
+def job(threshold: int = MB, **scripted: object) -> Job:
+    clock = HandClock()
+    source = LiveSource(clock=clock, **scripted)
+    sampler = Sampler(source, AgentSettings(leak_threshold=threshold), ErrorCounter(), clock.clocks)
+    made = Job(source, sampler, clock)
+    sampler.watch_steps(lambda: made.woken.append(source.lives))
+    sampler.read()
+    return made
+
+
+@pytest.mark.parametrize(("steps", "length"), [(60, 0.1), (3000, 0.005)])
+def test_leak_is_found_at_long_and_short_steps(steps: int, length: float) -> None:
+    training = job()
+    training.steps(steps, kept=2 * MB, length=length)
     leak = training.leak()
-    assert leak is not None
     assert (leak.unit, round(leak.rate)) == ("step", 2 * MB)
 
 
-def test_agent_is_woken_when_enough_points_exist(clock: HandClock) -> None:
-    training = job(clock)
+def test_agent_is_woken_when_enough_points_exist() -> None:
+    training = job()
     training.steps(FEWEST + 1, kept=2 * MB)
     assert training.source.lives - 1 == FEWEST + 1, "one point a step, and one second before the first"
     assert training.woken[-1] == FEWEST + 1
     assert training.sampler.read_in() <= 0
 
 
-def test_flat_memory_is_no_leak_and_few_points_are_unknown(clock: HandClock) -> None:
-    training = job(clock)
+def test_flat_memory_is_no_leak_after_enough_points() -> None:
+    training = job()
     training.steps(FEWEST - 1)
     assert training.leak() is None
     training.steps(10)
     assert training.leak() == Leak("step")
 
 
-def test_growth_below_the_threshold_is_no_leak(clock: HandClock) -> None:
-    training = job(clock, threshold=3 * MB)
+def test_growth_below_the_threshold_is_no_leak() -> None:
+    training = job(threshold=3 * MB)
     training.steps(100, kept=2 * MB)
     assert training.leak() == Leak("step")
 
 
 @pytest.mark.parametrize("length", [0.001, 0.02, 0.1])
-def test_points_stay_within_their_budget(clock: HandClock, length: float) -> None:
-    training = job(clock)
+def test_points_stay_within_their_budget(length: float) -> None:
+    training = job()
     lived = training.source.lives
-    began = clock.now
+    began = training.clock.now
     training.steps(int(60 / length), length=length)
     spent = (training.source.lives - lived) * training.source.cost
-    assert spent <= BURST + SHARE * (clock.now - began) + training.source.cost
+    assert spent <= BURST + SHARE * (training.clock.now - began) + training.source.cost
     assert spent > 0.5 * min(SHARE * 60, training.source.cost * 60 / length)
 
 
-def test_short_steps_get_points_at_some_of_them(clock: HandClock) -> None:
-    training = job(clock)
-    training.steps(3000, kept=2 * MB, length=0.005)
-    leak = training.leak()
-    assert leak is not None
-    assert round(leak.rate) == 2 * MB
-
-
-def test_reading_that_waited_is_paid_for(clock: HandClock) -> None:
-    training = job(clock, cost=0.02)
+def test_reading_that_waited_is_paid_for() -> None:
+    training = job(cost=0.02)
     training.steps(1)
     lived = training.source.lives
     training.steps(95)
@@ -77,7 +103,7 @@ def test_reading_that_waited_is_paid_for(clock: HandClock) -> None:
 
 def test_source_without_live_memory_has_no_points(source: ScriptedSource, clock: HandClock) -> None:
     sampler = Sampler(source, AgentSettings(), ErrorCounter(), clock.clocks)
-    training = Job(source, sampler, clock)  # type: ignore[arg-type]
+    training = Job(source, sampler, clock)
     sampler.watch_steps(lambda: None)
     sampler.read()
     training.steps(200)
@@ -92,73 +118,48 @@ def _serve(serving: Job, seconds: float, kept: int) -> None:
 
 
 @pytest.mark.parametrize("blocks", [500, None])
-def test_server_is_judged_by_seconds(clock: HandClock, blocks: int | None) -> None:
-    serving = job(clock, steps=False, blocks=blocks)
+def test_growing_server_is_judged_by_seconds(blocks: int | None) -> None:
+    serving = job(steps=False, blocks=blocks)
     _serve(serving, LASTING / 2, kept=MB)
     assert serving.leak() is None
-    _serve(serving, LASTING * 2 / 3, kept=MB)
-    leak = serving.leak()
-    assert leak is not None
-    assert (leak.unit, round(leak.rate, -3)) == ("second", MB)
-
-
-@pytest.mark.parametrize("blocks", [500, None])
-def test_growing_server_is_never_called_clear(clock: HandClock, blocks: int | None) -> None:
-    serving = job(clock, steps=False, blocks=blocks)
-    for _ in range(int(2 * LASTING)):
+    for _ in range(int(LASTING * 3 / 2)):
         _serve(serving, 1, kept=MB)
         leak = serving.leak()
         assert leak is None or leak.rate > 0
+    assert (leak.unit, round(leak.rate, -3)) == ("second", MB)
 
 
-def test_training_that_begins_later_is_judged_by_steps(clock: HandClock) -> None:
-    loading = job(clock)
+def test_training_that_begins_later_is_judged_by_steps() -> None:
+    loading = job()
     _serve(loading, LASTING * 7 / 6, kept=MB)
     loading.steps(FEWEST + 1)
     assert loading.leak() == Leak("step")
 
 
-def test_leak_is_logged_once(clock: HandClock, caplog: pytest.LogCaptureFixture) -> None:
-    training = job(clock)
-    with caplog.at_level(logging.WARNING, "gpufrag"):
-        for _ in range(5):
-            training.steps(60, kept=2 * MB)
-            training.leak()
-    (line,) = caplog.messages
-    assert line.startswith("gpufrag: device 0: allocated memory grows by 1.91 MiB per step")
-    assert "docs/leaks.md" in line
+LOGGED = {
+    "one leak": ([(60, 2 * MB)] * 5, ["grows by 1.91 MiB per step"]),
+    "growth that ended": ([(60, 2 * MB), (40, 0), (200, 0), (200, 0)], ["grows by", "has not grown since"]),
+    "a new leak later": (
+        [(60, 2 * MB), *[(20, 0)] * 40, *[(20, 2 * MB)] * 100],
+        ["grows by", "has not grown since", "grows by"],
+    ),
+}
 
 
-def test_growth_that_ended_is_withdrawn_once(clock: HandClock, caplog: pytest.LogCaptureFixture) -> None:
-    filling = job(clock)
-    with caplog.at_level(logging.WARNING, "gpufrag"):
-        for count, kept in ((60, 2 * MB), (40, 0), (200, 0), (200, 0)):
-            filling.steps(count, kept=kept, length=0.2)
-            filling.leak()
-    assert [line.split(": ")[2][:30] for line in caplog.messages] == [
-        "allocated memory grows by 1.91",
-        "allocated memory has not grown",
-    ]
-    assert filling.leak() == Leak("step")
+@pytest.mark.parametrize("case", LOGGED)
+def test_growth_and_its_end_are_logged_once(case: str, caplog: pytest.LogCaptureFixture) -> None:
+    training, (phases, expected) = job(), LOGGED[case]
+    for steps, kept in phases:
+        training.steps(steps, kept=kept, length=0.2)
+        training.leak()
+    starts = [f"gpufrag: device 0: allocated memory {words}" for words in expected]
+    assert [line[: len(start)] for line, start in zip(caplog.messages, starts, strict=True)] == starts
+    assert (training.leak() == Leak("step")) == (case == "growth that ended")
 
 
-def test_new_leak_after_a_withdrawn_one_is_logged(clock: HandClock, caplog: pytest.LogCaptureFixture) -> None:
-    training = job(clock)
-    with caplog.at_level(logging.WARNING, "gpufrag"):
-        for count, kept in ((60, 2 * MB), (400, 0), *[(300, 2 * MB)] * 5):
-            for _ in range(count // 20):
-                training.steps(20, kept=kept, length=0.5)
-                training.leak()
-    assert [line.split(": ")[2][:22] for line in caplog.messages] == [
-        "allocated memory grows",
-        "allocated memory has n",
-        "allocated memory grows",
-    ]
-
-
-def test_leak_is_not_withdrawn_too_early(clock: HandClock) -> None:
+def test_leak_is_not_withdrawn_too_early() -> None:
     """Other memory hides a leak for some readings."""
-    training, rates = job(clock), []
+    training, rates = job(), []
     training.steps(60, kept=2 * MB)
     training.leak()
     for _ in range(FEWEST + 20):
@@ -170,16 +171,38 @@ def test_leak_is_not_withdrawn_too_early(clock: HandClock) -> None:
     assert not any(rates[rates.index(False) :])
 
 
-def test_failed_point_is_paid_for(clock: HandClock) -> None:
-    training = job(clock, cost=0.02)
-    watch, tried = training.sampler._leaks, []
-    assert watch is not None
+def test_failed_point_is_paid_for() -> None:
+    training, tried = job(), []
 
     def fail(device: int) -> None:
-        tried.append(clock.tick(0.02))
+        tried.append(training.clock.tick(0.02))
         raise RuntimeError("gone")
 
-    training.source.live = fail  # type: ignore[method-assign]
+    training.source.live = fail
     training.steps(95)
     assert len(tried) == 1
     assert training.sampler._stalls["stats"] == pytest.approx(0.02)
+
+
+# --- call sites
+
+
+@pytest.mark.parametrize(("at", "steps_before"), [("peak", 60), ("timer", 60), ("timer", 0)])
+def test_memory_of_a_single_step_is_not_named(at: str, steps_before: int) -> None:
+    training = job()
+    training.steps(steps_before, kept=2 * MB)
+    for blocks in (1, 2):
+        training.sampler._leaks.compare(at, lambda blocks=blocks: {0: {PLACE: Held(blocks * MB, blocks)}})
+    training.steps(60 - steps_before, kept=2 * MB)
+    assert training.leak().stacks == ()
+
+
+def test_history_names_the_growing_place(caplog: pytest.LogCaptureFixture) -> None:
+    held = iter(range(1, 1000))
+    training = job(places=lambda: {0: {PLACE: Held(next(held) * 40 * MB, next(held)), ("a",): Held(1, 1)}})
+    for _ in range(5):
+        training.steps(60, kept=2 * MB, length=0.2)
+        leak = training.leak()
+    assert [place.frames for place in leak.stacks] == [PLACE]
+    assert leak.stacks[0].grown > 0
+    assert [PLACE[0] in line for line in caplog.messages] == [False, True]

@@ -1,7 +1,5 @@
 """The agent does no harm: each of its rules has tests, and no part of it contains what the rules forbid."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator
@@ -39,7 +37,7 @@ RULES = {
     "keeps within its budget": """agent/test_schedule.py::test_spacing_keeps_the_cost_within_the_budget
         agent/test_schedule.py::test_spacing_is_at_least_the_interval
         agent/test_sampler.py::test_time_spent_in_measuring_counts_as_cost
-        agent/test_sampler.py::test_switching_the_history_on_is_part_of_the_cost
+        agent/test_sampler.py::test_start_of_a_recording_counts_as_cost
         agent/test_torch_source.py::test_snapshot_has_no_trace_if_torch_can_omit_it""",
     "counts waits as stall and samples more rarely then": """
         agent/test_sampler.py::test_long_wait_makes_snapshots_and_readings_rarer
@@ -47,22 +45,21 @@ RULES = {
     "records one step per window": """agent/test_sampler.py::test_each_window_has_one_recording
         agent/test_sampler.py::test_process_without_steps_records_slices
         agent/test_schedule.py::test_process_without_steps_is_sampled_at_a_random_phase""",
-    "bounds a recording": """agent/test_step_recorder.py::test_too_many_events_are_not_read
-        agent/test_step_recorder.py::test_step_may_take_some_lengths_of_the_last_one
-        agent/test_sampler.py::test_step_that_does_not_end_is_dropped_by_the_timer""",
+    "bounds a recording": """agent/test_step_recorder.py::test_lost_recording_is_counted_and_not_read
+        agent/test_step_recorder.py::test_step_limit_follows_the_last_step
+        agent/test_sampler.py::test_endless_step_is_dropped_by_the_timer""",
     "never touches the program's history": """agent/test_torch_history.py::test_history_of_the_program_is_never_touched
-        agent/test_torch_history.py::test_program_that_starts_history_during_our_step_wins
-        agent/test_torch_history.py::test_program_that_stops_history_during_our_step_wins
+        agent/test_torch_history.py::test_programs_call_during_our_step_wins
         agent/test_torch_history.py::test_torch_is_patched_only_while_a_step_is_recorded
         agent/test_schedule.py::test_history_in_use_is_not_hastened
         agent/test_sampler.py::test_history_in_use_makes_snapshots_ten_times_rarer""",
     "pauses all ranks in the same step": "agent/test_schedule.py::test_ranks_that_step_together_pause_in_the_same_step",
     "hooks into torch only where that is safe": """
         agent/test_torch_oom.py::test_observer_is_used_only_if_every_device_gets_it
-        agent/test_torch_history.py::test_first_call_before_2_8_is_made_in_a_thread_of_its_own
+        agent/test_torch_history.py::test_first_call_before_2_8_has_its_own_thread
         agent/test_torch_lacking.py::test_table_has_every_function_used""",
     "counts and logs its errors and raises none": """
-        agent/test_error_counter.py::test_first_error_of_each_source_is_logged
+        wire/test_interrupts.py::test_first_error_of_each_source_is_logged
         agent/test_sampler.py::test_error_at_a_boundary_is_counted_and_not_raised
         agent/test_oom_reporter.py::test_failure_in_a_report_is_counted_and_not_raised
         agent/test_torch_history.py::test_error_of_ours_does_not_stop_the_programs_call
@@ -72,16 +69,15 @@ RULES = {
         agent/test_torch_lacking.py::test_unknown_statistics_lose_only_their_figures""",
     "survives fork, spawn, torchrun and exec": """agent/test_lifecycle.py::test_forked_child_has_no_agent
         agent/test_torch_history.py::test_forked_child_drops_the_recording_without_a_call
-        injection/test_launchers.py::test_there_is_one_in_each_child_of_multiprocessing
-        injection/test_torch_launchers.py::test_an_elastic_restart_brings_the_agents_of_the_new_ranks
+        injection/test_launchers.py::test_each_child_of_multiprocessing_has_an_agent
+        injection/test_torch_launchers.py::test_elastic_restart_brings_new_agents
         agent/test_lifecycle.py::test_exec_takes_over_file_and_socket""",
     "survives every end of the interpreter": """
         agent/test_lifecycle.py::test_exit_leaves_a_last_sample_and_no_socket
-        agent/test_lifecycle.py::test_exit_by_exception_is_unchanged
-        agent/test_lifecycle.py::test_signal_ends_the_process_as_without_agent
+        agent/test_lifecycle.py::test_exit_is_as_without_agent
         agent/test_sampler.py::test_recording_ends_with_the_agent""",
     "survives a second copy of itself": """injection/test_shim.py::test_two_copies_make_one_agent
-        agent/test_lifecycle.py::test_two_initialisations_start_one_agent""",
+        agent/test_lifecycle.py::test_initialisations_of_cuda_start_one_agent""",
 }
 """What the agent promises, and the tests that hold it to it."""
 PROOFS = sorted({proof for proofs in RULES.values() for proof in proofs.split()})

@@ -1,11 +1,11 @@
-"""OOM reports: their content, their bounds, and that no failure reaches the job."""
+"""OOM reports: their content, stacks and bounds, and that no failure reaches the job."""
 
-from __future__ import annotations
-
+import json
 import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -51,12 +51,11 @@ class Bench:
         self.reporter.explain(Fault(device, requested, self.source.free))
 
     def sample(self, **changes: object) -> ProcessSample:
-        return ProcessSample(IDENTITY, self.clock.now, (DEVICE,), **changes)  # type: ignore[arg-type]
+        return ProcessSample(IDENTITY, self.clock.now, (DEVICE,), **changes)
 
     @property
     def causes(self) -> dict[str, int]:
         ooms = self.reporter.counted(self.sample()).devices[0].ooms
-        assert ooms is not None
         return {cause: count for cause, count in ooms.causes.items() if count}
 
     def _keep(self, report: OomReport) -> None:
@@ -71,6 +70,13 @@ def bench() -> Bench:
     return Bench()
 
 
+def raising(error: Exception) -> Callable[..., None]:
+    def fail(*arguments: object) -> None:
+        raise error
+
+    return fail
+
+
 def test_report_has_request_heap_and_verdict(bench: Bench) -> None:
     bench.fail(100 * GIB)
     (report,) = bench.kept
@@ -83,25 +89,15 @@ def test_report_has_request_heap_and_verdict(bench: Bench) -> None:
     assert report.stack[0].function.endswith("fail")
 
 
-def test_counts_are_published_after_a_report(bench: Bench) -> None:
-    bench.fail()
-    assert bench.published == 1
-
-
-def test_every_cause_is_counted_from_zero(bench: Bench) -> None:
+def test_causes_are_counted_from_zero_and_published(bench: Bench) -> None:
     ooms = bench.reporter.counted(bench.sample()).devices[0].ooms
-    assert ooms is not None
     assert ooms.causes == dict.fromkeys((cause.value for cause in Cause), 0)
-    assert (ooms.last_time, ooms.last_requested) == (None, None)
-
-
-def test_counts_are_in_the_sample(bench: Bench) -> None:
+    assert (ooms.last_time, ooms.last_requested, bench.published) == (None, None, 0)
     bench.fail(100 * GIB)
     bench.clock.tick(5)
     bench.fail(90 * GIB)
     ooms = bench.reporter.counted(bench.sample()).devices[0].ooms
-    assert bench.causes == {"limit": 2}
-    assert ooms is not None
+    assert (bench.causes, bench.published) == ({"limit": 2}, 2)
     assert (ooms.last_time, ooms.last_requested) == (bench.clock.now, 90 * GIB)
 
 
@@ -131,47 +127,32 @@ def test_log_line_has_verdict_and_next_step(bench: Bench, caplog: pytest.LogCapt
 
 
 def test_failing_log_handler_is_harmless(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*words: object) -> None:
-        raise RuntimeError("a handler")
-
-    monkeypatch.setattr(oom_reporter.logger, "error", fail)
+    monkeypatch.setattr(oom_reporter.logger, "error", raising(RuntimeError("a handler")))
     bench.fail()
     assert len(bench.kept) == 1
 
 
 def test_full_disk_loses_only_the_report(bench: Bench) -> None:
-    def full(report: OomReport) -> None:
-        raise OSError(28, "No space left on device")
-
-    bench.keep = full
+    bench.keep = raising(OSError(28, "No space left on device"))
     bench.fail(100 * GIB)
     assert (bench.causes, bench.errors.counts, bench.published) == ({"limit": 1}, {"oom": 1}, 1)
 
 
-def test_report_without_heap_has_the_rest(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench.source, "capture", lambda: None)
+@pytest.mark.parametrize("error", [None, RuntimeError("torch"), KeyError("a new key")])
+def test_missing_or_unknown_heap_leaves_the_rest(bench: Bench, error: Exception | None, monkeypatch) -> None:
+    if error is None:
+        monkeypatch.setattr(bench.source, "capture", lambda: None)
+    else:
+        monkeypatch.setattr(oom_reporter, "measure_heap", raising(error))
     bench.fail()
     (report,) = bench.kept
     assert (report.measured, report.requested) == (None, 40 * GIB)
-
-
-@pytest.mark.parametrize("error", [RuntimeError("torch"), KeyError("a new key")])
-def test_unknown_heap_leaves_the_rest_of_the_report(bench: Bench, error: Exception, monkeypatch) -> None:
-    def fail(*words: object) -> None:
-        raise error
-
-    monkeypatch.setattr(oom_reporter, "measure_heap", fail)
-    bench.fail()
-    assert bench.kept[0].measured is None
-    assert bench.errors.counts == {"oom": 1}
+    assert bench.errors.counts == ({"oom": 1} if error else {})
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError(), MemoryError(), RecursionError()])
 def test_failure_in_a_report_is_counted_and_not_raised(bench: Bench, error: Exception) -> None:
-    def fail() -> None:
-        raise error
-
-    bench.source.during_capture = fail
+    bench.source.during_capture = raising(error)
     bench.fail()
     assert (bench.kept, bench.causes, bench.errors.counts) == ([], {"unknown": 1}, {"oom": 1})
     bench.source.during_capture = lambda: None
@@ -230,7 +211,7 @@ def test_report_is_bounded_and_encodable(conf: str, names: list[str], samples: i
     bench = Bench()
     heap, reading = bench.source.heap, bench.source.read()
     capture = Capture(lambda: heap, reading, {}, conf)
-    bench.source.capture = lambda: capture  # type: ignore[method-assign]
+    bench.source.capture = lambda: capture
     for _ in range(samples):
         bench.reporter.remember(bench.sample())
     called_by(names, bench.fail)
@@ -246,5 +227,54 @@ def called_by(names: list[str], function: Callable[[], None]) -> None:
 
 
 def _calling(code: object, function: Callable[[], None]) -> Callable[[], None]:
-    outer = type(_calling)(code, {})  # type: ignore[call-overload]
+    outer = type(_calling)(code, {})
     return lambda: outer(function)
+
+
+# --- the Python stack of a report
+
+
+def deep(levels: int, then: Callable[[], Any]) -> Any:
+    return deep(levels - 1, then) if levels else then()
+
+
+def test_stack_begins_with_the_innermost_frame() -> None:
+    frames, stack_of = oom_reporter.current_stack()
+    assert stack_of == "thread"
+    assert frames[0].file == __file__
+    assert frames[0].function == "test_stack_begins_with_the_innermost_frame"
+    assert frames[0].line > 0
+
+
+def test_deep_stack_is_cut_at_the_outer_end() -> None:
+    frames, _ = deep(200, oom_reporter.current_stack)
+    assert len(frames) == oom_reporter.MAX_FRAMES
+    assert {frame.function for frame in frames} == {"deep"}
+
+
+def test_thread_without_own_frames_shows_the_main_thread(monkeypatch) -> None:
+    """As one of autograd's own: there is nothing in it but what the agent does."""
+    seen = []
+    monkeypatch.setattr(oom_reporter, "_OWN_FILES", (oom_reporter._OWN_FILES, __file__, threading.__file__))
+    thread = threading.Thread(target=lambda: seen.append(oom_reporter.current_stack()))
+    thread.start()
+    thread.join(20)
+    frames, stack_of = seen[0]
+    assert stack_of == "main"
+    assert frames
+
+
+@given(st.text(st.characters(), max_size=400), st.integers(0, 300))
+def test_cut_text_fits_in_json(text: str, most: int) -> None:
+    written = json.dumps(oom_reporter.cut(text, most))
+    assert len(written) <= most + 2
+    json.loads(written).encode()
+
+
+@given(st.text(st.characters(max_codepoint=126, exclude_categories=["Cc"]), max_size=100))
+def test_short_name_is_not_cut(text: str) -> None:
+    assert oom_reporter.cut(text) == text
+
+
+def test_long_name_keeps_its_end() -> None:
+    assert oom_reporter.cut("/very/long/path/train.py", 8) == "train.py"

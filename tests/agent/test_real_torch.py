@@ -1,10 +1,6 @@
 """Real torch, CPU builds included: launchers, workers and children without a GPU have no agent."""
 
-from __future__ import annotations
-
 import importlib.util
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -29,12 +25,11 @@ QUIET = (["gpufrag.agent.arrival"], [])
 """
 
 
-def _prints(scripts, program: str, *command: str, **environment: str) -> list[str]:
-    """The lines that a program prints under the shim."""
-    surroundings = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", **environment}
-    with scripts.start(SEEN + program, *(command or RUN), **surroundings) as process:
-        out, err = process.communicate(timeout=110)
-    assert process.returncode == 0, err
+def _prints(scripts, program: str, *command: str) -> list[str]:
+    """The lines that a program prints under the shim, sorted."""
+    surroundings = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    code, out, err = scripts.end(SEEN + program, *(command or RUN), **surroundings)
+    assert code == 0, err
     noted = [line for line in err.splitlines() if "gpufrag" in line]
     assert len(noted) <= 1, err
     assert all("is built without GPU support" in line for line in noted), err
@@ -68,13 +63,16 @@ kept = os.environ["PYTHONPATH"].startswith("SHIM")
 os.write(1, f"{dist.get_rank()} {total.item():.0f} {seen() == QUIET} {kept}\\n".encode())  # one write: lines stay whole
 dist.destroy_process_group()
 """.replace("SHIM", str(SHIM))
-    torchrun = [*RUN, sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    script = scripts.home / "program.py"
-    script.write_text(SEEN + program)
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-    done = subprocess.run([*torchrun, str(script)], env=environment, text=True, capture_output=True, timeout=110)
-    assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.splitlines()) == ["0 2 True True", "1 2 True True"]
+    torchrun = [
+        *RUN,
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        "--no-python",
+    ]
+    assert _prints(scripts, program, *torchrun) == ["0 2 True True", "1 2 True True"]
     assert not folder.exists()
 
 
@@ -131,9 +129,7 @@ def test_restarted_agent_does_not_break_torch_import(scripts) -> None:
 import gpufrag
 gpufrag.stop()
 gpufrag.start()
-import torch
 print(torch.ones(2).sum().item())
 """
-    with scripts.start(program, *RUN, CUDA_VISIBLE_DEVICES="", PYTHONWARNINGS="ignore") as process:
-        out, err = process.communicate(timeout=110)
-    assert out.strip() == "2.0", err
+    code, out, err = scripts.end(program.replace("print", "import torch\nprint"), *RUN, CUDA_VISIBLE_DEVICES="")
+    assert (code, out.strip()) == (0, "2.0"), err

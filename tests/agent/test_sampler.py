@@ -1,7 +1,5 @@
 """What is read and recorded when, what it costs, and what the sample contains."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Callable
@@ -12,19 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fake_source import HandClock, RecordingSource, ScriptedSource
-from gpufrag.agent.sampler import (
-    SHORTEST_WINDOW,
-    WINDOWS_KEPT,
-    WINDOWS_KEPT_ALONE,
-    Sampler,
-    current,
-    driver_at,
-)
+from gpufrag.agent.sampler import SHORTEST_WINDOW, WINDOWS_KEPT, WINDOWS_KEPT_ALONE, Sampler, current, driver_at
 from gpufrag.agent.settings import AgentSettings
 from gpufrag.agent.sources import DeviceReading
 from gpufrag.agent.step_recorder import (
     HISTORY_IN_USE,
     INCONSISTENT,
+    INTERRUPTED,
     LONGEST_STEP,
     RECORDED,
     SLICE,
@@ -46,8 +38,8 @@ NOW = 1e9
 
 
 @pytest.fixture
-def sampler(source: ScriptedSource, clock: HandClock) -> Sampler:
-    return Sampler(source, AgentSettings(), ErrorCounter(), clock.clocks)
+def sampler(source: ScriptedSource, clock: HandClock, errors: ErrorCounter) -> Sampler:
+    return Sampler(source, AgentSettings(), errors, clock.clocks)
 
 
 @pytest.fixture
@@ -56,9 +48,9 @@ def recording() -> RecordingSource:
 
 
 @pytest.fixture
-def recorded(recording: RecordingSource, clock: HandClock) -> Sampler:
+def recorded(recording: RecordingSource, clock: HandClock, errors: ErrorCounter) -> Sampler:
     """The sampler of a source that records events, and whose steps it watches."""
-    found = Sampler(recording, AgentSettings(), ErrorCounter(), clock.clocks)
+    found = Sampler(recording, AgentSettings(), errors, clock.clocks)
     watched(found)
     return found
 
@@ -99,7 +91,7 @@ def next_window(sampler: Sampler) -> float:
 # --- steps and recordings
 
 
-def test_boundary_is_copied_in_the_programs_thread_and_measured_later(sampler, source) -> None:
+def test_boundary_is_copied_at_once_and_measured_later(sampler, source) -> None:
     woken = watched(sampler)
     source.step()
     assert (source.captures, woken()) == (1, 1)
@@ -109,7 +101,7 @@ def test_boundary_is_copied_in_the_programs_thread_and_measured_later(sampler, s
     assert snapshot.measured == measure(source.heap, Driver(source.free, source.size, source.size // 2))
 
 
-def test_recording_begins_at_one_boundary_and_is_read_at_the_next(recorded, recording, clock) -> None:
+def test_recording_lasts_from_boundary_to_boundary(recorded, recording, clock) -> None:
     recording.step()
     assert (recording.calls, recording.captures) == (["start"], 0)
     clock.tick(0.1)
@@ -129,44 +121,36 @@ def test_each_window_has_one_recording(recorded, recording, clock) -> None:
     assert recording.captures == 4
 
 
-def recorded_program() -> tuple[StepEvents, Heap, int]:
-    """A step that holds 70 MiB at its peak and 10 MiB at its end."""
+def recorded_program(recording: RecordingSource) -> None:
+    """Two boundaries around a step that holds 70 MiB at its peak and 10 MiB at its end."""
     program = Recorder()
-    kept, large = program.malloc(10 * MIB), program.malloc(60 * MIB)
-    assert kept is not None
-    assert large is not None
+    _, large = program.malloc(10 * MIB), program.malloc(60 * MIB)
     program.free(large)
     rows = [(event.action, event.address or 0, event.size, event.stream) for event in program.trace]
-    return StepEvents(*map(list, zip(*rows))), program.heap(), 70 * MIB
+    recording.events, recording.heap = StepEvents(*map(list, zip(*rows))), program.heap()
+    recording.step()
+    recording.step()
 
 
 def test_peak_of_the_recorded_step_is_published(recorded, recording) -> None:
-    recording.events, recording.heap, peak = recorded_program()
-    recording.step()
-    recording.step()
+    recorded_program(recording)
     device = device_of(recorded)
     active = {shot.at: shot.measured.large.active + shot.measured.small.active for shot in device.snapshots}
-    assert active == {"boundary": 10 * MIB, "peak": peak}
+    assert active == {"boundary": 10 * MIB, "peak": 70 * MIB}
     assert device.largest_recurring == 60 * MIB
 
 
 def test_recorded_step_is_taken_once_for_the_sidecar(recorded, recording) -> None:
-    recording.events, recording.heap, peak = recorded_program()
-    recording.step()
-    recording.step()
+    recorded_program(recording)
     recorded.digest()
-    taken = recorded.take_recording()
-    assert taken is not None
-    (device,) = taken.devices
+    (device,) = recorded.take_recording().devices
     assert (device.heap, device.driver.limit) == (recording.heap, recording.size // 2)
-    assert read_step(device.events, device.heap).peak_active == peak
+    assert read_step(device.events, device.heap).peak_active == 70 * MIB
     assert recorded.take_recording() is None
 
 
 def test_largest_request_goes_with_its_peak(recorded, recording, clock) -> None:
-    recording.events, recording.heap, _ = recorded_program()
-    recording.step()
-    recording.step()
+    recorded_program(recording)
     recorded.digest()
     recording.refusal = HISTORY_IN_USE
     for _ in range(10 * (WINDOWS_KEPT + 1)):
@@ -177,37 +161,25 @@ def test_largest_request_goes_with_its_peak(recorded, recording, clock) -> None:
     assert ([shot.at for shot in device.snapshots], device.largest_recurring) == (["boundary"], None)
 
 
-def test_history_in_use_leaves_boundary_snapshots(recorded, recording) -> None:
-    recording.refusal = HISTORY_IN_USE
+UNUSABLE = {
+    HISTORY_IN_USE: {"refusal": HISTORY_IN_USE},
+    INTERRUPTED: {"count": None},
+    INCONSISTENT: {"events": StepEvents(["alloc"], [12345], [512], [0])},
+    TOO_MANY_EVENTS: {"complete": False},
+}
+
+
+@pytest.mark.parametrize("result", UNUSABLE)
+def test_unusable_recording_leaves_a_boundary_snapshot(recorded, recording, result: str) -> None:
+    vars(recording).update(UNUSABLE[result])
     recording.step()
+    if result != HISTORY_IN_USE:
+        recording.step()
     assert moments(recorded) == ["boundary"]
-    assert results(recorded) == {HISTORY_IN_USE: 1}
+    assert results(recorded) == {result: 1}
 
 
-def test_lost_recording_leaves_a_boundary_snapshot(recorded, recording) -> None:
-    recording.step()
-    recording.count = None
-    recording.step()
-    assert moments(recorded) == ["boundary"]
-
-
-def test_events_that_do_not_fit_the_heap_have_no_peak(recorded, recording) -> None:
-    recording.events = StepEvents(["alloc"], [12345], [512], [0])
-    recording.step()
-    recording.step()
-    assert moments(recorded) == ["boundary"]
-    assert results(recorded) == {INCONSISTENT: 1}
-
-
-def test_full_ring_of_events_has_no_peak(recorded, recording) -> None:
-    recording.complete = False
-    recording.step()
-    recording.step()
-    assert moments(recorded) == ["boundary"]
-    assert results(recorded) == {TOO_MANY_EVENTS: 1}
-
-
-def test_step_that_does_not_end_is_dropped_by_the_timer(recorded, recording, clock) -> None:
+def test_endless_step_is_dropped_by_the_timer(recorded, recording, clock) -> None:
     recording.step()
     assert recorded.action_in() == pytest.approx(30)
     recorded.at_timer()
@@ -219,23 +191,21 @@ def test_step_that_does_not_end_is_dropped_by_the_timer(recorded, recording, clo
     assert results(recorded) == {TOO_LONG: 1}
 
 
-def test_no_snapshot_by_the_timer_while_a_step_is_recorded(recorded, recording, clock) -> None:
+def test_timer_waits_while_a_step_is_recorded(recorded, recording, clock) -> None:
     recording.step()
     clock.tick(25)
     recorded.at_timer()
     assert recording.captures == 0
 
 
-def test_process_without_steps_records_slices(recording, clock) -> None:
-    recording.steps = False
-    sampler = Sampler(recording, AgentSettings(), ErrorCounter(), clock.clocks)
-    clock.tick(sampler.action_in())
-    sampler.at_timer()
-    assert (recording.calls, sampler.action_in()) == (["start"], pytest.approx(SLICE))
+def test_process_without_steps_records_slices(recorded, recording, clock) -> None:
+    clock.tick(recorded.action_in())
+    recorded.at_timer()
+    assert (recording.calls, recorded.action_in()) == (["start"], pytest.approx(SLICE))
     clock.tick(SLICE)
-    sampler.at_timer()
+    recorded.at_timer()
     assert recording.calls == ["start", "read"]
-    assert moments(sampler) == ["peak", "timer"]
+    assert moments(recorded) == ["peak", "timer"]
 
 
 def test_boundary_within_a_slice_ends_it(recorded, recording, clock) -> None:
@@ -259,7 +229,7 @@ def test_graph_capture_is_left_alone(recorded, recording) -> None:
     assert recording.calls == ["start", "read"]
 
 
-def test_sample_that_is_asked_for_leaves_the_recording_alone(recorded, recording) -> None:
+def test_requested_sample_leaves_the_recording_alone(recorded, recording) -> None:
     recording.step()
     recorded.take("timer")
     assert (recording.calls, recorded.recorder.underway) == (["start"], True)
@@ -282,47 +252,31 @@ def test_steps_in_between_cost_nothing_but_their_count(sampler, source, clock) -
     assert sample_of(sampler).steps == 50
 
 
-def test_source_without_step_hook_has_no_steps(source, clock) -> None:
+def test_source_without_step_hook_has_no_steps(sampler, source) -> None:
     source.steps = False
-    sampler = Sampler(source, AgentSettings(), ErrorCounter(), clock.clocks)
     watched(sampler)
     assert sample_of(sampler).steps is None
 
 
-def test_error_at_a_boundary_is_counted_and_not_raised(source, clock) -> None:
-    errors = ErrorCounter()
-    sampler = Sampler(source, AgentSettings(), errors, clock.clocks)
-    watched(sampler)
-    source.during_capture = lambda: 1 // 0
-    source.step()
-    assert errors.counts == {"step": 1}
-    source.step()
-    assert source.captures == 1, "it is not tried again at every step"
-
-
-@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, MemoryError])
-def test_exit_raised_by_torch_does_not_end_the_program(source, clock, kind: type[BaseException]) -> None:
-    errors = ErrorCounter()
-    sampler = Sampler(source, AgentSettings(), errors, clock.clocks)
-    watched(sampler)
-
+@pytest.mark.parametrize("kind", [ZeroDivisionError, SystemExit, KeyboardInterrupt, MemoryError])
+def test_error_at_a_boundary_is_counted_and_not_raised(sampler, source, errors, kind: type[BaseException]) -> None:
     def fail() -> None:
         raise kind
 
+    watched(sampler)
     source.during_capture = fail
     source.step()
+    source.step()
     assert errors.counts == {"step": 1}
+    assert source.captures == 1, "it is not tried again at every step"
 
 
-def test_exception_of_a_signal_handler_in_a_step_reaches_the_program(source, clock) -> None:
-    errors = ErrorCounter()
-    sampler = Sampler(source, AgentSettings(), errors, clock.clocks)
-    watched(sampler)
-    source.during_capture = lambda: os.kill(os.getpid(), signal.SIGUSR1)
-
+def test_signal_handlers_exception_in_a_step_is_raised(sampler, source, errors) -> None:
     def handler(number: int, frame: object) -> None:
         raise TimeoutError("the program's own")
 
+    watched(sampler)
+    source.during_capture = lambda: os.kill(os.getpid(), signal.SIGUSR1)
     before = signal.signal(signal.SIGUSR1, handler)
     try:
         with pytest.raises(TimeoutError, match="own"):
@@ -335,7 +289,7 @@ def test_exception_of_a_signal_handler_in_a_step_reaches_the_program(source, clo
 # --- costs
 
 
-def test_boundary_snapshot_lasts_as_long_as_the_program_was_held(sampler, source, clock) -> None:
+def test_boundary_snapshot_costs_the_held_program(sampler, source, clock) -> None:
     watched(sampler)
     source.during_capture = lambda: clock.tick(0.25)
     source.held, source.waited = 0.125, 0.0625
@@ -345,7 +299,7 @@ def test_boundary_snapshot_lasts_as_long_as_the_program_was_held(sampler, source
     assert (stalls["snapshot"], stalls["wait"]) == (0.1875, 0.0625)
 
 
-def test_timer_snapshot_lasts_as_long_as_the_interpreter_was_held(sampler, source, clock) -> None:
+def test_timer_snapshot_costs_the_held_interpreter(sampler, source, clock) -> None:
     source.during_capture = lambda: clock.tick(0.25)
     source.held = 0.125
     sampler.take("timer")
@@ -360,7 +314,7 @@ def test_next_window_is_as_long_as_the_cost_requires(sampler, source, clock, hel
     assert next_window(sampler) == pytest.approx(clock.now // apart * apart + apart)
 
 
-def test_switching_the_history_on_is_part_of_the_cost(recorded, recording, clock) -> None:
+def test_start_of_a_recording_counts_as_cost(recorded, recording, clock) -> None:
     start = recording.start_recording
     recording.start_recording = lambda bound: (clock.tick(0.011), start(bound))[1]
     recording.step()
@@ -441,23 +395,15 @@ def test_flush_of_the_allocator_opens_the_next_window(recorded, recording, clock
     assert recording.calls == ["start", "read", "start"]
 
 
-def test_flush_without_a_step_is_recorded_by_the_timer(source, clock) -> None:
-    sampler = Sampler(source, AgentSettings(), ErrorCounter(), clock.clocks)
-    sampler.read()
+@pytest.mark.parametrize("read_before", [True, False])
+def test_flush_without_a_step_is_recorded_by_the_timer(sampler, source, clock, read_before: bool) -> None:
+    if read_before:
+        sampler.read()
     sampler.take("timer")
     sampler.digest()
     source.retries += 1
     sampler.read()
-    assert sampler.schedule.at_timer(clock.now)
-
-
-def test_retries_from_before_the_agent_are_no_flush(source, clock) -> None:
-    source.retries = 5
-    sampler = Sampler(source, AgentSettings(), ErrorCounter(), clock.clocks)
-    sampler.take("timer")
-    sampler.digest()
-    sampler.read()
-    assert not sampler.schedule.at_timer(clock.now)
+    assert sampler.schedule.at_timer(clock.now) == read_before, "retries from before the agent are no flush"
 
 
 # --- what the sample contains
@@ -483,7 +429,7 @@ def test_old_boundary_is_dropped_next_to_fresh_snapshots(sampler, source, clock)
     assert moments(sampler) == ["timer"]
 
 
-def test_snapshots_of_long_steps_stay_until_they_are_renewed(recorded, recording, clock) -> None:
+def test_snapshots_of_long_steps_stay_current(recorded, recording, clock) -> None:
     for _ in range(5):
         recording.step()
         recorded.digest()
@@ -541,12 +487,12 @@ def test_snapshot_is_current_for_some_windows(ages: dict[str, float], window: fl
     assert [snapshot.at for snapshot in current(shots(**ages), NOW, window)] == kept
 
 
-def test_one_snapshot_does_not_last_until_the_restart_trigger_fires() -> None:
+def test_single_snapshot_cannot_trigger_a_restart() -> None:
     assert WINDOWS_KEPT_ALONE * SHORTEST_WINDOW + Timing().window < Timing().hold
 
 
 @given(st.lists(st.floats(-100, 1000), max_size=3), st.floats(0.01, 1000))
-def test_only_old_snapshots_are_dropped_and_the_newest_last(ages: list[float], window: float) -> None:
+def test_only_old_snapshots_are_dropped(ages: list[float], window: float) -> None:
     found = shots(**dict(zip(("boundary", "peak", "timer"), ages)))
     kept = current(found, NOW, window)
     assert all(snapshot in kept for snapshot in found if NOW - snapshot.time <= WINDOWS_KEPT * window)

@@ -1,7 +1,5 @@
 """When snapshots are due: rarely enough for their cost, and in the same step on all ranks."""
 
-from __future__ import annotations
-
 import random
 from itertools import pairwise
 
@@ -34,7 +32,7 @@ def test_spacing_is_at_least_the_interval(cost: float) -> None:
 
 
 @given(costs, costs)
-def test_ranks_of_different_cost_meet_at_the_longer_spacing(one: float, other: float) -> None:
+def test_ranks_of_different_cost_share_windows(one: float, other: float) -> None:
     short, long = sorted((spacing(DEFAULTS, one), spacing(DEFAULTS, other)))
     assert long % short == 0
 
@@ -82,12 +80,8 @@ def test_process_with_steps_has_the_whole_window() -> None:
     plan.at_step(999.0)
     assert not plan.at_timer(1008.9)
     assert plan.at_timer(1010.0)
-
-
-def test_process_whose_last_step_is_old_uses_the_timer() -> None:
-    plan = schedule(chance=0.0)
     plan.at_step(980.0)
-    assert plan.at_timer(1000.0)
+    assert plan.at_timer(1000.0), "the last step is old"
 
 
 def test_clock_set_back_does_not_stop_snapshots() -> None:
@@ -124,7 +118,7 @@ def test_random_phases_leave_the_programs_generator_alone() -> None:
     assert random.random() == expected
 
 
-def test_each_window_is_as_long_as_the_last_cost_requires() -> None:
+def test_window_length_follows_the_last_cost() -> None:
     plan, dues = schedule(0.0, chance=0.0), []
     for cost in (0.0, 0.015, 0.1, 0.0, 0.0):
         plan.taken(now := plan.timer(1e12), cost, history_in_use=False)
@@ -132,7 +126,7 @@ def test_each_window_is_as_long_as_the_last_cost_requires() -> None:
     assert [later - earlier for earlier, later in pairwise(dues)] == [10.0, 10.0, 140.0, 10.0]
 
 
-def test_token_bucket_refills_up_to_its_burst_and_bounds_its_debt() -> None:
+def test_token_bucket_has_bounded_burst_and_debt() -> None:
     bucket = TokenBucket(rate=2.0, burst=10.0, now=0.0, max_debt=5.0)
     assert bucket.level(100.0) == 10.0
     bucket.spend(12.0)

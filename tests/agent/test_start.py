@@ -1,19 +1,17 @@
 """gpufrag.start() and stop(), and metrics served by the process itself."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket
-import subprocess
 import sys
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import gpufrag
+from agent.programs import CUDA, SCRIPTED
 from fake_source import ScriptedSource
 from gpufrag import agent
 from gpufrag.errors import Unavailable, UsageError
@@ -47,13 +45,9 @@ def test_exported_names_are_sorted_and_exist() -> None:
     assert all(hasattr(gpufrag, name) for name in gpufrag.__all__)
 
 
-def test_import_loads_nothing_heavy() -> None:
-    program = "import sys; before = set(sys.modules); import gpufrag; print(sorted(set(sys.modules) - before))"
-    exporter = Path(gpufrag.__file__).parents[1]
-    done = subprocess.run(
-        [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": str(exporter)}, text=True, capture_output=True
-    )
-    assert done.stdout in ("['__future__', 'gpufrag']\n", "['gpufrag']\n")
+def test_import_loads_nothing_heavy(scripts) -> None:
+    program = "import sys; before = set(sys.modules); import gpufrag; print(set(sys.modules) - before - {'__future__'})"
+    assert scripts.run(program) == "{'gpufrag'}\n"
 
 
 def test_start_without_gpu_starts_nothing() -> None:
@@ -66,7 +60,7 @@ def test_start_refuses_invalid_values() -> None:
         gpufrag.start(interval=-1)
 
 
-def test_process_serves_its_own_metrics(port: int, eventually: Callable[[Callable[[], object]], None]) -> None:
+def test_process_serves_its_own_metrics(port: int, eventually) -> None:
     gpufrag.start(port=port)
     assert "gpufrag_build_info" in _scrape(port)
     agent.start(ScriptedSource(steps=False), interval=0.05, budget=1.0)
@@ -74,13 +68,8 @@ def test_process_serves_its_own_metrics(port: int, eventually: Callable[[Callabl
     assert "gpufrag_allocator_largest_allocatable_bytes" in _scrape(port)
 
 
-def test_second_start_serves_only_once(port: int) -> None:
+def test_port_is_served_once_and_freed(port: int) -> None:
     gpufrag.start(port=port)
-    gpufrag.start(port=port)
-    assert _scrape(port)
-
-
-def test_stop_frees_the_port(port: int) -> None:
     gpufrag.start(port=port)
     gpufrag.stop()
     gpufrag.start(port=port)
@@ -105,12 +94,12 @@ def test_silent_scrapers_take_a_bounded_number_of_threads(port: int) -> None:
 
 
 LEAVES = """
-import signal, socket, struct, sys, time
+import signal, socket, struct, time
 signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 import gpufrag
-gpufrag.start(port=int(sys.argv[1]))
+gpufrag.start(port=PORT)
 for _ in range(20):
-    caller = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+    caller = socket.create_connection(("127.0.0.1", PORT))
     caller.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     caller.sendall(b"GET /metrics HTTP/1.0\\r\\n\\r\\n")
     caller.close()
@@ -122,7 +111,7 @@ print("alive")
 
 def test_scraper_that_leaves_does_not_end_the_process(scripts, port: int) -> None:
     """In a program with the default action for SIGPIPE."""
-    assert scripts.run(LEAVES.replace("sys.argv[1]", repr(str(port)))) == "alive\n"
+    assert scripts.run(LEAVES.replace("PORT", str(port))) == "alive\n"
 
 
 CLOSES = """
@@ -143,30 +132,19 @@ def test_descriptors_that_the_program_uses_again_are_left_alone(scripts, port: i
     assert scripts.run(CLOSES.replace("PORT", str(port))) == "20\n20\n"
 
 
-def test_threads_take_no_signal_that_the_program_waits_for(scripts, port: int) -> None:
+def test_threads_leave_signals_to_the_program(scripts, port: int) -> None:
     program = f"""
-import signal, os
-signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1])
-from fake_source import ScriptedSource
-import gpufrag
-from gpufrag import agent
 gpufrag.start(port={port})
-agent.start(ScriptedSource())
-while agent.latest() is None: pass
+published()
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
 os.kill(os.getpid(), signal.SIGUSR1)
 print(signal.sigwait([signal.SIGUSR1]).name)
 """
-    assert scripts.run(program) == "SIGUSR1\n"
+    unblock = "import signal\nsignal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1])\n"
+    assert scripts.run(unblock + SCRIPTED + program) == "SIGUSR1\n"
 
 
 PRELOADS = """
-import os, sys, time
-from fake_torch import Machine, torch_of
-machine = Machine(initialised=False)
-sys.modules["torch"] = torch = torch_of(machine)
-sys.modules["torch.cuda"] = torch.cuda
-import gpufrag
 gpufrag.start(port=PORT, interval=1000)
 if (child := os.fork()) == 0:
     machine.initialise()
@@ -177,11 +155,9 @@ os.waitpid(child, 0)
 """
 
 
-def test_forked_child_with_a_gpu_takes_over_the_port(
-    scripts, port: int, eventually: Callable[[Callable[[], object]], None]
-) -> None:
+def test_forked_child_with_a_gpu_takes_over_the_port(scripts, port: int, eventually) -> None:
     """gunicorn --preload: the master starts, its workers use the GPU."""
-    with scripts.start(PRELOADS.replace("PORT", str(port))) as process:
+    with scripts.start(CUDA + PRELOADS.replace("PORT", str(port))) as process:
         assert process.stdout.readline() == "ready\n"
 
         def served() -> bool:
@@ -200,23 +176,16 @@ def test_port_in_use_is_one_line(port: int) -> None:
         gpufrag.start(port=port)
 
 
-@pytest.mark.parametrize(("port_", "host"), [(70000, "127.0.0.1"), (0, "203.0.113.1"), (0, "no host")])
-def test_unavailable_address_is_one_line(port_: int, host: str) -> None:
-    with pytest.raises(Unavailable, match=f"{host}:{port_}: "):
-        gpufrag.start(port=port_, host=host)
+@pytest.mark.parametrize(("number", "host"), [(70000, "127.0.0.1"), (0, "203.0.113.1"), (0, "no host")])
+def test_unavailable_address_is_one_line(number: int, host: str) -> None:
+    with pytest.raises(Unavailable, match=f"{host}:{number}: "):
+        gpufrag.start(port=number, host=host)
 
 
 def test_missing_prometheus_client_names_the_remedy(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(Unavailable, match="install prometheus_client, or run a sidecar"):
         gpufrag.start(port=port)
-
-
-def test_disabled_start_serves_nothing(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GPUFRAG_DISABLE", "1")
-    gpufrag.start(port=port)
-    with socket.socket() as caller:
-        assert caller.connect_ex(("127.0.0.1", port)) != 0
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # Python >= 3.12, next to a thread
@@ -234,8 +203,10 @@ def test_forked_child_does_not_keep_the_port(port: int) -> None:
 
 
 @pytest.mark.parametrize("arguments", [{}, {"interval": -1.0}, {"budget": 7.0}])
-def test_disabled_start_ignores_its_values(arguments: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disabled_start_ignores_its_values(arguments: dict[str, float], port: int, monkeypatch) -> None:
     monkeypatch.setenv("GPUFRAG_DISABLE", "1")
     monkeypatch.setenv("GPUFRAG_INTERVAL", "soon")
-    gpufrag.start(**arguments)  # type: ignore[arg-type]
+    gpufrag.start(port=port, **arguments)
     assert agent.latest() is None
+    with socket.socket() as caller:
+        assert caller.connect_ex(("127.0.0.1", port)) != 0

@@ -1,7 +1,5 @@
 """Steps are recorded on request, one request at a time, and never longer than its caller waits."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +14,6 @@ from gpufrag.agent.step_traces import StepTraces
 from gpufrag.errors import Unavailable
 from gpufrag.wire.error_counter import ErrorCounter
 
-Eventually = Callable[[Callable[[], object]], None]
 PATIENCE = 20.0
 
 
@@ -35,46 +32,41 @@ def sampler(source: TracingSource, clock: HandClock) -> Sampler:
 class Request:
     """Run a request in its own thread, as the control socket does."""
 
-    def __init__(self, traces: StepTraces, steps: int = 1, stacks: bool = False) -> None:
-        self.outcome: Any = None
-        self._thread = threading.Thread(target=self._run, args=(traces, steps, stacks))
+    def __init__(self, sampler: Sampler, steps: int = 1, stacks: bool = False) -> None:
+        traces = sampler.traces
+
+        def run() -> None:
+            try:
+                self._outcome = traces.record(steps, stacks, PATIENCE)
+            except Unavailable as error:
+                self._outcome = str(error)
+
+        self._outcome: Any = None
+        self._thread = threading.Thread(target=run)
         self._thread.start()
         while not traces.pending and self._thread.is_alive():
             pass
 
     def result(self) -> Any:
         self._thread.join(PATIENCE)
-        return self.outcome
-
-    def _run(self, traces: StepTraces, steps: int, stacks: bool) -> None:
-        try:
-            self.outcome = traces.record(steps, stacks, PATIENCE)
-        except Unavailable as error:
-            self.outcome = str(error)
+        return self._outcome
 
 
-@pytest.mark.parametrize("steps", [1, 3])
-def test_request_gets_the_snapshot_after_its_steps(sampler: Sampler, source: TracingSource, steps: int) -> None:
-    request = Request(sampler.traces, steps)
+@pytest.mark.parametrize(("steps", "stacks"), [(1, False), (3, True)])
+def test_request_gets_the_snapshot_after_its_steps(sampler: Sampler, source, steps: int, stacks: bool) -> None:
+    request = Request(sampler, steps, stacks)
+    started = "trace with stacks" if stacks else "trace"
     for _ in range(steps):
         source.step()
-    assert source.calls == ["trace"]
+    assert source.calls == [started]
     source.step()
     assert request.result() == source.snapshot
-    assert (source.calls, sampler.traces.pending) == (["trace", "read trace"], False)
-
-
-def test_stacks_are_recorded_on_request(sampler: Sampler, source: TracingSource) -> None:
-    request = Request(sampler.traces, stacks=True)
-    source.step()
-    source.step()
-    request.result()
-    assert source.calls[0] == "trace with stacks"
+    assert (source.calls, sampler.traces.pending) == ([started, "read trace"], False)
 
 
 def test_own_recording_is_finished_before_a_request_begins(sampler: Sampler, source: TracingSource) -> None:
     source.step()
-    request = Request(sampler.traces)
+    request = Request(sampler)
     for _ in range(3):
         source.step()
     request.result()
@@ -82,7 +74,7 @@ def test_own_recording_is_finished_before_a_request_begins(sampler: Sampler, sou
 
 
 def test_no_own_recording_during_a_request(sampler: Sampler, source: TracingSource, clock: HandClock) -> None:
-    request = Request(sampler.traces)
+    request = Request(sampler)
     source.step()
     clock.tick(100)
     sampler.at_timer()
@@ -92,7 +84,7 @@ def test_no_own_recording_during_a_request(sampler: Sampler, source: TracingSour
 
 
 def test_graph_capture_delays_a_request(sampler: Sampler, source: TracingSource) -> None:
-    request = Request(sampler.traces)
+    request = Request(sampler)
     source.graph = True
     source.step()
     assert source.calls == []
@@ -105,7 +97,7 @@ def test_graph_capture_delays_a_request(sampler: Sampler, source: TracingSource)
 @pytest.mark.parametrize(("refusal", "words"), [(HISTORY_IN_USE, "records its memory history"), (UNSUPPORTED, "torch")])
 def test_refused_request_names_the_reason(sampler, source, refusal: str, words: str) -> None:
     source.refusal = refusal
-    request = Request(sampler.traces)
+    request = Request(sampler)
     source.step()
     assert words in request.result()
     assert not sampler.traces.pending
@@ -113,14 +105,14 @@ def test_refused_request_names_the_reason(sampler, source, refusal: str, words: 
 
 def test_recording_that_the_program_ended_is_an_error(sampler: Sampler, source: TracingSource) -> None:
     source.snapshot = None
-    request = Request(sampler.traces)
+    request = Request(sampler)
     source.step()
     source.step()
     assert "the program started or stopped" in request.result()
 
 
 def test_second_request_is_refused(sampler: Sampler, source: TracingSource) -> None:
-    request = Request(sampler.traces)
+    request = Request(sampler)
     with pytest.raises(Unavailable, match="another request"):
         sampler.traces.record(1, False, PATIENCE)
     source.step()
@@ -128,7 +120,7 @@ def test_second_request_is_refused(sampler: Sampler, source: TracingSource) -> N
     assert request.result() == source.snapshot
 
 
-def test_request_without_steps_times_out_and_ends_its_recording(sampler: Sampler, source: TracingSource) -> None:
+def test_request_without_steps_times_out(sampler: Sampler, source: TracingSource) -> None:
     with pytest.raises(Unavailable, match="does this process train"):
         sampler.traces.record(1, False, 0.01)
     assert (source.calls, sampler.traces.pending) == ([], False)
@@ -137,7 +129,7 @@ def test_request_without_steps_times_out_and_ends_its_recording(sampler: Sampler
         source.step()
         return False
 
-    sampler.traces._lock = _Stepping(step)  # type: ignore[assignment]
+    sampler.traces._lock = _Stepping(step)
     with pytest.raises(Unavailable, match="does this process train"):
         sampler.traces.record(5, False, 0.01)
     assert source.calls == ["trace", "drop trace"]

@@ -1,7 +1,5 @@
 """Training steps are counted by the steps of optimizers."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

@@ -1,7 +1,5 @@
 """Torch's other allocators and builds: no heap, sums if they exist, never a made-up 0."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest
@@ -31,8 +29,8 @@ def stepping(machine: Machine, errors: ErrorCounter | None = None) -> TorchSourc
 def test_cuda_malloc_async_has_sums_only(machine: Machine) -> None:
     errors = ErrorCounter()
     source = stepping(machine, errors)
-    sums = source.read()[0].sums
-    assert sums is not None
+    (reading,) = source.read()
+    sums = reading.sums
     assert sums == Sums(
         time=sums.time,
         allocated=STATS["allocated_bytes.all.current"],
@@ -41,7 +39,8 @@ def test_cuda_malloc_async_has_sums_only(machine: Machine) -> None:
         peak_active=STATS["active_bytes.all.peak"],
         peak_reserved=STATS["reserved_bytes.all.peak"],
     )
-    assert (source.capture(), source.live(0), errors.counts) == (None, None, {})
+    assert (reading.totals, source.capture(), source.live(0), errors.counts) == (None, None, None, {})
+    assert (source.facts(0).backend, reading.driver.size) == ("cudaMallocAsync", SIZE)
 
 
 def test_cuda_malloc_async_is_read_between_steps_only(machine: Machine) -> None:
@@ -67,8 +66,8 @@ def test_pluggable_allocator_has_driver_figures_only(machine: Machine) -> None:
     errors = ErrorCounter()
     source = TorchSource(torch_of(machine), errors, {})
     (reading,) = source.read()
-    assert (reading.sums, reading.totals, source.live(0)) == (None, None, None)
-    assert reading.driver is not None
+    assert (reading.sums, reading.totals, source.live(0), source.capture()) == (None, None, None, None)
+    assert reading.driver
     assert (source.facts(0).backend, errors.counts) == ("pluggable", {})
 
 
@@ -82,7 +81,7 @@ def test_pluggable_allocator_has_driver_figures_only(machine: Machine) -> None:
 )
 def test_rocm_build_has_its_version(version: str, found: str) -> None:
     torch = torch_of(Machine(version=version))
-    torch.version = SimpleNamespace(hip="6.1.40091", cuda=None)  # type: ignore[attr-defined]
+    torch.version = SimpleNamespace(hip="6.1.40091", cuda=None)
     source = TorchSource(torch, ErrorCounter(), {"HIP_VISIBLE_DEVICES": "1"})
     (reading,) = source.read()
     assert (source.framework_version, source.facts(0).backend) == (found, "native")

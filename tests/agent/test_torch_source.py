@@ -1,7 +1,5 @@
 """The torch source with the functions of four torch releases."""
 
-from __future__ import annotations
-
 from types import ModuleType
 
 import pytest
@@ -29,28 +27,23 @@ def _source(machine: Machine, **environment: str) -> TorchSource:
 
 def _captured(source: TorchSource) -> Capture:
     source.read()
-    capture = source.capture()
-    assert capture is not None
-    return capture
+    return source.capture()
 
 
 def test_figures_are_torchs_own(machine: Machine) -> None:
     (reading,) = _source(machine).read()
     stats = golden_case_named(CASE).raw["stats"]
-    assert reading.totals is not None
     for family in ("allocated", "active", "requested", "reserved", "inactive_split"):
         large, small = getattr(reading.totals.large, family), getattr(reading.totals.small, family)
         assert large + small == stats[f"{family}_bytes.all.current"]
         assert small == stats[f"{family}_bytes.small_pool.current"]
     assert reading.totals.peak_active == stats["active_bytes.all.peak"]
     assert reading.totals.peak_reserved == stats["reserved_bytes.all.peak"]
-    assert reading.driver is not None
     assert (reading.driver.free, reading.driver.size) == (machine.free, SIZE)
 
 
 def test_counters_missing_in_a_release_are_absent(machine: Machine) -> None:
     (reading,) = _source(machine).read()
-    assert reading.totals is not None
     known = Counters(3, 1, 160, 0, 0) if machine.release >= (2, 3) else Counters(3, 1)
     assert reading.totals.counters == known
 
@@ -72,10 +65,10 @@ def test_snapshot_has_no_trace_if_torch_can_omit_it(machine: Machine) -> None:
     assert asked == [((0, 0, False),)]
 
 
-@pytest.mark.parametrize(("said", "real"), [("2.11.0a0+git1", "2.8.0"), ("2.8.0a0+git1", "2.4.1"), ("2.11.0", "2.4.1")])
-def test_build_between_releases_uses_the_older_form(said: str, real: str) -> None:
+@pytest.mark.parametrize(("name", "real"), [("2.11.0a0+git1", "2.8.0"), ("2.8.0a0+git1", "2.4.1"), ("2.11.0", "2.4.1")])
+def test_build_between_releases_uses_the_older_form(name: str, real: str) -> None:
     torch = torch_of(Machine(real))
-    torch.__version__ = said  # type: ignore[attr-defined]
+    torch.__version__ = name
     assert _captured(TorchSource(torch, ErrorCounter(), {})).heap().segments
 
 
@@ -105,7 +98,6 @@ def test_device_that_released_everything_stays(machine: Machine) -> None:
     source.read()
     machine.heaps.clear()
     (reading,) = source.read()
-    assert reading.totals is not None
     assert reading.totals.large.reserved == 0
 
 
@@ -159,22 +151,6 @@ def test_mig_slice_has_its_own_uuid(machine: Machine) -> None:
     assert (facts.uuid, facts.mig_uuid) == (None, mig)
 
 
-def test_cuda_malloc_async_has_no_heap(machine: Machine) -> None:
-    machine.backend = "cudaMallocAsync"
-    source = _source(machine)
-    (reading,) = source.read()
-    assert (reading.totals, source.capture(), source.facts(0).backend) == (None, None, "cudaMallocAsync")
-    assert reading.driver is not None
-
-
-def test_pluggable_allocator_is_not_read(machine: Machine) -> None:
-    machine.backend = "pluggable"
-    errors = ErrorCounter()
-    source = TorchSource(torch_of(machine), errors, {})
-    (reading,) = source.read()
-    assert (reading.totals, source.capture(), errors.counts) == (None, None, {})
-
-
 def test_counters_survive_a_reset_by_the_user() -> None:
     machine = Machine()
     source = _source(machine)
@@ -193,7 +169,6 @@ def test_private_pools_are_read_if_torch_has_them() -> None:
     pools = {(0, 1): {"all": {"current": 5}}, (0, 2): {"all": {"current": 7}}}
     torch.cuda.memory_stats_as_nested_dict = lambda device: stats(device) | {"reserved_bytes_by_private_pools": pools}
     (reading,) = TorchSource(torch, ErrorCounter(), {}).read()
-    assert reading.totals is not None
     assert reading.totals.private_pool_reserved == 12
 
 
@@ -231,13 +206,13 @@ def test_no_snapshot_in_a_mempool_context(version: str) -> None:
 def test_snapshot_never_makes_torch_import_inductor(machine: Machine) -> None:
     """It would look there for the frames of generated code, while the program may be importing that too."""
     torch = torch_of(machine)
-    torch._lazy_modules = {"_inductor"}  # type: ignore[attr-defined]
+    torch._lazy_modules = {"_inductor"}
     source = TorchSource(torch, ErrorCounter(), {})
     source.read()
     assert source.capture() is not None
     machine.history = True
     assert (source.capture() is None) == source.history_in_use()
-    torch._inductor = ModuleType("torch._inductor")  # type: ignore[attr-defined]
+    torch._inductor = ModuleType("torch._inductor")
     assert source.capture() is not None
 
 

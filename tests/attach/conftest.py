@@ -1,7 +1,5 @@
 """Processes to attach to: real ones, and descriptions of some in a /proc of our own."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

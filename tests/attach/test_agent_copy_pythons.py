@@ -1,12 +1,11 @@
 """One copy serves every Python from 3.10 on: those that this machine has, each in a real process."""
 
-from __future__ import annotations
-
 import ast
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -39,6 +38,7 @@ def _answering(python: str | None, version: str) -> str | None:
 
 INTERPRETERS = {version: found for version in VERSIONS if (found := _interpreter(version))}
 """Those that are here; the others are named by the test's id that is missing: `pytest --collect-only` shows them."""
+PYTHON = next(iter(INTERPRETERS.values()))
 
 
 @pytest.fixture
@@ -47,81 +47,80 @@ def copy(tmp_path: Path) -> Path:
     return tmp_path / "copy"
 
 
-def _run(command: list[str], tmp_path: Path, *path: str) -> subprocess.CompletedProcess[str]:
-    environment = {
-        "PATH": os.environ["PATH"],
-        "PYTHONPATH": os.pathsep.join([*path, *torch_path(tmp_path)]),
-        "GPUFRAG_DIR": str(tmp_path / "shared"),
-    }
-    return subprocess.run(command, env=environment, text=True, capture_output=True, timeout=60)
+@pytest.fixture
+def run(tmp_path: Path) -> Callable[..., tuple[int, str, str]]:
+    """Runs a command with these folders and a torch on PYTHONPATH: exit code, stdout and stderr."""
+
+    def run(command: list[str], *path: str) -> tuple[int, str, str]:
+        environment = {
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": os.pathsep.join([*path, *torch_path(tmp_path)]),
+            "GPUFRAG_DIR": str(tmp_path / "shared"),
+        }
+        done = subprocess.run(command, env=environment, text=True, capture_output=True, timeout=60)
+        return done.returncode, done.stdout, done.stderr
+
+    return run
 
 
-@pytest.mark.parametrize("version", INTERPRETERS)
-def test_agent_starts_and_publishes(version: str, copy: Path, tmp_path: Path) -> None:
-    done = _run([INTERPRETERS[version], "-c", USES_A_GPU], tmp_path, str(copy / "gpufrag" / "shim"))
-    assert (done.returncode, done.stdout, done.stderr) == (0, "agent\n", "")
+AGENT = (0, "agent\n", "")
+EACH_PYTHON = pytest.mark.parametrize("version", INTERPRETERS)
+
+
+@EACH_PYTHON
+def test_agent_publishes_and_loads_only_the_copy(version: str, copy: Path, run, tmp_path: Path) -> None:
+    files = "print({m.__file__ for n, m in sys.modules.items() if n.split('.')[0] == 'gpufrag'})"
+    code, out, err = run([INTERPRETERS[version], "-c", USES_A_GPU + files], str(copy / "gpufrag" / "shim"))
+    assert (code, err) == (0, "")
+    started, loaded = out.splitlines()
+    assert started == "agent"
+    assert all(Path(file).is_relative_to((copy / "gpufrag").resolve()) for file in ast.literal_eval(loaded)), loaded
     (file,) = (tmp_path / "shared").glob("*.json")
     sample = decode(file.read_bytes())
-    assert sample.identity.framework == "torch"
-    assert sample.health.errors == {}
+    assert (sample.identity.framework, sample.health.errors) == ("torch", {})
 
 
-@pytest.mark.parametrize("version", INTERPRETERS)
-def test_job_that_ends_at_once_prints_nothing(version: str, copy: Path, tmp_path: Path) -> None:
+@EACH_PYTHON
+def test_job_that_ends_at_once_prints_nothing(version: str, copy: Path, run) -> None:
     """From 3.12 on there are no more threads by then, not even for the agent's socket."""
     ends = "import torch; torch.machine.initialise(); raise SystemExit(5)"
-    done = _run([INTERPRETERS[version], "-c", ends], tmp_path, str(copy / "gpufrag" / "shim"))
-    assert (done.returncode, done.stdout, done.stderr) == (5, "", "")
+    assert run([INTERPRETERS[version], "-c", ends], str(copy / "gpufrag" / "shim")) == (5, "", "")
 
 
-@pytest.mark.parametrize("version", INTERPRETERS)
-def test_all_loaded_modules_are_in_the_copy(version: str, copy: Path, tmp_path: Path) -> None:
-    told = USES_A_GPU + "print({m.__file__ for n, m in sys.modules.items() if n.split('.')[0] == 'gpufrag'})"
-    done = _run([INTERPRETERS[version], "-c", told], tmp_path, str(copy / "gpufrag" / "shim"))
-    assert done.returncode == 0, done.stderr
-    files = ast.literal_eval(done.stdout.splitlines()[1])
-    assert all(Path(file).is_relative_to((copy / "gpufrag").resolve()) for file in files), files
-
-
-def test_older_python_runs_without_an_agent(copy: Path, tmp_path: Path) -> None:
+def test_older_python_runs_without_an_agent(copy: Path, run, tmp_path: Path) -> None:
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "sitecustomize.py").write_text("import sys; sys.stdout.write('own\\n')")
     for python in filter(None, map(_interpreter, OLDER)):
-        done = _run([python, "-c", "print('ran')"], tmp_path, str(copy / "gpufrag" / "shim"), str(tmp_path / "own"))
-        assert (done.returncode, done.stdout, done.stderr) == (0, "own\nran\n", ""), python
+        done = run([python, "-c", "print('ran')"], str(copy / "gpufrag" / "shim"), str(tmp_path / "own"))
+        assert done == (0, "own\nran\n", ""), python
 
 
-def test_wrapper_adds_to_pythonpath(copy: Path, tmp_path: Path) -> None:
+def test_wrapper_adds_to_pythonpath(copy: Path, run, tmp_path: Path) -> None:
     """A manifest that sets PYTHONPATH takes away what the image has there; a command does not."""
     wrapper = str(copy / "bin" / "gpufrag-run")
-    python = next(iter(INTERPRETERS.values()))
     for _ in range(2):
-        done = _run([wrapper, wrapper, "--", python, "-c", USES_A_GPU], tmp_path, "/some/where")
-        assert (done.returncode, done.stdout, done.stderr) == (0, "agent\n", "")
-    told = _run([wrapper, wrapper, "sh", "-c", "echo $PYTHONPATH"], tmp_path, "/some/where")
-    assert told.stdout.strip() == os.pathsep.join([f"{copy}/gpufrag/shim", "/some/where", *torch_path(tmp_path)])
+        assert run([wrapper, wrapper, "--", PYTHON, "-c", USES_A_GPU], "/some/where") == AGENT
+    _, path, _ = run([wrapper, wrapper, "sh", "-c", "echo $PYTHONPATH"], "/some/where")
+    assert path.strip() == os.pathsep.join([f"{copy}/gpufrag/shim", "/some/where", *torch_path(tmp_path)])
 
 
-def test_wrapper_becomes_its_command(copy: Path, tmp_path: Path) -> None:
+def test_wrapper_becomes_its_command(copy: Path, run) -> None:
     wrapper = str(copy / "bin" / "gpufrag-run")
-    assert _run([wrapper, "sh", "-c", "exit 42"], tmp_path).returncode == 42
-    nothing = _run([wrapper], tmp_path)
-    assert (nothing.returncode, nothing.stderr.count("\n")) == (2, 1)
+    assert run([wrapper, "sh", "-c", "exit 42"]) == (42, "", "")
+    code, _, err = run([wrapper])
+    assert (code, err.count("\n")) == (2, 1)
 
 
-def test_wrapper_works_through_a_link(copy: Path, tmp_path: Path) -> None:
+def test_wrapper_works_through_a_link(copy: Path, run, tmp_path: Path) -> None:
     (tmp_path / "on-path").symlink_to(copy / "bin" / "gpufrag-run")
-    python = next(iter(INTERPRETERS.values()))
-    done = _run([str(tmp_path / "on-path"), python, "-c", USES_A_GPU], tmp_path)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "agent\n", "")
+    assert run([str(tmp_path / "on-path"), PYTHON, "-c", USES_A_GPU]) == AGENT
 
 
 @pytest.mark.parametrize(("moved", "to"), [(".", "a:b"), ("bin", "alone/bin")])
-def test_wrapper_without_its_copy_runs_the_command(moved: str, to: str, copy: Path, tmp_path: Path) -> None:
+def test_wrapper_without_its_copy_runs_the_command(moved: str, to: str, copy: Path, run, tmp_path: Path) -> None:
     """Moved to where PYTHONPATH cannot name it, or away from its copy."""
     shutil.copytree(copy / moved, tmp_path / to, symlinks=True)
     (wrapper,) = (tmp_path / to).rglob("gpufrag-run")
-    done = _run([str(wrapper), "sh", "-c", "echo $PYTHONPATH; exit 42"], tmp_path, "/some/where")
-    assert (done.returncode, done.stdout.partition(os.pathsep)[0]) == (42, "/some/where")
-    assert done.stderr.startswith("gpufrag-run: no agent: ")
-    assert done.stderr.count("\n") == 1
+    code, out, err = run([str(wrapper), "sh", "-c", "echo $PYTHONPATH; exit 42"], "/some/where")
+    assert (code, out.partition(os.pathsep)[0], err.count("\n")) == (42, "/some/where", 1)
+    assert err.startswith("gpufrag-run: no agent: ")

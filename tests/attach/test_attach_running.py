@@ -1,7 +1,5 @@
 """Real gdb and real processes in every state of a job: an agent where possible, and never harm."""
 
-from __future__ import annotations
-
 import ast
 import ctypes
 from typing import Any
@@ -17,12 +15,13 @@ pytestmark = [pytest.mark.real, pytest.mark.skipif(bool(traceable()), reason=f"n
 
 ASKED = "print('gpufrag.agent' in sys.modules)\n"
 LOOP = "print('ready', flush=True)\nimport select\nwhile not select.select([0], [], [], 0)[0]: {}\n"
-GPU = "import torch\ntorch.machine.initialise()\n"
 """Ends when its stdin does."""
+IDLE = LOOP.format("time.sleep(0.02)")
+GPU = "import torch\ntorch.machine.initialise()\n"
 
 
 def test_process_without_gpu_gets_its_agent_later(begin, attach) -> None:
-    victim = begin(LOOP.format("time.sleep(0.02)") + ASKED)
+    victim = begin(IDLE + ASKED)
     assert attach(victim.pid) == (
         0,
         f"process {victim.pid} does not use a GPU yet (no torch, or no CUDA so far); its agent starts when it does\n",
@@ -31,21 +30,21 @@ def test_process_without_gpu_gets_its_agent_later(begin, attach) -> None:
 
 
 def test_process_with_gpu_gets_one_agent(begin, attach, tmp_path) -> None:
-    victim = begin(GPU + LOOP.format("time.sleep(0.02)"))
-    code, said = attach(victim.pid)
+    victim = begin(GPU + IDLE)
+    code, line = attach(victim.pid)
     (socket,) = (tmp_path / "shared").glob("*.sock")
     assert code == 0
-    assert said.startswith(f"process {victim.pid} has an agent now, at ")
-    assert said.endswith(f"{socket.name}\n")
-    code, said = attach(victim.pid)
+    assert line.startswith(f"process {victim.pid} has an agent now, at ")
+    assert line.endswith(f"{socket.name}\n")
+    code, line = attach(victim.pid)
     assert code == 1
-    assert "already has an agent" in said
+    assert "already has an agent" in line
     assert victim.end() == ""
 
 
 def test_agent_starts_with_the_first_gpu_use(begin, attach, tmp_path) -> None:
     use = GPU + "agent = sys.modules['gpufrag.agent']\nwhile agent.latest() is None: time.sleep(0.01)\n"
-    victim = begin(LOOP.format("time.sleep(0.02)") + use)
+    victim = begin(IDLE + use)
     assert attach(victim.pid)[0] == 0
     assert victim.end() == ""
     assert len(list((tmp_path / "shared").glob("*.json"))) == 1
@@ -101,27 +100,24 @@ def test_computation_has_the_same_result(begin, attach) -> None:
     assert victim.end() == f"{{{alone['total'](100_000)}}}\n"
 
 
-def test_c_code_holding_the_gil_is_not_interrupted(begin, attach) -> None:
-    read = "ctypes.PyDLL(None).read(0, ctypes.create_string_buffer(1), 1)"
-    program = f"import ctypes\nprint('ready', flush=True)\n{read}\nNone\n"
-    victim = begin(program + ASKED)
-    code, said = attach(victim.pid, wait=0.1)
-    assert code == 1
-    assert "did not reach a safe point within 0.1 s" in said
-    assert "the request stays" in said
-    assert victim.end() == "True\n"
+BUSY = "import ctypes\nprint('ready', flush=True)\nctypes.PyDLL(None).read(0, ctypes.create_string_buffer(1), 1)\n"
+SLEEPING = "import select\nprint('ready', flush=True)\nselect.select([0], [], [])\n"
 
 
-def test_sleeping_process_answers_later(begin, attach) -> None:
-    victim = begin("print('ready', flush=True)\nimport select\nselect.select([0], [], [])\nNone\n" + ASKED)
-    code, said = attach(victim.pid, wait=0.1)
-    assert (code, "its main thread sleeps" in said) == (1, True)
+@pytest.mark.parametrize(
+    ("program", "message"),
+    [(BUSY, "did not reach a safe point within 0.1 s"), (BUSY, "the request stays"), (SLEEPING, "main thread sleeps")],
+)
+def test_process_without_a_safe_point_answers_later(begin, attach, program: str, message: str) -> None:
+    victim = begin(f"{program}None\n{ASKED}")
+    code, line = attach(victim.pid, wait=0.1)
+    assert (code, message in line) == (1, True)
     assert victim.end() == "True\n"
 
 
 def test_process_about_to_end_ends_normally(begin, attach) -> None:
     program = "import atexit\n@atexit.register\ndef last():\n"
-    victim = begin(program + "".join(f"    {line}\n" for line in LOOP.format("time.sleep(0.02)").splitlines()))
+    victim = begin(program + "".join(f"    {line}\n" for line in IDLE.splitlines()))
     code, _ = attach(victim.pid)
     assert code == 0
     assert victim.end() == ""
@@ -129,32 +125,31 @@ def test_process_about_to_end_ends_normally(begin, attach) -> None:
 
 def test_process_that_ends_meanwhile_is_one_line(begin, attach) -> None:
     victim = begin("print('ready', flush=True)\ntime.sleep(0.15)")
-    code, said = attach(victim.pid, wait=0.5)
-    assert said.startswith((f"gpufrag: process {victim.pid}", f"gpufrag: no process {victim.pid}", "process"))
+    code, line = attach(victim.pid, wait=0.5)
+    assert line.startswith((f"gpufrag: process {victim.pid}", f"gpufrag: no process {victim.pid}", "process"))
     assert code in (0, 1)
     assert victim.end() == ""
 
 
-def test_failing_payload_leaves_the_program_alone(begin, attach) -> None:
-    broken = "sys.modules['gpufrag'] = None\n"
-    victim = begin(broken + LOOP.format("time.sleep(0.02)"))
-    code, said = attach(victim.pid)
-    assert code == 1
-    assert "could not start in it; the process continues without it (ModuleNotFoundError" in said
-    assert victim.end() == ""
+IMPORTING = "types.SimpleNamespace(__spec__=types.SimpleNamespace(_initializing=True))"
 
 
-def test_process_importing_torch_is_refused(begin, attach) -> None:
-    spec = "__spec__=types.SimpleNamespace(_initializing=True)"
-    importing = f"import types\nsys.modules['torch.cuda'] = types.SimpleNamespace({spec})\n"
-    victim = begin(importing + LOOP.format("time.sleep(0.02)"))
-    code, said = attach(victim.pid)
-    assert (code, "is importing torch right now" in said) == (1, True)
+@pytest.mark.parametrize(
+    ("program", "message"),
+    [
+        ("sys.modules['gpufrag'] = None", "could not start in it; the process continues without it (ModuleNotFoundEr"),
+        (f"import types; sys.modules['torch.cuda'] = {IMPORTING}", "is importing torch right now"),
+    ],
+)
+def test_failing_payload_leaves_the_program_alone(begin, attach, program: str, message: str) -> None:
+    victim = begin(f"{program}\n{IDLE}")
+    code, line = attach(victim.pid)
+    assert (code, message in line) == (1, True)
     assert victim.end() == ""
 
 
 def test_programs_names_are_unchanged(begin, attach) -> None:
-    victim = begin("before = None\n" + LOOP.format("time.sleep(0.02)") + "print(sorted(vars()))")
+    victim = begin("before = None\n" + IDLE + "print(sorted(vars()))")
     assert attach(victim.pid)[0] == 0
     names = victim.end()
     assert "before" in names
@@ -163,12 +158,10 @@ def test_programs_names_are_unchanged(begin, attach) -> None:
 
 def test_hanging_call_is_undone(begin) -> None:
     """pause() stands for an Py_AddPendingCall that waits for a lock for ever."""
-    victim = begin("import math\n" + LOOP.format("time.sleep(0.02)") + "print(math.sqrt(2.0))")
+    victim = begin("import math\n" + IDLE + "print(math.sqrt(2.0))")
     pause = ctypes.cast(ctypes.CDLL(None).pause, ctypes.c_void_p).value
     mmap = ctypes.cast(ctypes.CDLL(None).mmap, ctypes.c_void_p).value
     there = functions(victim.pid)
-    assert pause is not None
-    assert mmap is not None
     hanging = there._replace(add_pending_call=there.mmap + pause - mmap)
     with pytest.raises(Unavailable, match="did not take the request and continues unchanged"):
         gdb.run(gdb.find(), victim.pid, hanging, "pass", timeout_s=3.0)

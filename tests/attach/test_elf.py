@@ -1,7 +1,5 @@
 """The functions that a file exports, compared with the running process."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 from pathlib import Path
@@ -39,23 +37,31 @@ def test_truncated_file_is_an_error(tmp_path: Path, length: int) -> None:
         exports(tmp_path / "torn")
 
 
-def test_unknown_machine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    there = Exports("aarch64", 0, True, dict.fromkeys(("Py_AddPendingCall", "PyRun_SimpleString", "mmap"), 64))
-    monkeypatch.setattr("gpufrag.attach.target.exports", lambda file: there)
-    with pytest.raises(Unavailable, match="supports x86_64, not aarch64; start the job with gpufrag run"):
+FOREIGN = Exports("aarch64", 0, True, dict.fromkeys(("Py_AddPendingCall", "PyRun_SimpleString", "mmap"), 64))
+EMPTY = Exports("x86_64", 0, True, {})
+
+
+@pytest.mark.parametrize(
+    ("there", "message"),
+    [
+        (FOREIGN, "supports x86_64, not aarch64; start the job with gpufrag run"),
+        (EMPTY, "Py_AddPendingCall and PyRun_SimpleString cannot be found"),
+        (None, "Py_AddPendingCall and PyRun_SimpleString cannot be found"),
+    ],
+    ids=["machine", "stripped", "replaced"],
+)
+def test_unusable_interpreter_is_refused(there: Exports | None, message: str, monkeypatch) -> None:
+    def found(file: Path) -> Exports:
+        if there is None:
+            raise FileNotFoundError(2, "No such file or directory", str(file))
+        return there
+
+    monkeypatch.setattr("gpufrag.attach.target.exports", found)
+    with pytest.raises(Unavailable, match=message):
         functions(os.getpid())
 
 
-def test_replaced_interpreter_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def gone(file: Path) -> Exports:
-        raise FileNotFoundError(2, "No such file or directory", str(file))
-
-    monkeypatch.setattr("gpufrag.attach.target.exports", gone)
-    with pytest.raises(Unavailable, match="Py_AddPendingCall and PyRun_SimpleString cannot be found"):
-        functions(os.getpid())
-
-
-def test_pipe_and_huge_file_of_a_hostile_target_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hostile_pipe_and_huge_file_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(OSError, match="not a regular file"):
         exports(tmp_path / "pipe")

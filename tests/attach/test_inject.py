@@ -1,7 +1,5 @@
 """The two ways in, gdb and sys.remote_exec, if they are missing or fail."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -19,12 +17,6 @@ from gpufrag.errors import Unavailable
 TARGET = Target(4711, 1000, 1000, (3, 14), {})
 
 
-def test_missing_gdb_names_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(Unavailable, match="apt-get install gdb"):
-        gdb.find()
-
-
 def _program(folder: Path, script: str) -> str:
     path = folder / "gdb"
     path.write_text(f"#!/bin/sh\n{script}\n")
@@ -32,23 +24,25 @@ def _program(folder: Path, script: str) -> str:
     return str(path)
 
 
-def test_gdb_without_python_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _program(tmp_path, "echo Python scripting is not supported in this copy of GDB.")
-    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
-    with pytest.raises(Unavailable, match="built without Python"):
-        gdb.find()
-
-
-def test_hanging_gdb_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _program(tmp_path, "exec sleep 60")
-    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
-    monkeypatch.setattr(gdb, "PROBE_TIMEOUT_S", 0.1)
-    with pytest.raises(Unavailable, match="timed out"):
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        (None, "apt-get install gdb"),
+        ("echo Python scripting is not supported in this copy of GDB.", "built without Python"),
+        ("exec sleep 60", "timed out"),
+    ],
+)
+def test_unusable_gdb_is_an_error(tmp_path: Path, script: str | None, message: str, monkeypatch) -> None:
+    if script is not None:
+        _program(tmp_path, script)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin" if script else "/nowhere")
+    monkeypatch.setattr(gdb, "PROBE_TIMEOUT_S", 0.5)
+    with pytest.raises(Unavailable, match=message):
         gdb.find()
 
 
 @pytest.mark.parametrize(
-    ("script", "said"),
+    ("script", "message"),
     [
         ('echo \'gpufrag {"error": "full"}\'', "did not take the request and continues unchanged: full"),
         ("echo ptrace: Operation not permitted.", "give the container the capability SYS_PTRACE"),
@@ -57,8 +51,8 @@ def test_hanging_gdb_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         ('echo \'gpufrag {"stage": "stopped"}\'', "did not take the request"),
     ],
 )
-def test_failure_of_gdb_is_reported(tmp_path: Path, script: str, said: str) -> None:
-    with pytest.raises(Unavailable, match=said):
+def test_failure_of_gdb_is_reported(tmp_path: Path, script: str, message: str) -> None:
+    with pytest.raises(Unavailable, match=message):
         gdb.run(_program(tmp_path, script), os.getpid(), Functions(1, 2, 3), "pass")
 
 
@@ -71,25 +65,20 @@ def test_hanging_gdb_is_interrupted_first(tmp_path: Path) -> None:
     assert mark.exists()
 
 
-def test_remote_exec_gets_a_file(tmp_path: Path) -> None:
+def test_remote_exec_gets_a_new_file(tmp_path: Path) -> None:
+    """Root writes it into a folder of the target's user."""
     asked: list[tuple[int, str]] = []
     module = SimpleNamespace(remote_exec=lambda pid, script: asked.append((pid, script)))
-    execute = find_remote_exec(TARGET, (3, 14), module)
-    call_remote_exec(execute, TARGET.pid, "pass", tmp_path / "ask.py")
-    assert asked == [(4711, str(tmp_path / "ask.py"))]
-    assert (tmp_path / "ask.py").read_text() == "pass"
-
-
-def test_code_file_is_not_written_through_a_link(tmp_path: Path) -> None:
-    """Root writes it into a folder of the target's user."""
+    execute, file = find_remote_exec(TARGET, (3, 14), module), tmp_path / "ask.py"
     (tmp_path / "precious").write_text("precious")
-    (tmp_path / "ask.py").symlink_to(tmp_path / "precious")
-    call_remote_exec(lambda pid, script: None, 4711, "pass", tmp_path / "ask.py")
-    assert (tmp_path / "precious").read_text() == "precious"
+    file.symlink_to(tmp_path / "precious")
+    call_remote_exec(execute, TARGET.pid, "pass", file)
+    assert asked == [(4711, str(file))]
+    assert (file.read_text(), (tmp_path / "precious").read_text()) == ("pass", "precious")
 
 
 @pytest.mark.parametrize(
-    ("target", "ours", "said"),
+    ("target", "ours", "message"),
     [
         (TARGET, (3, 11), "python3.14 -m gpufrag attach 4711"),
         (TARGET, (3, 15), "requires a gpufrag under the same version"),
@@ -97,8 +86,8 @@ def test_code_file_is_not_written_through_a_link(tmp_path: Path) -> None:
         (TARGET, (3, 14), "built without sys.remote_exec"),
     ],
 )
-def test_unsupported_remote_exec_is_an_error(target: Target, ours: tuple[int, int], said: str) -> None:
-    with pytest.raises(Unavailable, match=said):
+def test_unsupported_remote_exec_is_an_error(target: Target, ours: tuple[int, int], message: str) -> None:
+    with pytest.raises(Unavailable, match=message):
         find_remote_exec(target, ours, SimpleNamespace())
 
 

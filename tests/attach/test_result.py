@@ -1,7 +1,5 @@
 """The payload's report and the agent's socket, which another user may forge."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket
@@ -36,9 +34,7 @@ def listener(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_listening_agent_is_found(target: Target, listener: Path) -> None:
-    found = agent_socket(target)
-    assert found is not None
-    assert found.samefile(listener)
+    assert agent_socket(target).samefile(listener)
 
 
 def test_agent_in_the_private_folder_is_found(target: Target, listener: Path, tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """Every obstacle to an attach is found and named before the process is touched."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal
@@ -9,6 +7,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -34,16 +34,16 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
-def _proc(tmp_path: Path, scope: str | None = None, owner: int = 1000, tracer: int = 0) -> Path:
-    """A /proc with one process, 77, of that user."""
-    folder = tmp_path / "77"
-    folder.mkdir()
-    uids = "\t".join([str(owner)] * 4)
-    (folder / "status").write_text(f"State:\tS (sleeping)\nTracerPid:\t{tracer}\nUid:\t{uids}\n")
+def _proc(folder: Path, patch: Any, scope: str | None = None, tracer: int = 0, proc_owner: int = 1000) -> Path:
+    """A /proc with process 77 of user 1000. The kernel gives it to root once the process has changed its user."""
+    (folder / "77").mkdir()
+    uids = "\t".join(["1000"] * 4)
+    (folder / "77" / "status").write_text(f"State:\tS (sleeping)\nTracerPid:\t{tracer}\nUid:\t{uids}\n")
+    patch.setattr(Path, "stat", lambda path: SimpleNamespace(st_uid=proc_owner))
     if scope is not None:
-        (tmp_path / "sys/kernel/yama").mkdir(parents=True)
-        (tmp_path / "sys/kernel/yama/ptrace_scope").write_text(f"{scope}\n")
-    return tmp_path
+        (folder / "sys/kernel/yama").mkdir(parents=True)
+        (folder / "sys/kernel/yama/ptrace_scope").write_text(f"{scope}\n")
+    return folder
 
 
 def _error(pid: int, anybody: Caller) -> str:
@@ -85,42 +85,27 @@ def test_zombie_is_refused(anybody: Caller) -> None:
     process.wait()
 
 
-@pytest.mark.parametrize(
-    ("scope", "capable", "said"),
-    [
-        (None, False, None),
-        ("0", False, None),
-        ("1", False, "ptrace_scope is 1, which requires CAP_SYS_PTRACE"),
-        ("2", False, "ptrace_scope is 2"),
-        ("3", True, "ptrace_scope is 3, which forbids tracing"),
-        ("1", True, None),
-        ("2", True, None),
-    ],
-)
-def test_ptrace_scope_is_named(tmp_path: Path, scope: str | None, capable: bool, said: str | None) -> None:
-    owner = tmp_path.stat().st_uid
-    found = trace_obstacle(77, Caller(owner, capable), _proc(tmp_path, scope, owner))
-    assert (found is None) if said is None else (found is not None and said in found)
+OWNER = 1000
+OBSTACLES = {
+    "none": ({}, Caller(OWNER, False), None),
+    "scope 0": ({"scope": "0"}, Caller(OWNER, False), None),
+    "scope 1": ({"scope": "1"}, Caller(OWNER, False), "ptrace_scope is 1, which requires CAP_SYS_PTRACE"),
+    "scope 2": ({"scope": "2"}, Caller(OWNER, False), "ptrace_scope is 2"),
+    "scope 3": ({"scope": "3"}, Caller(OWNER, True), "ptrace_scope is 3, which forbids tracing"),
+    "scope 1, capable": ({"scope": "1"}, Caller(OWNER, True), None),
+    "scope 2, capable": ({"scope": "2"}, Caller(OWNER, True), None),
+    "another user": ({}, Caller(54321, False), f"it belongs to user {OWNER}, this command runs as 54321; run this com"),
+    "changed user": ({"proc_owner": 0}, Caller(OWNER, False), "only CAP_SYS_PTRACE may trace it"),
+    "traced": ({"tracer": 99}, Caller(OWNER, True), "already traced by process 99"),
+}
 
 
-def test_process_of_another_user_is_named(tmp_path: Path) -> None:
-    found = trace_obstacle(77, Caller(54321, False), _proc(tmp_path, owner=12345))
-    assert found is not None
-    assert found.startswith("it belongs to user 12345, this command runs as 54321; run this command as that user")
-
-
-def test_process_that_changed_its_user_is_named(tmp_path: Path) -> None:
-    """The kernel then gives its /proc to root."""
-    owner = tmp_path.stat().st_uid + 1
-    found = trace_obstacle(77, Caller(owner, False), _proc(tmp_path, owner=owner))
-    assert found is not None
-    assert "only CAP_SYS_PTRACE may trace it" in found
-
-
-def test_traced_process_is_named(tmp_path: Path) -> None:
-    found = trace_obstacle(77, Caller(1000, True), _proc(tmp_path, tracer=99))
-    assert found is not None
-    assert "already traced by process 99" in found
+@pytest.mark.parametrize("case", OBSTACLES)
+def test_obstacle_is_named(tmp_path: Path, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    process, caller, message = OBSTACLES[case]
+    monkeypatch.setattr("gpufrag.attach.target._user_name", str)
+    found = trace_obstacle(77, caller, _proc(tmp_path, monkeypatch, **process))
+    assert (found is None) if message is None else (message in found)
 
 
 def test_capability_is_read_from_the_kernel(tmp_path: Path) -> None:
@@ -141,11 +126,9 @@ def test_process_without_memory_has_ended(tmp_path: Path) -> None:
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed")
 def test_static_interpreter_is_refused(tmp_path: Path, anybody: Caller) -> None:
     source, program = tmp_path / "wait.c", tmp_path / "python3.11"
-    source.write_text('#include <unistd.h>\nint main(void) { write(1, "x", 1); return read(0, &source, 1); }\n')
-    source.write_text(source.read_text().replace("return read(0, &source, 1)", "char c; return read(0, &c, 1)"))
+    source.write_text('#include <unistd.h>\nint main(void) { char c; write(1, "x", 1); return read(0, &c, 1); }\n')
     subprocess.run(["gcc", "-static", "-s", "-o", str(program), str(source)], check=True)
     with subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
         process.stdout.read(1)
         assert examine(process.pid, anybody).python == (3, 11)
         with pytest.raises(Unavailable, match="stripped or linked so that Py_AddPendingCall"):
@@ -155,7 +138,7 @@ def test_static_interpreter_is_refused(tmp_path: Path, anybody: Caller) -> None:
 
 @pytest.mark.parametrize("version", ["2.7", "3.9"])
 def test_older_python_is_refused(version: str, tmp_path: Path, anybody: Caller) -> None:
-    """Told by the name of its program; this one only looks like it."""
+    """The name of its program has the version; this one is cat."""
     program = shutil.copy(shutil.which("cat") or "", tmp_path / f"python{version}")
     with subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         process.stdin.write(b"x"), process.stdin.flush(), process.stdout.read(1)  # type: ignore[union-attr]
@@ -175,9 +158,9 @@ CONTAINERS = {
 def test_process_of_another_container_is_refused(kind: str, begin, anybody: Caller) -> None:
     victim = begin(f"import gpufrag\n{LOOP}" if "pids" in kind else LOOP, *CONTAINERS[kind])
     children = Path(f"/proc/{victim.pid}/task/{victim.pid}/children").read_text().split()
-    told = _error(int(children[0]) if children else victim.pid, anybody)
-    assert "in another container" in told
-    assert "run this command inside that container" in told
+    error = _error(int(children[0]) if children else victim.pid, anybody)
+    assert "in another container" in error
+    assert "run this command inside that container" in error
     victim.end()
 
 

@@ -1,12 +1,7 @@
 """The anchor in real torch. Each case runs in its own process, because the anchor is made at CUDA's first use."""
 
-from __future__ import annotations
-
-import json
 import os
-import subprocess
-import sys
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,7 +10,6 @@ from gpufrag.commands.run import SHIM
 
 torch = pytest.importorskip("torch")
 
-pytestmark = pytest.mark.cuda
 REPORT = """
 import json, sys, time, torch
 def report(**more):
@@ -32,32 +26,27 @@ def report(**more):
 """
 
 
-def _run(tmp_path: Path, program: str, anchor: str = "10%", conf: str = "") -> dict[str, Any]:
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(SHIM), os.environ.get("PYTHONPATH")])),
-        "GPUFRAG_DIR": str(tmp_path),
-        "GPUFRAG_ANCHOR": anchor,
-        "PYTORCH_CUDA_ALLOC_CONF": conf,
-        "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0],
-    }
-    environment = {name: value for name, value in environment.items() if value}
-    done = subprocess.run(
-        [sys.executable, "-c", REPORT + program], env=environment, text=True, capture_output=True, timeout=110
-    )
-    assert done.returncode == 0, done.stderr
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return result
+ONE = "kept = torch.zeros(1, device='cuda'); report()"
 
 
-def test_anchor_reserves_one_free_segment(tmp_path: Path) -> None:
-    found = _run(tmp_path, "kept = torch.zeros(1, device='cuda'); report()")
+@pytest.fixture
+def run(run_json) -> Callable[..., dict[str, Any]]:
+    def run(program: str, anchor: str = "10%", conf: str = "") -> dict[str, Any]:
+        device = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+        settings = {"GPUFRAG_ANCHOR": anchor, "PYTORCH_CUDA_ALLOC_CONF": conf, "CUDA_VISIBLE_DEVICES": device}
+        return run_json(REPORT + program, SHIM, **settings)
+
+    return run
+
+
+def test_anchor_reserves_one_free_segment(run) -> None:
+    found = run(ONE)
     assert 0.099 <= found["reserved"] <= 0.101
     assert found["allocated"] == 512
     assert (found["ooms"], found["retries"], found["errors"]) == (0, 0, {})
 
 
-def test_large_request_later_fits_into_the_anchor(tmp_path: Path) -> None:
+def test_large_request_later_fits_into_the_anchor(run) -> None:
     program = """
 size = torch.cuda.get_device_properties(0).total_memory // 200
 held = [torch.empty(size, dtype=torch.uint8, device="cuda") for _ in range(18)]
@@ -66,32 +55,30 @@ del held
 large = torch.empty(size * 17, dtype=torch.uint8, device="cuda")
 report(before=before)
 """
-    found = _run(tmp_path, program)
+    found = run(program)
     assert found["segments"] == found["before"] == 1
     assert 0.099 <= found["reserved"] <= 0.101
 
 
-def test_no_anchor_without_the_setting(tmp_path: Path) -> None:
-    found = _run(tmp_path, "kept = torch.zeros(1, device='cuda'); report()", anchor="")
-    assert found["reserved"] < 0.001
-
-
-@pytest.mark.parametrize("conf", ["expandable_segments:True", "max_split_size_mb:128", "backend:cudaMallocAsync"])
-def test_anchor_is_refused_and_counted_under_unsuitable_settings(tmp_path: Path, conf: str) -> None:
-    found = _run(tmp_path, "kept = torch.zeros(1, device='cuda'); report()", conf=conf)
-    assert found["reserved"] < 0.01
-    assert found["errors"].get("anchor") == 1
-
-
-def test_anchor_above_the_limit_is_refused_without_oom(tmp_path: Path) -> None:
-    if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 10):
+@pytest.mark.parametrize(
+    ("anchor", "conf", "refused"),
+    [
+        ("", "", 0),
+        ("10%", "expandable_segments:True", 1),
+        ("10%", "max_split_size_mb:128", 1),
+        ("10%", "backend:cudaMallocAsync", 1),
+        ("10%", "per_process_memory_fraction:0.05", 1),
+    ],
+)
+def test_anchor_is_refused_without_oom_and_off_by_default(run, anchor: str, conf: str, refused: int) -> None:
+    if "fraction" in conf and tuple(map(int, torch.__version__.split(".")[:2])) < (2, 10):
         pytest.skip("per_process_memory_fraction is new in torch 2.10")
-    found = _run(tmp_path, "kept = torch.zeros(1, device='cuda'); report()", conf="per_process_memory_fraction:0.05")
+    found = run(ONE, anchor, conf)
     assert found["reserved"] < 0.01
-    assert (found["ooms"], found["errors"].get("anchor")) == (0, 1)
+    assert (found["ooms"], found["errors"].get("anchor", 0)) == (0, refused)
 
 
-def test_limit_set_later_releases_the_anchor(tmp_path: Path) -> None:
+def test_limit_set_later_releases_the_anchor(run) -> None:
     program = """
 first = torch.zeros(1 << 20, device="cuda")
 del first
@@ -99,10 +86,10 @@ torch.cuda.set_per_process_memory_fraction(0.05)
 kept = torch.empty(torch.cuda.get_device_properties(0).total_memory // 25, dtype=torch.uint8, device="cuda")
 report()
 """
-    assert _run(tmp_path, program)["ooms"] == 0
+    assert run(program)["ooms"] == 0
 
 
-def test_anchor_on_several_devices_waits_for_an_uncaptured_forward(tmp_path: Path) -> None:
+def test_anchor_waits_for_an_uncaptured_forward(run) -> None:
     program = """
 real = torch.cuda.device_count
 def two_for_the_agent():
@@ -122,7 +109,7 @@ graph.replay()
 net(rows)
 report(early=early, captured=captured)
 """
-    found = _run(tmp_path, program)
+    found = run(program)
     assert found["early"] < 1 << 26
     assert found["captured"] < 1 << 27
     assert found["reserved"] >= 0.099

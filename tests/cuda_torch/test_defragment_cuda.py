@@ -1,7 +1,5 @@
 """Storages moved on torch's own allocator: what moves, what is refused, and that no byte is lost."""
 
-from __future__ import annotations
-
 import gc
 import os
 from collections.abc import Iterator

@@ -1,19 +1,11 @@
 """The agent on unusual machines: many or huge devices, a growing neighbour, a driver that refuses."""
 
-from __future__ import annotations
-
 import ctypes
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.cuda
 MIB, GIB = 1 << 20, 1 << 30
 SCENE = """
 import json, sys, time, warnings
@@ -43,7 +35,7 @@ def sample():
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Callable[..., Any]:
+def run(run_json) -> Callable[..., Any]:
     """Runs a scene in a process with these FAKE_CUDA_* settings; it prints JSON."""
     try:
         is_fake = hasattr(ctypes.CDLL("libcuda.so.1"), "fake_used")
@@ -53,21 +45,12 @@ def run(tmp_path: Path) -> Callable[..., Any]:
         pytest.skip("the machines of these tests exist only over tests/fake_cuda")
 
     def run_scene(scene: str, **settings: object) -> Any:
-        environment = {**os.environ, **{f"FAKE_CUDA_{key}": str(value) for key, value in settings.items()}}
-        done = subprocess.run(
-            [sys.executable, "-c", SCENE + scene, str(tmp_path)],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=110,
-        )
-        assert done.returncode == 0, done.stderr[-3000:]
-        return json.loads(done.stdout.splitlines()[-1])
+        return run_json(SCENE + scene, **{f"FAKE_CUDA_{key}": str(value) for key, value in settings.items()})
 
     return run_scene
 
 
-def test_eight_devices_are_published_and_the_failing_one_is_named(run: Callable[..., Any]) -> None:
+def test_eight_devices_and_the_failing_one_are_published(run) -> None:
     scene = """
 held = [take((1 + device) * GIB, device) for device in range(8)]
 print(json.dumps({"reserved": {d.device: d.totals.large.reserved for d in sample().devices},
@@ -80,14 +63,14 @@ print(json.dumps({"reserved": {d.device: d.totals.large.reserved for d in sample
     assert found["report"] == {"cause": "capacity", "device": 5}
 
 
-def test_growing_neighbour_is_the_cause_of_the_error(run: Callable[..., Any]) -> None:
+def test_growing_neighbour_is_the_cause_of_the_error(run) -> None:
     scene = "held = until_oom(64 << 20); print(json.dumps([report(), len(held) * 64 << 20]))"
     report, held = run(scene, SIZE="16GiB", OTHER="4GiB", GROWTH="256MiB")
     assert report == {"cause": "neighbours", "device": 0}
     assert held < 12 * GIB
 
 
-def test_driver_that_refuses_memory_info_costs_figures_only(run: Callable[..., Any]) -> None:
+def test_refused_memory_info_loses_only_figures(run) -> None:
     scene = """
 held = take(GIB)
 found = [sample() for _ in range(6)][-1]
@@ -100,16 +83,14 @@ print(json.dumps({"driver": device.driver is None, "reserved": device.totals.lar
     assert found == {"driver": True, "reserved": GIB, "errors": found["errors"], "works": True}
 
 
-def test_refusal_below_the_free_memory_is_not_called_capacity(run: Callable[..., Any]) -> None:
+def test_refusal_below_free_memory_is_not_capacity(run) -> None:
     scene = "held = take(GIB); until_oom(3 * GIB); print(json.dumps(report()))"
     assert run(scene, REFUSE="cudaMalloc>2GiB")["cause"] == "unknown"
 
 
 @pytest.mark.parametrize("conf", ["", "expandable_segments:True"])
 @pytest.mark.parametrize("size", ["1.5TiB", "9.75GiB"])
-def test_largest_allocatable_is_exact_on_this_device(
-    run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, size: str, conf: str
-) -> None:
+def test_largest_allocatable_is_exact_on_this_device(run, monkeypatch, size: str, conf: str) -> None:
     scene = """
 total = torch.cuda.mem_get_info()[1]
 held = [take(total // 97) for _ in range(60)]

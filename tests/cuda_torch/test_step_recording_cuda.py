@@ -1,7 +1,5 @@
 """Recorded steps in real torch: the peak is torch's own, and the program's history is left alone."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,11 +10,6 @@ from gpufrag import agent
 from gpufrag.wire.sample import ProcessSample
 
 torch = pytest.importorskip("torch")
-
-pytestmark = [
-    pytest.mark.cuda,
-    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning"),
-]
 Compare = Callable[[float, float], None]
 PATIENCE = 60.0
 

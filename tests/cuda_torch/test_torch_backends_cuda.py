@@ -1,15 +1,5 @@
 """Torch's other allocators and its private pools."""
 
-from __future__ import annotations
-
-import json
-import os
-import subprocess
-import sys
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from gpufrag.agent.torch.source import TorchSource
@@ -18,22 +8,15 @@ from gpufrag.model.fragmentation import measure
 from gpufrag.wire.error_counter import ErrorCounter
 
 torch = pytest.importorskip("torch")
-
-pytestmark = [
-    pytest.mark.cuda,
-    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning"),
-]
 MIB = 1 << 20
-Compare = Callable[[float, float], None]
-PATIENCE = 120
 ASYNC = """
 import json, threading
 import torch
 from dataclasses import asdict
 from gpufrag.agent.torch.source import TorchSource
 from gpufrag.wire.error_counter import ErrorCounter
-trouble = ErrorCounter()
-source = TorchSource(torch, trouble)
+errors = ErrorCounter()
+source = TorchSource(torch, errors)
 kept = [torch.empty(n << 20, dtype=torch.uint8, device="cuda") for n in (1, 20, 300)]
 torch.cuda.synchronize()
 weight = torch.nn.Parameter(torch.zeros(8, device="cuda"))
@@ -59,23 +42,13 @@ print(json.dumps({
     "ours": {name: getattr(reading.sums, name) for name in names},
     "torch": {name: stats[f"{name}_bytes.all.current"] for name in names},
     "backend": source.facts(0).backend, "capture": source.capture(), "totals": reading.totals,
-    "graph": float(y), "reads": len(reads), "errors": trouble.counts,
+    "graph": float(y), "reads": len(reads), "errors": errors.counts,
 }))
 """
 
 
-def _run(script: str, folder: Path, **environment: str) -> dict[str, Any]:
-    variables = {**os.environ, "GPUFRAG_DIR": str(folder), "PYTHONWARNINGS": "ignore", **environment}
-    done = subprocess.run(
-        [sys.executable, "-c", script], env=variables, capture_output=True, text=True, timeout=PATIENCE, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
-
-
-def test_cuda_malloc_async_sums_are_read_during_a_capture(tmp_path: Path, assert_computed: Compare) -> None:
-    found = _run(ASYNC, tmp_path, PYTORCH_CUDA_ALLOC_CONF="backend:cudaMallocAsync")
+def test_cuda_malloc_async_sums_are_read_during_a_capture(run_json, assert_computed) -> None:
+    found = run_json(ASYNC, PYTORCH_CUDA_ALLOC_CONF="backend:cudaMallocAsync")
     assert found["ours"] == found["torch"]
     assert found["ours"]["allocated"] >= 321 * MIB
     assert (found["backend"], found["capture"], found["totals"]) == ("cudaMallocAsync", None, None)
@@ -93,8 +66,6 @@ def test_free_bytes_of_a_private_pool_are_captive() -> None:
         freed = torch.empty(32 * MIB, dtype=torch.uint8, device="cuda")
     del freed
     source.read()
-    capture = source.capture()
-    assert capture is not None
-    found = measure(capture.heap().on_device(0), Driver())
+    found = measure(source.capture().heap().on_device(0), Driver())
     assert found.private_pool_reserved >= 96 * MIB
     assert 32 * MIB <= found.captive <= found.private_pool_reserved - kept.numel()

@@ -17,8 +17,6 @@ run, so values are arbitrary. Settings (sizes with KiB, MiB, GiB or TiB; several
     FAKE_CUDA_ABORT=1           abort at a function that is not part of the stub
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Runs programs of allocations on the allocator of a torch release. The instructions are in csrc/harness.cpp."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Compiles the stubs and the harness, with any C++ compiler, into the cache folder."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re
@@ -71,15 +69,9 @@ def stubs(release: str) -> Path:
     return folder
 
 
-def missing_functions(release: str) -> dict[str, dict[str, str | None]]:
+def missing_functions(release: str, allocator_only: bool = False) -> dict[str, dict[str, str | None]]:
     """The functions of NVIDIA's libraries that this release's CUDA build names and the stub lacks, by library."""
-    symbols = _symbols_of_torch(release)
-    return missing(symbols, _cuda_major(symbols.values()))
-
-
-def missing_in_allocator(release: str) -> dict[str, dict[str, str | None]]:
-    """The same for the allocator alone."""
-    symbols = _symbols_of_allocator(release)
+    symbols = _symbols_of_allocator(release) if allocator_only else _symbols_of_torch(release)
     return missing(symbols, _cuda_major(symbols.values()))
 
 
@@ -159,17 +151,9 @@ def _build_libraries(
     for name in foreign_libraries(symbols):
         if name.startswith((DRIVER, NVML, "libcudart.")):
             continue
-        imports = {i.name: i.version for found in symbols.values() for i in found.imports if i.home == name}
-        versions = {version for version in imports.values() if version}
-        _library(
-            folder,
-            name,
-            major,
-            ["libraries.cpp"],
-            lacking.get(name, {}),
-            [folder / DRIVER],
-            version=next(iter(versions), None),
-        )
+        versions = (i.version for found in symbols.values() for i in found.imports if i.home == name and i.version)
+        own = lacking.get(name, {})
+        _library(folder, name, major, ["libraries.cpp"], own, [folder / DRIVER], version=next(versions, None))
 
 
 def _library(

@@ -1,7 +1,5 @@
 """The dynamic symbols of a shared library: what it needs, from which libraries, and what it defines."""
 
-from __future__ import annotations
-
 import struct
 from pathlib import Path
 from typing import NamedTuple
@@ -44,12 +42,13 @@ def read_symbols(path: Path) -> Symbols:
     indexes = next((s for s in sections if s.kind == 0x6FFFFFFF), None)
     for section in sections:
         strings = sections[section.link].offset if section.link < len(sections) else 0
+        content = data[section.offset : section.offset + section.size]
         if section.kind == _DYNAMIC:
-            for tag, value in struct.iter_unpack("<QQ", _bytes(data, section)):
+            for tag, value in struct.iter_unpack("<QQ", content):
                 if tag == _NEEDED:
                     needed.append(_text(data, strings + value))
         elif section.kind == _DYNSYM:
-            for index, entry in enumerate(struct.iter_unpack("<IBBHQQ", _bytes(data, section))):
+            for index, entry in enumerate(struct.iter_unpack("<IBBHQQ", content)):
                 name = _text(data, strings + entry[0])
                 if entry[3]:
                     exports.add(name)
@@ -61,11 +60,8 @@ def read_symbols(path: Path) -> Symbols:
 
 def _sections(data: bytes) -> list[_Section]:
     start, size, count = (struct.unpack_from(form, data, at)[0] for form, at in (("<Q", 40), ("<H", 58), ("<H", 60)))
-    found = []
-    for index in range(count):
-        _, kind, _, _, offset, length, link = struct.unpack_from("<IIQQQQI", data, start + index * size)
-        found.append(_Section(kind, offset, length, link))
-    return found
+    rows = (struct.unpack_from("<IIQQQQI", data, start + index * size) for index in range(count))
+    return [_Section(kind, offset, length, link) for _, kind, _, _, offset, length, link in rows]
 
 
 def _imported_versions(data: bytes, sections: list[_Section]) -> dict[int, tuple[str, str]]:
@@ -86,10 +82,6 @@ def _imported_versions(data: bytes, sections: list[_Section]) -> dict[int, tuple
                 break
             at += following
     return found
-
-
-def _bytes(data: bytes, section: _Section) -> bytes:
-    return data[section.offset : section.offset + section.size]
 
 
 def _text(data: bytes, at: int) -> str:

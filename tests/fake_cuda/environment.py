@@ -1,7 +1,5 @@
 """The environment in which a program finds the CUDA build of a torch release, and fake GPUs."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """Recordings of a real GPU (tests/golden), repeated by the allocator over the stub, and compared."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

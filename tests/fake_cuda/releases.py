@@ -1,7 +1,5 @@
 """The torch releases that the stub supports, and the parts of their wheels, kept in the user's cache folder."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os
@@ -42,15 +40,17 @@ def minor(release: str) -> int:
 
 def allocator_folder(release: str) -> Path:
     """Return the folder with `torch/lib/libc10_cuda.so` and the headers of c10, downloading the wheel if necessary."""
-    folder = cache_folder() / "allocator" / release
+    folder, installed = cache_folder() / "allocator" / release, cache_folder() / "torch" / release
     with building(folder) as scratch:
-        if scratch is not None:
-            installed = installed_folder_if_present(release)
-            if installed is not None:
-                _copy_allocator(installed, scratch)
-            else:
-                with downloaded_wheel(release) as wheel:
-                    unpack_allocator(wheel, scratch)
+        if scratch is not None and installed.exists():
+            for path in installed.rglob("*"):
+                name = path.relative_to(installed)
+                if ALLOCATOR_FILES.match(name.as_posix()) and path.is_file():
+                    (scratch / name).parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copy2(path, scratch / name)
+        elif scratch is not None:
+            with downloaded_wheel(release) as wheel, zipfile.ZipFile(wheel) as archive:
+                archive.extractall(scratch, [name for name in archive.namelist() if ALLOCATOR_FILES.match(name)])
     return folder
 
 
@@ -66,31 +66,12 @@ def torch_folder(release: str) -> Path:
     return folder
 
 
-def installed_folder_if_present(release: str) -> Path | None:
-    folder = cache_folder() / "torch" / release
-    return folder if folder.exists() else None
-
-
 def remove(release: str) -> None:
     """Delete the whole torch of this release from the cache. The parts of its allocator stay, 5 MB."""
     folder = cache_folder() / "torch" / release
     if folder.exists():
         with tempfile.TemporaryDirectory(prefix=f".{release}.", dir=folder.parent) as scratch:
             folder.rename(Path(scratch, "removed"))  # at once: nothing may find a half of it
-
-
-def unpack_allocator(wheel: Path, folder: Path) -> None:
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(folder, [name for name in archive.namelist() if ALLOCATOR_FILES.match(name)])
-
-
-def _copy_allocator(installed: Path, folder: Path) -> None:
-    for path in installed.rglob("*"):
-        name = path.relative_to(installed).as_posix()
-        if ALLOCATOR_FILES.match(name) and path.is_file():
-            target = folder / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(path, target)
 
 
 @contextlib.contextmanager
@@ -115,15 +96,11 @@ def building(folder: Path) -> Iterator[Path | None]:
 @contextlib.contextmanager
 def downloaded_wheel(release: str) -> Iterator[Path]:
     """Yield the wheel of the CUDA build of this release, about 0.5 to 0.9 GB, which is deleted afterwards."""
-    with tempfile.TemporaryDirectory(prefix="wheel-", dir=_made(cache_folder())) as folder:
+    cache_folder().mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="wheel-", dir=cache_folder()) as folder:
         # `===` keeps pip from preferring a local CPU build (2.13.0+cpu) to the CUDA build of the index
         _pip("download", "--no-cache-dir", "--no-deps", "--only-binary=:all:", "--dest", folder, f"torch==={release}")
         yield next(Path(folder).glob("torch-*.whl"))
-
-
-def _made(folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
 
 
 def _pip(*arguments: str) -> None:

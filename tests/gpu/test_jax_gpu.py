@@ -1,7 +1,5 @@
 """JAX on a real GPU: the agent reports JAX's figures without initialising or preallocating anything."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -78,18 +76,17 @@ def _run(script: str, folder: Path, **environment: str) -> dict[str, Any]:
     variables = {**os.environ, "GPUFRAG_DIR": str(folder), **environment}
     done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    if "skip" in told:
-        pytest.skip(told["skip"])
-    return told
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    if "skip" in found:
+        pytest.skip(found["skip"])
+    return found
 
 
 @pytest.mark.parametrize("preallocate", ["true", "false"])
-def test_the_figures_are_jaxs_own(tmp_path: Path, preallocate: str) -> None:
-    told = _run(READS, tmp_path, XLA_PYTHON_CLIENT_PREALLOCATE=preallocate, XLA_PYTHON_CLIENT_MEM_FRACTION="0.2")
-    stats, device, sums = told["stats"], told["device"], told["device"]["sums"]
-    print(stats)
-    assert (told["framework"], told["errors"], device["backend"]) == ("jax", {}, "bfc")
+def test_figures_are_jaxs_own(tmp_path: Path, preallocate: str) -> None:
+    found = _run(READS, tmp_path, XLA_PYTHON_CLIENT_PREALLOCATE=preallocate, XLA_PYTHON_CLIENT_MEM_FRACTION="0.2")
+    stats, device, sums = found["stats"], found["device"], found["device"]["sums"]
+    assert (found["framework"], found["errors"], device["backend"]) == ("jax", {}, "bfc")
     assert device["limit"] == stats["bytes_limit"]
     assert (sums["allocated"], sums["peak_active"]) == (stats["bytes_in_use"], stats["peak_bytes_in_use"])
     if "pool_bytes" in stats:
@@ -101,11 +98,11 @@ def test_the_figures_are_jaxs_own(tmp_path: Path, preallocate: str) -> None:
         assert sums["largest_allocatable"] is None, "what the driver would give to a growing pool is not known"
 
 
-def test_a_process_that_only_imports_jax_is_left_as_it_is(tmp_path: Path) -> None:
+def test_process_that_only_imports_jax_is_unchanged(tmp_path: Path) -> None:
     assert _run(IDLE, tmp_path) == {"seen": 0, "initialised": False, "agent": False}
 
 
 @pytest.mark.skipif(find_spec("torch") is None, reason="no torch on this machine")
-def test_two_frameworks_of_one_process_are_distinct(tmp_path: Path) -> None:
-    told = _run(BOTH, tmp_path, XLA_PYTHON_CLIENT_PREALLOCATE="false")
-    assert told == {"frameworks": ["jax", None], "first": "torch", "errors": {}}
+def test_frameworks_of_one_process_are_distinct(tmp_path: Path) -> None:
+    found = _run(BOTH, tmp_path, XLA_PYTHON_CLIENT_PREALLOCATE="false")
+    assert found == {"frameworks": ["jax", None], "first": "torch", "errors": {}}

@@ -1,7 +1,5 @@
 """What depends on the results of real kernels."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -17,7 +15,7 @@ pytestmark = [
 ]
 
 
-def test_compiled_model_with_cuda_graphs_is_right_under_the_agent(tmp_path: Path) -> None:
+def test_compiled_model_computes_the_same_under_the_agent(tmp_path: Path) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(128, 128), torch.nn.ReLU(), torch.nn.Linear(128, 8)).cuda()
     agent.start(interval=0.05, budget=1.0, folder=tmp_path)
     compiled = torch.compile(model, mode="reduce-overhead")

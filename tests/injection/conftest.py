@@ -1,7 +1,5 @@
 """Jobs as an init container sets them up: a copy of the agent, PYTHONPATH with only its shim, and a minimal torch."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil
@@ -12,11 +10,13 @@ import venv
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gpufrag.attach.agent_copy.install import install
 from gpufrag.commands.run import PACKAGE
+from gpufrag.wire.sample import ProcessSample, decode
 
 TORCH = """
 __version__ = "2.11.0"
@@ -32,6 +32,8 @@ def is_initialized(): return bool(begun)
 _lazy_call = calls.append
 def device_count(): return 0
 """
+FOREIGN = 1_000_680_000
+"""A user without passwd entry, as in OpenShift."""
 VERSION = "__version__, cuda, hip = '2.11.0', '13.0', None"
 JOB = """
 import sys, threading, time, torch
@@ -50,6 +52,7 @@ class Site:
 
     folder: Path
     python: str
+    user: int | None = None
 
     @property
     def shim(self) -> Path:
@@ -59,7 +62,7 @@ class Site:
     def shared(self) -> Path:
         return self.folder / "shared"
 
-    def run(self, *words: str, user: int | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+    def run(self, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
         """`{python}` in a word is the interpreter."""
         surroundings = {
             "PATH": os.environ["PATH"],
@@ -74,8 +77,18 @@ class Site:
             text=True,
             capture_output=True,
             timeout=100,
-            **({} if user is None else {"user": user, "group": user, "extra_groups": []}),  # type: ignore[call-overload]
+            **({"user": self.user, "group": self.user, "extra_groups": []} if self.user else {}),
         )
+
+    def job(self, **options: Any) -> tuple[int, str, str]:
+        """Exit code, stdout and stderr of the job."""
+        done = self.run("{python}", "-m", "job", **options)
+        return done.returncode, done.stdout, done.stderr
+
+    def sample(self) -> ProcessSample:
+        """What the job's agent published."""
+        (file,) = self.shared.glob("*.json")
+        return decode(file.read_bytes())
 
 
 @pytest.fixture(scope="session")
@@ -102,16 +115,13 @@ def site(bare: str) -> Iterator[Site]:
 
 @pytest.fixture
 def foreign(site: Site) -> Site:
-    """Run as a user without passwd entry, as in OpenShift, who owns the shared folder."""
+    """Runs jobs as another user, who owns the shared folder."""
     if os.geteuid() != 0:
         pytest.skip("only root becomes another user")
-    for python in (os.path.realpath(sys.executable), "/usr/bin/python3"):
-        site.python = python
+    site.user = FOREIGN
+    os.chown(site.shared, FOREIGN, FOREIGN)
+    for site.python in (os.path.realpath(sys.executable), "/usr/bin/python3"):
         with contextlib.suppress(OSError):
-            site.run("{python}", "-c", "", user=FOREIGN, PYTHONPATH="").check_returncode()
-            os.chown(site.shared, FOREIGN, FOREIGN)
-            return site
+            if site.run("{python}", "-c", "", PYTHONPATH="").returncode == 0:
+                return site
     pytest.skip("no interpreter here may be run by another user")
-
-
-FOREIGN = 1_000_680_000

@@ -1,7 +1,5 @@
 """With only PYTHONPATH set, a job's Python has an agent once it uses a GPU, for every way to start it."""
 
-from __future__ import annotations
-
 import pytest
 
 USE = "import job"
@@ -37,14 +35,14 @@ LAUNCHERS = {
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_there_is_an_agent(site, launcher: str) -> None:
+def test_launched_job_has_an_agent(site, launcher: str) -> None:
     done = site.run(*LAUNCHERS[launcher])
     assert (done.returncode, done.stdout, done.stderr) == (0, "agent\n", "")
     assert len(list(site.shared.glob("*.json"))) == 1
 
 
 @pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
-def test_there_is_one_in_each_child_of_multiprocessing(site, method: str) -> None:
+def test_each_child_of_multiprocessing_has_an_agent(site, method: str) -> None:
     (site.folder / "site" / "main.py").write_text(f"""
 import multiprocessing
 def use(): import job
@@ -60,13 +58,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("flags", [["-I"], ["-E"], ["-S"], ["-I", "-S"]])
-def test_an_isolated_interpreter_cannot_be_reached_and_is_not_hindered(site, flags: list[str]) -> None:
+def test_isolated_interpreter_runs_without_an_agent(site, flags: list[str]) -> None:
     """Documented in docs/injection.md."""
-    words = "import sys; print('gpufrag.agent' in sys.modules)"
-    done = site.run("{python}", *flags, "-c", words)
+    done = site.run("{python}", *flags, "-c", "import sys; print('gpufrag.agent' in sys.modules)")
     assert (done.returncode, done.stdout, done.stderr) == (0, "False\n", "")
-
-
-def test_an_isolated_child_of_a_job_is_not_hindered(site) -> None:
-    child = "import subprocess, sys; import job; subprocess.run([sys.executable, '-I', '-c', 'print(1)'], check=True)"
-    assert site.run("{python}", "-c", child).stdout == "agent\n1\n"

@@ -1,7 +1,5 @@
 """Torch's own launchers, on its CPU build: each rank has an agent once torch runs its CUDA initialisation callbacks."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import subprocess
@@ -53,7 +51,7 @@ def _ranks(tmp_path: Path) -> list[int | None]:
     return sorted((decode(f.read_bytes()).identity.rank for f in (tmp_path / "shared").glob("*.json")), key=str)
 
 
-def test_an_elastic_restart_brings_the_agents_of_the_new_ranks(tmp_path: Path) -> None:
+def test_elastic_restart_brings_new_agents(tmp_path: Path) -> None:
     program = """
 use_gpu()
 say(os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"])
@@ -66,20 +64,7 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
     assert {0, 1} <= set(_ranks(tmp_path))
 
 
-def test_each_process_of_mp_spawn_has_one(tmp_path: Path) -> None:
-    program = """
-def train(index):
-    use_gpu()
-    say("child", index)
-if __name__ == "__main__":
-    torch.multiprocessing.spawn(train, nprocs=2)
-    say("parent", [thread.name for thread in threading.enumerate()])
-"""
-    assert _lines(tmp_path, program) == ["child 0", "child 1", "parent ['MainThread']"]
-    assert len(_ranks(tmp_path)) == 2
-
-
-def test_forked_workers_of_a_rank_with_an_agent_have_none_and_leave_its_alone(tmp_path: Path) -> None:
+def test_forked_workers_of_a_rank_have_no_agent(tmp_path: Path) -> None:
     program = """
 class Rows(torch.utils.data.Dataset):
     def __len__(self): return 4
@@ -90,16 +75,3 @@ say([int(row) for row in loader], sys.modules["gpufrag.agent.lifecycle"].running
 """
     assert _lines(tmp_path, program) == ["[0, 0, 0, 0] True"]
     assert len(_ranks(tmp_path)) == 1
-
-
-def test_a_launcher_that_sets_the_rank_and_becomes_the_script(tmp_path: Path) -> None:
-    """As deepspeed, accelerate and scripts of one's own do."""
-    program = """
-if "RANK" not in os.environ:
-    os.environ.update(RANK="3", LOCAL_RANK="3", WORLD_SIZE="4")
-    os.execv(sys.executable, [sys.executable, "-u", __file__])
-use_gpu()
-say("trained")
-"""
-    assert _lines(tmp_path, program) == ["trained"]
-    assert _ranks(tmp_path) == [3]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpufrag.model.leaks import FEWEST, MOST, Growth, Point, Series, _is_new, _lengths, _rank_below
+from gpufrag.model.leaks import FEWEST, MOST, Growth, Point, Series, _is_new, _lengths, _rank_below, _steady
 
 MB = 1_000_000
 GB = 1_000 * MB
@@ -279,5 +279,15 @@ def test_interval_contains_the_rate_with_any_offset(amounts: list[int], offset: 
         assert 0 < found.low <= found.rate <= found.high
 
 
-def test_points_are_bounded() -> None:
-    assert len(line(range(3 * MOST + 7))._points) <= MOST
+@pytest.mark.parametrize(
+    ("added", "kept"),
+    [(MOST, MOST), (MOST + 1, MOST // 2 + 1), (MOST + 3, MOST // 2 + 2), (3 * MOST + 7, 3 * MOST // 4 + 2)],
+)
+def test_every_second_point_is_dropped_above_the_bound(added: int, kept: int) -> None:
+    assert len(line(range(added))._points) == kept
+
+
+@pytest.mark.parametrize(("others", "steady"), [(0.001, True), (0.1, False)])
+def test_rise_must_last_most_of_the_time(others: float, steady: bool) -> None:
+    rises = [False, False, *[True] * 9]
+    assert _steady(rises, [others if not rise else 0.001 for rise in rises]) is steady

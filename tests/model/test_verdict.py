@@ -199,6 +199,29 @@ def test_close_call_on_rounded_figures_is_stated() -> None:
     assert len(judge(replace(close, requested=GIB)).missing) < len(judge(close).missing)
 
 
+def test_close_call_has_an_exact_bound() -> None:
+    doubt = "could change the verdict"
+    close = replace(DEVICE, requested=11 * GIB - 20 * MIB, precision=5 * MIB, largest_free_block=GIB)
+    most = close.ceiling() or 0
+    assert doubt in " ".join(judge(replace(close, requested=most - 20 * MIB)).missing)
+    assert doubt not in " ".join(judge(replace(close, requested=most - 20 * MIB - 1)).missing)
+    assert doubt not in " ".join(judge(replace(close, requested=most, precision=0)).missing)
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "at_zero"),
+    [
+        ("captive", "is free in private pools", False),
+        ("others", "other processes use", False),
+        ("driver_free", "the driver has", True),
+        ("largest_free_block", "the largest free block is", True),
+    ],
+)
+def test_figure_of_zero_is_evidence_unless_it_is_foreign(name: str, words: str, at_zero: bool) -> None:
+    found = {size: " ".join(judge(replace(DEVICE, **{name: size})).evidence) for size in (0, 4096, None)}
+    assert [words in found[size] for size in (0, 4096, None)] == [at_zero, True, False]
+
+
 def test_nearly_full_device_is_stated() -> None:
     full = replace(DEVICE, free_cached=3 * GIB, reserved=63 * GIB, size=65 * GIB, limit=65 * GIB, driver_free=0)
     assert "nearly full" in judge(full).evidence[-1]

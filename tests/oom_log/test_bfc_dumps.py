@@ -1,7 +1,5 @@
 """The BFC allocator's dump and the errors after it; errors of JAX and TensorFlow without a dump."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 
@@ -10,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bfc_text import JAX, LEVEL, dump
-from gpufrag.model.verdict import Cause, Verdict, judge
+from gpufrag.model.verdict import Cause, judge
 from gpufrag.oom_log import Oom, read_log
 from helpers import TESTS
 
@@ -23,11 +21,6 @@ TENSOR = (
 
 def read(lines: Iterable[str]) -> list[Oom]:
     return list(read_log([f"{line}\n".encode() for line in lines]))
-
-
-def verdict(line: str) -> Verdict:
-    (found,) = read([line])
-    return judge(found.facts)
 
 
 @pytest.mark.parametrize(("name", "allocator"), [("tensorflow-dump", "tensorflow"), ("jax-dump", "jax")])
@@ -54,9 +47,9 @@ def test_dump_totals_are_exact(used: list[int], free: list[int], need: int) -> N
 
 def test_pool_that_could_grow_is_unknown() -> None:
     (found,) = read(dump(64 * MIB, [50 * MIB], [20 * MIB], limit=GIB))
-    told = judge(found.facts)
-    assert told.cause is Cause.UNKNOWN
-    assert "driver" in told.missing[0]
+    verdict = judge(found.facts)
+    assert verdict.cause is Cause.UNKNOWN
+    assert "driver" in verdict.missing[0]
 
 
 def test_incomplete_dump_is_not_used() -> None:
@@ -101,29 +94,25 @@ def test_dump_between_other_lines_is_read() -> None:
     assert [oom.facts.free_cached for oom in read(lines)] == [60 * MIB]
 
 
+RAN_OUT = "out of memory trying to allocate 2.00GiB.  See logs for memory state"
+
+
 @pytest.mark.parametrize(
-    ("path", "framework"),
+    ("line", "framework"),
     [
-        ("tensorflow/core/common_runtime/bfc_allocator.cc:213] Ran", "tensorflow"),
-        ("tensorflow/core/common_runtime/bfc_allocator.cc:497] Allocator (GPU_0_bfc) ran", "tensorflow"),
-        ("external/local_tsl/tsl/framework/bfc_allocator.cc:1] Allocator (GPU_0_bfc) ran", "tensorflow"),
-        ("external/local_xla/xla/tsl/framework/bfc_allocator.cc:1] Allocator (GPU_0_bfc) ran", "tensorflow"),
-        ("external/xla/xla/tsl/framework/bfc_allocator.cc:1] Allocator (GPU_0_bfc) ran", "jax"),
-        ("external/org_tensorflow/tensorflow/core/common_runtime/bfc_allocator.cc:1] Allocator (GPU_0_bfc) ran", "jax"),
+        (f"W tensorflow/core/common_runtime/bfc_allocator.cc:213] Ran {RAN_OUT}", "tensorflow"),
+        (f"W tensorflow/core/common_runtime/bfc_allocator.cc:497] Allocator (GPU_0_bfc) ran {RAN_OUT}", "tensorflow"),
+        (f"W external/local_tsl/tsl/framework/bfc_allocator.cc:1] Allocator (GPU_0_bfc) ran {RAN_OUT}", "tensorflow"),
+        (f"W external/local_xla/xla/tsl/bfc_allocator.cc:1] Allocator (GPU_0_bfc) ran {RAN_OUT}", "tensorflow"),
+        (f"W external/xla/xla/tsl/framework/bfc_allocator.cc:1] Allocator (GPU_0_bfc) ran {RAN_OUT}", "jax"),
+        (f"W external/org_tensorflow/tensorflow/bfc_allocator.cc:1] Allocator (GPU_0_bfc) ran {RAN_OUT}", "jax"),
+        ("tensorflow.python.errors_impl.ResourceExhausted: Out of memory allocating 2147483648 bytes.", "tensorflow"),
+        ("XlaRuntimeError: Out of memory while trying to allocate 2147483648 bytes.", "jax"),
     ],
 )
-def test_framework_is_that_of_the_source_path(path: str, framework: str) -> None:
-    (found,) = read([f"W {path} out of memory trying to allocate 1.00GiB.  See logs for memory state"])
-    assert (found.facts.allocator, found.facts.requested) == (framework, GIB)
-
-
-@pytest.mark.parametrize(
-    ("error", "framework"),
-    [("tensorflow.python.framework.errors_impl.ResourceExhaustedError", "tensorflow"), ("XlaRuntimeError", "jax")],
-)
-def test_framework_is_that_of_the_exception(error: str, framework: str) -> None:
-    (found,) = read([f"{error}: Out of memory while trying to allocate 2147483648 bytes."])
-    assert found.facts.allocator == framework
+def test_framework_is_that_of_the_path_or_exception(line: str, framework: str) -> None:
+    (found,) = read([line])
+    assert (found.facts.allocator, found.facts.requested) == (framework, 2 * GIB)
 
 
 def test_harmless_attempt_is_no_error() -> None:
@@ -132,28 +121,22 @@ def test_harmless_attempt_is_no_error() -> None:
     assert len(read([text])) == 1
 
 
+CAPACITY = "Attempting to allocate 2.00G. That was not possible. There are 1.50G free.; (0x0x0_HBM0)"
+RESERVE = "Attempting to reserve 1.00G at the bottom of memory. That was not possible. There are 1.50G free, 0B"
+PROGRAM = "Ran out of memory in memory space hbm. Used 18.00G of 15.50G hbm. Exceeded hbm capacity"
+
+
 @pytest.mark.parametrize(
     ("line", "cause", "requested"),
     [
+        (CAPACITY, Cause.CAPACITY, 2 * GIB),
+        (RESERVE, Cause.FRAGMENTATION, GIB),
+        (PROGRAM, Cause.CAPACITY, 18 * GIB),
         ("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 2147483648 bytes.", Cause.UNKNOWN, 2 * GIB),
         ("Resource exhausted: Out of memory allocating 2,147,483,648 bytes.", Cause.UNKNOWN, 2 * GIB),
         ("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 2.00GiB.", Cause.UNKNOWN, 2 * GIB),
         ("Failed to allocate request for 2.0GiB (2147483900B) on device ordinal 3", Cause.UNKNOWN, 2147483900),
-        (
-            "Attempting to allocate 2.00G. That was not possible. There are 1.50G free.; (0x0x0_HBM0)",
-            Cause.CAPACITY,
-            2 * GIB,
-        ),
-        (
-            "Attempting to reserve 1.00G at the bottom of memory. That was not possible. There are 1.50G free, 0B",
-            Cause.FRAGMENTATION,
-            GIB,
-        ),
-        (
-            "Ran out of memory in memory space hbm. Used 18.00G of 15.50G hbm. Exceeded hbm capacity",
-            Cause.CAPACITY,
-            18 * GIB,
-        ),
+        ("RESOURCE_EXHAUSTED: Failed to allocate 2147483648 bytes for new constant", Cause.UNKNOWN, 2 * GIB),
         (TENSOR, Cause.UNKNOWN, 64 * MIB),
         (TENSOR.replace("type float", "type half"), Cause.UNKNOWN, 32 * MIB),
         (TENSOR.replace("type float", "type complex64"), Cause.UNKNOWN, 128 * MIB),
@@ -165,18 +148,18 @@ def test_harmless_attempt_is_no_error() -> None:
         ("copying from device:CPU:0 to device:GPU:0: Dst tensor is not initialized.", Cause.UNKNOWN, None),
         ("errors_impl.ResourceExhaustedError: failed to allocate memory [Op:Mul]", Cause.UNKNOWN, None),
         (f"ResourceExhaustedError: {{{{node {'x' * 100}}}}} failed to allocate memory [Op:Mul]", Cause.UNKNOWN, None),
-        ("RESOURCE_EXHAUSTED: Failed to allocate 2147483648 bytes for new constant", Cause.UNKNOWN, 2 * GIB),
     ],
 )
 def test_error_without_dump(line: str, cause: Cause, requested: int | None) -> None:
     (found,) = read([line])
-    assert (found.facts.requested, verdict(line).cause) == (requested, cause)
+    assert (found.facts.requested, judge(found.facts).cause) == (requested, cause)
 
 
 def test_next_step_is_the_frameworks() -> None:
-    assert "TF_CPP_MIN_LOG_LEVEL" in verdict("Failed to allocate request for 2.0GiB (2147483648B) on device").next_step
-    (found,) = read(dump(64 * MIB, [50 * MIB], [40 * MIB, 40 * MIB], 130 * MIB, JAX))
-    assert "XLA_PYTHON_CLIENT" in judge(found.facts).next_step
+    (alone,) = read(["Failed to allocate request for 2.0GiB (2147483648B) on device"])
+    (dumped,) = read(dump(64 * MIB, [50 * MIB], [40 * MIB, 40 * MIB], 130 * MIB, JAX))
+    assert "TF_CPP_MIN_LOG_LEVEL" in judge(alone.facts).next_step
+    assert "XLA_PYTHON_CLIENT" in judge(dumped.facts).next_step
 
 
 @pytest.mark.parametrize(
@@ -209,20 +192,19 @@ def test_cudamallocasync_of_tensorflow_is_read() -> None:
     assert judge(facts).evidence[0].startswith("19.0 GiB of the device is neither free nor live")
 
 
-def test_shape_without_type_is_a_copy_of_the_dump() -> None:
-    bare = "Resource exhausted: OOM when allocating tensor with shape[1000,1000]"
-    assert len(read([*dump(64 * MIB, [50 * MIB], [60 * MIB], 110 * MIB), bare])) == 1
+NEXT_DEVICE = "RESOURCE_EXHAUSTED: Failed to allocate request for 2.0GiB (2147483648B) on device ordinal {}"
+FIRST, SECOND = (list(dump(64 * MIB, [50 * MIB], [n * MIB], 200 * MIB)) for n in (60, 61))
 
 
-def test_two_dumps_of_one_size_are_two_errors() -> None:
-    first, second = (dump(64 * MIB, [50 * MIB], [n * MIB], 200 * MIB) for n in (60, 61))
-    assert [oom.facts.free_cached for oom in read([*first, TENSOR, *second, TENSOR])] == [60 * MIB, 61 * MIB]
-
-
-def test_two_devices_are_two_errors() -> None:
-    text = "RESOURCE_EXHAUSTED: Failed to allocate request for 2.0GiB (2147483648B) on device ordinal {}"
-    assert [oom.device for oom in read([text.format(0), text.format(1), text.format(0)])] == [0, 1]
-
-
-def test_two_sizes_are_two_errors() -> None:
-    assert len(read([TENSOR, TENSOR.replace("4096,4096", "4096,2048"), TENSOR])) == 2
+@pytest.mark.parametrize(
+    ("lines", "errors"),
+    [
+        ([*FIRST, "Resource exhausted: OOM when allocating tensor with shape[1000,1000]"], 1),
+        ([*FIRST, TENSOR, *SECOND, TENSOR], 2),
+        ([NEXT_DEVICE.format(0), NEXT_DEVICE.format(1), NEXT_DEVICE.format(0)], 2),
+        ([TENSOR, TENSOR.replace("4096,4096", "4096,2048"), TENSOR], 2),
+    ],
+    ids=["shape without type", "two dumps", "two devices", "two sizes"],
+)
+def test_copies_count_once(lines: list[str], errors: int) -> None:
+    assert len(read(lines)) == errors

@@ -1,7 +1,5 @@
 """Whole logs: sources, copies, junk, encodings, compression, recorded cases."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import io
@@ -266,16 +264,16 @@ def test_standard_input_is_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "told"),
+    ("data", "message"),
     [
         (gzip.compress(ONE.encode() * 99)[:-20], "cut off"),
         (b"\x28\xb5\x2f\xfd....", "zstd -dc"),
         (b"PK\x03\x04..", "unzip"),
     ],
 )
-def test_unsupported_compression_is_refused(data: bytes, told: str, tmp_path: Path) -> None:
+def test_unsupported_compression_is_refused(data: bytes, message: str, tmp_path: Path) -> None:
     (tmp_path / "log").write_bytes(data)
-    with pytest.raises(BadInput, match=told):
+    with pytest.raises(BadInput, match=message):
         list(log_chunks(str(tmp_path / "log")))
 
 
@@ -286,10 +284,10 @@ def test_closed_standard_input_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize(
-    ("name", "told"), [("nowhere", "no such file"), (".", "is a directory"), ("a\0b", "cannot be read")]
+    ("name", "message"), [("nowhere", "no such file"), (".", "is a directory"), ("a\0b", "cannot be read")]
 )
-def test_unreadable_file_is_refused(name: str, told: str, tmp_path: Path) -> None:
-    with pytest.raises(GpufragError, match=told):
+def test_unreadable_file_is_refused(name: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(GpufragError, match=message):
         list(log_chunks(str(tmp_path / name)))
 
 

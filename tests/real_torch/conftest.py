@@ -1,7 +1,5 @@
 """Real torch without a GPU: the release comes from the package index, the GPU is tests/fake_cuda."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 

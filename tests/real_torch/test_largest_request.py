@@ -1,7 +1,5 @@
 """largest_allocatable against the largest request that the allocator of a torch release really serves."""
 
-from __future__ import annotations
-
 import random
 
 import largest_request
@@ -24,7 +22,7 @@ def test_largest_allocatable_of_random_heaps_is_exact(run_programs, release: str
 
 @pytest.mark.parametrize("conf", ["", "expandable_segments:True"])
 @pytest.mark.parametrize("size", MIG_SIZES + LARGE_SIZES)
-def test_largest_allocatable_is_exact_on_devices_of_unusual_size(run_programs, size: int, conf: str) -> None:
+def test_largest_allocatable_is_exact_on_unusual_devices(run_programs, size: int, conf: str) -> None:
     rng = random.Random(size)
     lines = [f"program unusual total={size} free={size - (400 << 20)} other={size // 5}"]
     lines += [f"malloc {block} {rng.randrange(size // 100)}" for block in range(60)]
@@ -33,7 +31,7 @@ def test_largest_allocatable_is_exact_on_devices_of_unusual_size(run_programs, s
     assert largest_request.predict(case) == case["largest"][0]
 
 
-def test_largest_allocatable_is_exact_with_a_quarter_million_blocks(run_programs) -> None:
+def test_largest_allocatable_is_exact_with_many_blocks(run_programs) -> None:
     count = 250_000
     lines = ["program many total=85899345920 limit=8589934592 history=0"]
     lines += [f"malloc {block} {512 * (1 + block % 61)}" for block in range(count)]
@@ -43,7 +41,7 @@ def test_largest_allocatable_is_exact_with_a_quarter_million_blocks(run_programs
     assert largest_request.predict(case) == case["largest"][0]
 
 
-def test_segment_that_the_driver_refuses_is_served_from_the_cache(run_programs) -> None:
+def test_request_refused_by_the_driver_uses_the_cache(run_programs) -> None:
     """The driver refuses large segments although memory is free: only cached blocks serve larger requests."""
     lines = ["program refused total=85899345920", "malloc 1 3000000000", "free 1", "refuse cudaMalloc>1GiB"]
     lines += ["try 2900000000", "malloc 2 2900000000", "try 1000000000", "try 1200000000"]

@@ -1,7 +1,5 @@
 """The allocator of a torch release behaves over the stub as on a real GPU."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path
@@ -17,7 +15,7 @@ RECORDED_ON = "2.11.0"
 
 
 @pytest.mark.parametrize("name", GOLDEN_NAMES)
-def test_golden_recording_is_reproduced_by_the_real_allocator(run_programs, name: str) -> None:
+def test_real_allocator_reproduces_golden_recording(run_programs, name: str) -> None:
     case = json.loads(gzip.decompress((GOLDEN / f"{name}.json.gz").read_bytes()))
     made = run_programs(RECORDED_ON, [recordings.program_of(name, case)], case["conf"])
     assert recordings.difference(case, made[name]) is None

@@ -1,7 +1,5 @@
 """`gpufrag replay` on recordings by torch releases' allocators, made without a GPU."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,7 +25,7 @@ NOT_EXACT = "expandable_segments:True,large_segment_size_mb:64"
 
 
 @pytest.mark.parametrize("release", RELEASES[-2:])
-def test_random_programs_replay_as_the_real_allocator_ran_them(
+def test_random_programs_replay_exactly(
     run_programs, tmp_path: Path, capsys: pytest.CaptureFixture[str], release: str
 ) -> None:
     """Streams, blocks that wait for them, MemPools, CUDA graphs, limits, out-of-memory errors, all settings."""

@@ -1,13 +1,9 @@
 """The control server against callers and neighbours of every kind."""
 
-from __future__ import annotations
-
 import contextlib
-import errno
 import json
 import os
 import signal
-import socket
 import stat
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -20,7 +16,7 @@ from gpufrag.errors import Unavailable
 from gpufrag.wire import control_server as module
 from gpufrag.wire.control_server import ControlServer as Server
 from gpufrag.wire.error_counter import ErrorCounter
-from unix_sockets import connect
+from unix_sockets import bind, connect
 
 
 def _refuse(request: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -28,14 +24,14 @@ def _refuse(request: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 COMMANDS: dict[str, Callable[[Mapping[str, Any]], Mapping[str, Any]]] = {
-    "echo": lambda request: {"said": request["text"]},
+    "echo": lambda request: {"text": request["text"]},
     "refuse": _refuse,
     "break": lambda request: {"never": 1 // 0},
 }
 
 
 @pytest.fixture
-def trouble() -> ErrorCounter:
+def errors() -> ErrorCounter:
     return ErrorCounter()
 
 
@@ -45,10 +41,27 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def control(path: Path, trouble: ErrorCounter) -> Iterator[Server]:
-    control = Server(path, COMMANDS, trouble)
-    yield control
-    control.close()
+def serve(path: Path, errors: ErrorCounter) -> Iterator[Callable[..., Server]]:
+    """Starts a server, with more commands if given; closed at the end."""
+    servers = []
+
+    def start(at: Path = path, **commands: Any) -> Server:
+        servers.append(Server(at, {**COMMANDS, **commands}, errors))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.close()
+
+
+@pytest.fixture
+def control(serve: Callable[..., Server]) -> Server:
+    return serve()
+
+
+def thread_of_server() -> threading.Thread:
+    (thread,) = (thread for thread in threading.enumerate() if thread.name == "gpufrag-control")
+    return thread
 
 
 def _ask(path: Path, *parts: bytes) -> dict[str, Any]:
@@ -60,12 +73,12 @@ def _ask(path: Path, *parts: bytes) -> dict[str, Any]:
 
 
 def _echo(path: Path) -> bool:
-    return _ask(path, b'{"command": "echo", "text": "hello"}\n') == {"ok": True, "said": "hello"}
+    return _ask(path, b'{"command": "echo", "text": "hello"}\n') == {"ok": True, "text": "hello"}
 
 
 def test_command_is_answered(control: Server, path: Path) -> None:
     assert _echo(path)
-    assert _ask(path, b'{"command": "ec', b'ho", "text": 1}', b"\n") == {"ok": True, "said": 1}
+    assert _ask(path, b'{"command": "ec', b'ho", "text": 1}', b"\n") == {"ok": True, "text": 1}
 
 
 def test_gpufrag_error_is_the_answer(control: Server, path: Path) -> None:
@@ -85,13 +98,13 @@ def test_invalid_request_is_an_error(control: Server, path: Path, line: bytes) -
     assert _echo(path)
 
 
-def test_bug_in_a_command_is_counted(control: Server, path: Path, trouble: ErrorCounter) -> None:
+def test_bug_in_a_command_is_counted(control: Server, path: Path, errors: ErrorCounter) -> None:
     assert "ZeroDivisionError" in _ask(path, b'{"command": "break"}\n')["error"]
     assert _echo(path)
-    assert trouble.counts == {"control": 1}
+    assert errors.counts == {"control": 1}
 
 
-def test_slow_and_leaving_callers_are_dropped(control: Server, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_and_leaving_callers_are_dropped(control: Server, path: Path, monkeypatch) -> None:
     monkeypatch.setattr(module, "CALLER_TIMEOUT_S", 0.05)
     connect(path).close()
     with connect(path), connect(path) as slow:
@@ -99,41 +112,31 @@ def test_slow_and_leaving_callers_are_dropped(control: Server, path: Path, monke
         assert _echo(path)
 
 
-def test_silent_callers_delay_no_other(control: Server, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_longest_silent_caller_is_dropped_and_others_are_served(control: Server, path: Path, monkeypatch) -> None:
     monkeypatch.setattr(module, "CALLER_TIMEOUT_S", 60.0)
-    with contextlib.ExitStack() as silent:
-        for _ in range(2 * module.MAX_CALLERS):
-            silent.enter_context(connect(path))
-        assert _echo(path)
-
-
-def test_longest_silent_caller_is_dropped(control: Server, path: Path) -> None:
     with contextlib.ExitStack() as callers:
-        first = callers.enter_context(connect(path))
-        for _ in range(module.MAX_CALLERS):
-            callers.enter_context(connect(path))
-        assert first.recv(1) == b""  # the one that was silent longest
+        first, *_ = [callers.enter_context(connect(path)) for _ in range(2 * module.MAX_CALLERS)]
+        assert first.recv(1) == b""
         assert _echo(path)
 
 
-def test_command_above_the_limit_is_refused(path: Path, trouble: ErrorCounter) -> None:
+def test_command_above_the_limit_is_refused(serve, path: Path) -> None:
     gate = threading.Barrier(module.MAX_COMMANDS + 1)
 
     def wait(request: Mapping[str, Any]) -> Mapping[str, Any]:
         gate.wait(20)
         return {}
 
-    control = Server(path, {**COMMANDS, "wait": wait}, trouble)
+    serve(wait=wait)
     with contextlib.ExitStack() as callers:
         waiting = [callers.enter_context(connect(path)) for _ in range(module.MAX_COMMANDS)]
         for caller in waiting:
             caller.sendall(b'{"command": "wait"}\n')
-        while (answer := _ask(path, b'{"command": "echo", "text": 1}\n"'))["ok"]:
+        while (answer := _ask(path, b'{"command": "echo", "text": 1}\n'))["ok"]:
             pass  # not all of them have begun
         assert "busy" in answer["error"]
         gate.wait(20)
         assert all(b'"ok": true' in caller.recv(100) for caller in waiting)
-    control.close()
 
 
 def test_hang_up_before_the_answer_is_no_error(control: Server, path: Path) -> None:
@@ -146,32 +149,29 @@ def test_hang_up_before_the_answer_is_no_error(control: Server, path: Path) -> N
 @pytest.mark.parametrize(
     ("folder", "expected"), [(0o700, 0o600), (0o755, 0o600), (0o770, 0o660), (0o777, 0o666), (0o1777, 0o600)]
 )
-def test_socket_mode_follows_the_folders(path: Path, trouble: ErrorCounter, folder: int, expected: int) -> None:
+def test_socket_has_its_mode_before_its_name(serve, path: Path, folder: int, expected: int, monkeypatch) -> None:
+    """A chmod by the public name could hit what another user has put there."""
+    replace, seen = os.replace, []
+
+    def look(source: str, target: Path, src_dir_fd: int) -> None:
+        seen.append(stat.S_IMODE(os.stat(source, dir_fd=src_dir_fd).st_mode))
+        replace(source, target, src_dir_fd=src_dir_fd)
+
+    monkeypatch.setattr(os, "replace", look)
     path.parent.chmod(folder)
-    control = Server(path, COMMANDS, trouble)
-    assert stat.S_IMODE(path.stat().st_mode) == expected
-    control.close()
+    serve()
+    assert [*seen, stat.S_IMODE(path.stat().st_mode)] == [expected, expected]
 
 
-def test_stale_socket_is_replaced(path: Path, trouble: ErrorCounter) -> None:
-    stale = socket.socket(socket.AF_UNIX)
-    stale.bind(str(path))  # left by a process that was killed
-    stale.close()
-    control = Server(path, COMMANDS, trouble)
+def test_stale_socket_is_replaced_and_removed(serve, path: Path) -> None:
+    bind(path).close()  # left by a process that was killed
+    control, thread = serve(), thread_of_server()
     assert _echo(path)
     assert list(path.parent.iterdir()) == [path]
     control.close()
-    assert list(path.parent.iterdir()) == []
-
-
-def test_close_ends_the_thread(path: Path, trouble: ErrorCounter) -> None:
-    control = Server(path, COMMANDS, trouble)
-    (thread,) = (thread for thread in threading.enumerate() if thread.name == "gpufrag-control")
-    control.close()
     thread.join(20)
     assert not thread.is_alive()
-    with socket.socket(socket.AF_UNIX) as caller:
-        assert caller.connect_ex(str(path)) == errno.ENOENT
+    assert list(path.parent.iterdir()) == []
 
 
 def test_removed_name_is_noticed(control: Server, path: Path) -> None:
@@ -180,34 +180,29 @@ def test_removed_name_is_noticed(control: Server, path: Path) -> None:
     assert not control.reachable
 
 
-def test_name_taken_by_another_server_stays(path: Path, trouble: ErrorCounter) -> None:
-    first = Server(path, COMMANDS, trouble)
-    second = Server(path, COMMANDS, trouble)
+def test_name_taken_by_another_server_stays(serve, path: Path) -> None:
+    first, _ = serve(), serve()
     first.close()
     assert _echo(path)
-    second.close()
 
 
-def test_long_path_is_served(tmp_path: Path, trouble: ErrorCounter) -> None:
+def test_long_path_is_served(serve, tmp_path: Path) -> None:
     deep = tmp_path.joinpath(*["long-name"] * 20)
     deep.mkdir(parents=True)
     path = deep / f"{'h' * 60}-4194304-1764430000000.sock"
-    control = Server(path, COMMANDS, trouble)
+    serve(path)
     assert _echo(path)
-    control.close()
 
 
-def test_missing_folder_is_an_error(tmp_path: Path, trouble: ErrorCounter) -> None:
+def test_missing_folder_is_an_error(serve, tmp_path: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(OSError, match="No such file"):
-        Server(tmp_path / "none" / "a-1-2.sock", COMMANDS, trouble)
+        serve(tmp_path / "none" / "a-1-2.sock")
     assert len(os.listdir("/proc/self/fd")) == before
 
 
 @pytest.mark.parametrize("lay", [lambda at, victim: at.symlink_to(victim), lambda at, victim: os.mkdir(at, 0o755)])
-def test_swapped_private_folder_is_refused_and_no_file_changes(
-    path: Path, trouble: ErrorCounter, lay: Callable[[Path, Path], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_swapped_private_folder_is_refused(serve, path: Path, lay, monkeypatch) -> None:
     """Another member of a shared folder's group replaces the folder in which the socket is about to be bound."""
     path.parent.chmod(0o777)
     victim = path.with_name("victim")
@@ -222,29 +217,12 @@ def test_swapped_private_folder_is_refused_and_no_file_changes(
 
     monkeypatch.setattr(Path, "mkdir", lambda folder, mode=0o777: swap(folder, mode))
     with pytest.raises(OSError, match=r"Not a directory|replaced this folder"):
-        Server(path, COMMANDS, trouble)
+        serve()
     assert stat.S_IMODE((victim / "s").stat().st_mode) == 0o600
     assert not path.exists()
 
 
-def test_mode_is_set_before_the_name_appears(
-    path: Path, trouble: ErrorCounter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A chmod by the public name could hit what another user has put there."""
-    seen = []
-    replace = os.replace
-
-    def look(source: str, target: Path, src_dir_fd: int) -> None:
-        seen.append(stat.S_IMODE(os.stat(source, dir_fd=src_dir_fd).st_mode))
-        replace(source, target, src_dir_fd=src_dir_fd)
-
-    monkeypatch.setattr(os, "replace", look)
-    path.parent.chmod(0o770)
-    Server(path, COMMANDS, trouble).close()
-    assert seen == [0o660]
-
-
-def test_answer_to_a_caller_that_left_raises_no_signal(path: Path, trouble: ErrorCounter) -> None:
+def test_answer_to_a_caller_that_left_raises_no_signal(serve, path: Path) -> None:
     """The program may have set SIGPIPE to its default action, which would end the job."""
     left, answered = threading.Event(), threading.Event()
 
@@ -254,7 +232,7 @@ def test_answer_to_a_caller_that_left_raises_no_signal(path: Path, trouble: Erro
         return {"filler": "x" * 1_000_000}
 
     before = signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    server = Server(path, {**COMMANDS, "slow": slow}, trouble)
+    serve(slow=slow)
     try:
         with connect(path) as caller:
             caller.sendall(b'{"command": "slow"}\n')
@@ -265,25 +243,15 @@ def test_answer_to_a_caller_that_left_raises_no_signal(path: Path, trouble: Erro
                 thread.join(20)
         assert _echo(path)
     finally:
-        server.close()
         signal.signal(signal.SIGPIPE, before)
 
 
-def test_threads_of_the_server_block_signals(path: Path, trouble: ErrorCounter) -> None:
+def test_threads_of_the_server_block_signals(serve, path: Path) -> None:
     """A program that waits in sigwait blocks its signals only in its own threads."""
     masks = []
-
-    def note(request: Mapping[str, Any]) -> Mapping[str, Any]:
-        masks.append(signal.pthread_sigmask(signal.SIG_BLOCK, []))
-        return {}
-
-    server = Server(path, {"note": note}, trouble)
-    try:
-        (thread,) = (thread for thread in threading.enumerate() if thread.name == "gpufrag-control")
-        assert _ask(path, b'{"command": "note"}\n')["ok"]
-        status = Path(f"/proc/self/task/{thread.native_id}/status").read_text()
-    finally:
-        server.close()
+    serve(note=lambda request: masks.append(signal.pthread_sigmask(signal.SIG_BLOCK, [])) or {})
+    assert _ask(path, b'{"command": "note"}\n')["ok"]
+    status = Path(f"/proc/self/task/{thread_of_server().native_id}/status").read_text()
     blocked = int(status.partition("SigBlk:")[2].split()[0], 16)
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP, signal.SIGALRM):
         assert number in masks[0]
@@ -292,10 +260,9 @@ def test_threads_of_the_server_block_signals(path: Path, trouble: ErrorCounter) 
     assert signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
 
-def test_closed_descriptors_are_left_to_the_program(path: Path, trouble: ErrorCounter) -> None:
+def test_closed_descriptors_are_left_to_the_program(serve, path: Path, errors: ErrorCounter) -> None:
     """A program that becomes a daemon closes all descriptors, and may get ours for its own file."""
-    server = Server(path, COMMANDS, trouble)
-    (thread,) = (thread for thread in threading.enumerate() if thread.name == "gpufrag-control")
+    server, thread = serve(), thread_of_server()
     descriptor = server._socket.fileno()
     with path.with_name("own").open("w") as own:
         os.dup2(own.fileno(), descriptor)  # closes ours
@@ -306,4 +273,4 @@ def test_closed_descriptors_are_left_to_the_program(path: Path, trouble: ErrorCo
     assert not path.exists()
     thread.join(20)
     assert not thread.is_alive()
-    assert trouble.counts == {}
+    assert errors.counts == {}

@@ -1,7 +1,5 @@
 """The folder that agents and sidecar share, and the names in it."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -62,13 +60,10 @@ def test_writable_shared_folder_is_used(tmp_path: Path) -> None:
 
 def test_private_folder_is_the_fallback(tmp_path: Path) -> None:
     missing = tmp_path / "missing"
-    path = folder.to_write({}, shared=missing, temp=tmp_path)
+    assert not folder.to_read({}, missing, tmp_path).exists()
+    path = folder.to_write({}, missing, tmp_path)
     assert path.stat().st_mode & 0o777 == 0o700
-    assert folder.to_read({}, shared=missing, temp=tmp_path) == path == folder.to_write({}, missing, tmp_path)
-
-
-def test_reader_creates_nothing(tmp_path: Path) -> None:
-    assert not folder.to_read({}, shared=tmp_path / "missing", temp=tmp_path).exists()
+    assert folder.to_read({}, missing, tmp_path) == path == folder.to_write({}, missing, tmp_path)
 
 
 def _link(path: Path) -> None:
@@ -89,7 +84,7 @@ def test_unsafe_private_folder_is_refused(tmp_path: Path, prepare: object) -> No
             choose({}, shared=tmp_path / "missing", temp=tmp_path)
 
 
-def test_private_folder_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_private_folder_of_another_user_is_refused(tmp_path: Path, monkeypatch) -> None:
     stranger = os.geteuid() + 1
     monkeypatch.setattr(os, "geteuid", lambda: stranger)
     (tmp_path / f"gpufrag-{stranger}").mkdir(mode=0o700)
@@ -103,24 +98,21 @@ def test_failed_creation_names_the_variable(tmp_path: Path) -> None:
         folder.to_write({"GPUFRAG_DIR": str(tmp_path / "file" / "sub")})
 
 
-def test_unwritable_folder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unwritable_folder_is_named(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write everywhere
     with pytest.raises(Unavailable, match="not writable for uid"):
         folder.to_write({"GPUFRAG_DIR": str(tmp_path)})
 
 
 @pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("/etc/passwd")])
-def test_other_than_a_regular_file_is_not_opened(make, tmp_path: Path) -> None:
+def test_only_a_regular_file_is_opened(make, tmp_path: Path) -> None:
     make(tmp_path / "it")
     before = os.listdir("/proc/self/fd")
     with pytest.raises(OSError, match="it"):
         open_plain(tmp_path / "it")
     assert os.listdir("/proc/self/fd") == before
-
-
-def test_regular_file_is_opened(tmp_path: Path) -> None:
-    (tmp_path / "it").write_bytes(b"plain")
-    with open_plain(tmp_path / "it") as opened:
+    (tmp_path / "plain").write_bytes(b"plain")
+    with open_plain(tmp_path / "plain") as opened:
         assert opened.read() == b"plain"
 
 
@@ -130,19 +122,15 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_written_file_replaces_the_old_one(path: Path) -> None:
-    write_file(path, b"one")
-    write_file(path, b"two", sync=True)
-    assert path.read_bytes() == b"two"
-    assert list(path.parent.iterdir()) == [path]
-
-
-def test_written_file_has_its_mode_whatever_the_umask(path: Path) -> None:
     before = os.umask(0o077)
     try:
         write_file(path, b"one")
+        write_file(path, b"two", sync=True)
     finally:
         os.umask(before)
+    assert path.read_bytes() == b"two"
     assert path.stat().st_mode & 0o777 == 0o644
+    assert list(path.parent.iterdir()) == [path]
 
 
 def test_reader_never_sees_a_partial_write(path: Path) -> None:
@@ -155,7 +143,7 @@ def test_reader_never_sees_a_partial_write(path: Path) -> None:
     writer.join()
 
 
-def test_full_disk_leaves_the_old_file_alone(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_leaves_the_old_file_alone(path: Path, monkeypatch) -> None:
     write_file(path, b"old")
 
     def full(descriptor: int, data: bytes) -> int:
@@ -168,7 +156,7 @@ def test_full_disk_leaves_the_old_file_alone(path: Path, monkeypatch: pytest.Mon
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_short_writes_are_completed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_writes_are_completed(path: Path, monkeypatch) -> None:
     write = os.write
     monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:3]))
     write_file(path, b"0123456789")
@@ -177,7 +165,7 @@ def test_short_writes_are_completed(path: Path, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("lay", [lambda at, victim: at.symlink_to(victim), lambda at, victim: os.mkfifo(at)])
 @pytest.mark.parametrize("place", ["draft", "target"])
-def test_write_follows_no_link_and_opens_no_pipe(path: Path, lay, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_write_follows_no_link_and_opens_no_pipe(path: Path, lay, place: str, monkeypatch) -> None:
     victim, draft = path.with_name("victim"), path.with_name(draft_name(path.name))
     victim.write_text("precious")
     monkeypatch.setattr(folder, "draft_name", lambda name: draft.name)
@@ -199,7 +187,7 @@ def test_draft_name_is_fresh_and_names_its_file() -> None:
     assert name_of_draft("host-1-2.json") is name_of_draft(".host-1-2.json.tmp") is None
 
 
-def test_write_above_the_file_size_limit_raises_no_signal(path: Path) -> None:
+def test_write_above_size_limit_raises_no_signal(path: Path) -> None:
     """A program may have set SIGXFSZ to its default action, which ends it."""
     program = """
 import resource, signal, sys

@@ -1,6 +1,4 @@
-"""Exceptions of the program's signal handlers pass through our code; no others do."""
-
-from __future__ import annotations
+"""Exceptions of the program's signal handlers pass through our code; our own errors are counted and logged once."""
 
 import functools
 import logging
@@ -121,20 +119,44 @@ def test_counted_error_lets_the_programs_exception_through(handled) -> None:
     assert errors.counts == {}
 
 
-@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
-def test_log_handler_that_exits_does_not_end_the_program(kind: type[BaseException]) -> None:
-    class Exits(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            raise kind
-
-    logger, handler = logging.getLogger("gpufrag"), Exits()
-    logger.addHandler(handler)
-    try:
-        ErrorCounter().note("step", RuntimeError("ours"), "nothing")
-    finally:
-        logger.removeHandler(handler)
-
-
 def test_error_without_traceback_is_ours() -> None:
     let_through(RuntimeError())
     let_through(KeyboardInterrupt())
+
+
+# --- the counter of our own errors
+
+
+def test_first_error_of_each_source_is_logged(caplog) -> None:
+    errors = ErrorCounter()
+    with caplog.at_level(logging.WARNING, "gpufrag"):
+        for _ in range(3):
+            errors.note("publish", OSError("no room"), "make some")
+        errors.note("heap", "no blocks", "look")
+    assert errors.counts == {"heap": 1, "publish": 3}
+    assert [record.getMessage().partition(" (")[0] for record in caplog.records] == [
+        "gpufrag publish: OSError: no room; make some",
+        "gpufrag heap: no blocks; look",
+    ]
+
+
+def test_thread_refused_at_shutdown_is_not_logged(caplog) -> None:
+    errors = ErrorCounter()
+    with caplog.at_level(logging.WARNING, "gpufrag"):
+        errors.note("control", RuntimeError("can't create new thread at interpreter shutdown"), "look")
+    assert (errors.counts, caplog.records) == ({"control": 1}, [])
+
+
+@pytest.mark.parametrize("kind", [OSError, SystemExit, KeyboardInterrupt])
+def test_log_handler_that_raises_is_harmless(kind: type[BaseException]) -> None:
+    class Broken(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            raise kind
+
+    logger, broken, errors = logging.getLogger("gpufrag"), Broken(), ErrorCounter()
+    logger.addHandler(broken)
+    try:
+        errors.note("step", RuntimeError("ours"), "look")
+    finally:
+        logger.removeHandler(broken)
+    assert errors.counts == {"step": 1}

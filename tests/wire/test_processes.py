@@ -1,7 +1,5 @@
 """Parents and children in a /proc of our own."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

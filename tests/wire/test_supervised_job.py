@@ -1,7 +1,5 @@
 """A supervised job and its files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -72,7 +72,6 @@ def latest() -> ProcessSample | None:
 
 
 def disabled() -> bool:
-    """Whether the environment forbids an agent."""
     return os.environ.get("GPUFRAG_DISABLE") == "1"
 
 

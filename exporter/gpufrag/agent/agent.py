@@ -55,15 +55,14 @@ class Agent:
         self._control: ControlServer | None = None
         self._wake, self._ending = threading.Event(), threading.Event()
         self._turns = threading.Condition()
-        self._samples_wanted = self._samples_done = 0
-        self._publications_wanted = self._publications_done = 0
-        self._extra_snapshot_at = -math.inf
+        self._wanted, self._done = {"sample": 0, "publication": 0}, {"sample": 0, "publication": 0}
+        self._extra_at = -math.inf
         self._thread: threading.Thread | None = None
         self._reporter = OomReporter(
             lambda: self._source.capture(),
             self._identify,
             self._keep_report,
-            self._publish_now,
+            lambda: self._request("publication", PUBLISH_TIMEOUT),
             self._errors,
             self._clocks,
         )
@@ -113,13 +112,9 @@ class Agent:
 
     def sample_now(self, request: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Publish a sample with a snapshot of the last second. Not for the agent's thread. Raises Unavailable."""
-        with self._turns:
-            self._samples_wanted += 1
-            mine = self._samples_wanted
-            self._wake.set()
-            if not self._turns.wait_for(lambda: self._samples_done >= mine, ANSWER_TIMEOUT) or self.latest is None:
-                raise Unavailable(f"no sample within {ANSWER_TIMEOUT:g} s: the process is busy; ask again later")
-            return {"time": self.latest.time}
+        if not self._request("sample", ANSWER_TIMEOUT) or self.latest is None:
+            raise Unavailable(f"no sample within {ANSWER_TIMEOUT:g} s: the process is busy; ask again later")
+        return {"time": self.latest.time}
 
     def record(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Record the next `steps` steps into a file in the folder, and return its name.
@@ -148,18 +143,19 @@ class Agent:
             except FileNotFoundError:  # the folder was deleted, and the next sample may come too late
                 keep_report(self._find_folder(), report)
 
-    def _publish_now(self) -> None:
-        """Publish a sample at once and wait for it. Not for the agent's thread."""
+    def _request(self, what: str, timeout: float) -> bool:
+        """Wake the agent's thread and wait until it has done `what`. Not for that thread itself."""
         with self._turns:
-            self._publications_wanted += 1
-            mine = self._publications_wanted
+            self._wanted[what] += 1
+            mine = self._wanted[what]
             self._wake.set()
-            self._turns.wait_for(lambda: self._publications_done >= mine, PUBLISH_TIMEOUT)
+            return self._turns.wait_for(lambda: self._done[what] >= mine, timeout)
 
     def _run(self) -> None:
         while not self._ending.is_set():
             self._guarded(self._turn)
-            self._wake.wait(self._pause())
+            # above 0 whatever the clocks do
+            self._wake.wait(max(0.001, min(self._sampler.read_in(), self._sampler.action_in())))
             self._wake.clear()
         self._guarded(self._turn, last=True)
 
@@ -171,13 +167,15 @@ class Agent:
             self._errors.note("sampler", error, "report it, with this line")
 
     def _turn(self, last: bool = False) -> None:
-        samples, publications = self._samples_wanted, self._publications_wanted
-        wanted = samples > self._samples_done or publications > self._publications_done
-        publishing = last or wanted or self._sampler.read_in() <= 0
+        wanted = dict(self._wanted)
+        publishing = last or wanted != self._done or self._sampler.read_in() <= 0
         if publishing:
             self._sampler.read()
         if not last:
-            if samples > self._samples_done and self._may_take_extra():
+            now = self._clocks.monotonic()
+            # a caller of the control socket gets a snapshot no more often than the file is published
+            if wanted["sample"] > self._done["sample"] and now - self._extra_at >= self._settings.publish_every:
+                self._extra_at = now
                 self._sampler.take("timer")
             self._sampler.at_timer()
         self._sampler.digest()
@@ -185,20 +183,8 @@ class Agent:
             self._guarded(lambda: self._others.read(self._identity))
             self._publish()
         with self._turns:
-            self._samples_done, self._publications_done = samples, publications
+            self._done = wanted
             self._turns.notify_all()
-
-    def _may_take_extra(self) -> bool:
-        """A caller of the control socket gets a snapshot no more often than the file is published."""
-        now = self._clocks.monotonic()
-        if now - self._extra_snapshot_at < self._settings.publish_every:
-            return False
-        self._extra_snapshot_at = now
-        return True
-
-    def _pause(self) -> float:
-        """Seconds until there is something to do; above 0 whatever the clocks do."""
-        return max(0.001, min(self._sampler.read_in(), self._sampler.action_in()))
 
     def _publish(self) -> None:
         if self.latest is None or not self.latest.devices:
@@ -236,7 +222,7 @@ class Agent:
                 return
             self._control.close()
         commands = {
-            "ping": self._ping,
+            "ping": lambda request: {"pid": os.getpid()},
             "sample-now": self.sample_now,
             "record": self.record,
             **checkpoint.commands(self._identify),
@@ -247,9 +233,6 @@ class Agent:
             self._control = None
             remedy = "the sidecar shows this process as ended until it has one; raise the limit of threads (pids.max)"
             self._errors.note("control", error, remedy)
-
-    def _ping(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        return {"pid": os.getpid()}
 
 
 def keep_report(folder: Path, report: OomReport) -> None:

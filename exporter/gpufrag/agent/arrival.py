@@ -72,15 +72,12 @@ def _watch_torch(modules: Modules, ready: Ready) -> None:
     # an exception there would be reported as a failure of CUDA's initialisation
     cuda._lazy_call(lambda: _guarded(ready, modules["torch"]))
     version: Any = modules.get("torch.version")
-    if version is not None and not (getattr(version, "cuda", None) or getattr(version, "hip", None)):
-        _note_cpu_torch(getattr(version, "__version__", "torch"))
-
-
-def _note_cpu_torch(version: str) -> None:
-    """Once for a tree of processes, and only under `gpufrag run`."""
-    if os.environ.get("GPUFRAG_AGENT_PATH") and not os.environ.get(NOTED):
+    if version is None or getattr(version, "cuda", None) or getattr(version, "hip", None):
+        return
+    if os.environ.get("GPUFRAG_AGENT_PATH") and not os.environ.get(NOTED):  # once for the processes of `gpufrag run`
         os.environ[NOTED] = "1"
-        _print(f"gpufrag: torch {version} is built without GPU support, so there is nothing to record\n")
+        name = getattr(version, "__version__", "torch")
+        _print(f"gpufrag: torch {name} is built without GPU support, so there is nothing to record\n")
 
 
 def _watch_jax(modules: Modules, ready: Ready) -> None:

@@ -47,13 +47,11 @@ class Found(NamedTuple):
 class LeakWatch:
     """`boundary` is called in the program's thread after each step, everything else in the agent's.
 
-    `spent` receives every cost: its cause (stats, measure) and seconds.
+    Every cost is added to `stalls`, in seconds by cause (stats, measure).
     """
 
-    def __init__(
-        self, source: ReportsLive, settings: AgentSettings, clocks: Clocks, spent: Callable[[str, float], None]
-    ) -> None:
-        self._source, self._clocks, self._spent = source, clocks, spent
+    def __init__(self, source: ReportsLive, settings: AgentSettings, clocks: Clocks, stalls: dict[str, float]) -> None:
+        self._source, self._clocks, self._stalls = source, clocks, stalls
         self._threshold = {STEP: settings.leak_threshold, SECOND: settings.leak_threshold / 60}
         self._began = now = clocks.monotonic()
         self._points, self._judging = TokenBucket(SHARE, BURST, now, MAX_DEBT), TokenBucket(SHARE, BURST, now, BURST)
@@ -89,7 +87,7 @@ class LeakWatch:
         finally:  # a failed reading costs time too; do not retry at every step
             took = self._clocks.monotonic() - now
             self._points.spend(took)
-            self._spent("stats", took)
+            self._stalls["stats"] += took
         self._noted += 1
         return self._noted == FEWEST
 
@@ -134,7 +132,7 @@ class LeakWatch:
                 self._judge_series(unit, device, series)
         took = self._clocks.cpu() - began
         self._judging.spend(took)
-        self._spent("measure", took)
+        self._stalls["measure"] += took
 
     def _judge_series(self, unit: str, device: int, series: Series) -> None:
         """Without steps only time distinguishes a warm-up from a leak."""
@@ -160,45 +158,31 @@ class LeakWatch:
         if series.end - growth.end >= growth.end - growth.begin:  # it has not grown for as long as it grew
             del self._found[unit, device]
             self._logged -= {((unit, device), True), ((unit, device), False)}
-            _log(ended_line(device, unit, growth))
+            _log(
+                f"device {device}: allocated memory has not grown since {unit} {growth.end:.0f}: it was no leak but "
+                "something that filled up (a cache, a buffer, shapes that are compiled one by one)"
+            )
 
     def _report(self, device: int, leak: Leak) -> None:
         """Log once that it leaks, and once where."""
         key, named = (leak.unit, device), bool(leak.stacks)
         if (key, named) in self._logged:
             return
-        lines = [leak_line(device, leak)] if (key, not named) not in self._logged else []
+        if (key, not named) not in self._logged:
+            low, rate, high = (format_bytes(round(value)) for value in (leak.low, leak.rate, leak.high))
+            _log(
+                f"device {device}: allocated memory grows by {rate} per {leak.unit} ({low} to {high}), from "
+                f"{leak.unit} {leak.begin:.0f} to {leak.end:.0f}; look for tensors that are kept (a loss summed with "
+                "its graph, a list, a cache); record the allocator's history to get the lines (docs/leaks.md)"
+            )
         self._logged.add((key, named))
-        for line in [*lines, *([places_line(device, leak)] if named else [])]:
-            _log(line)
-
-
-def leak_line(device: int, leak: Leak) -> str:
-    """How much, how sure, since when, and what to do."""
-    low, rate, high = (format_bytes(round(value)) for value in (leak.low, leak.rate, leak.high))
-    return one_line(
-        f"device {device}: allocated memory grows by {rate} per {leak.unit} ({low} to {high}), from {leak.unit} "
-        f"{leak.begin:.0f} to {leak.end:.0f}; look for tensors that are kept (a loss summed with its graph, a list, "
-        "a cache); record the allocator's history to get the lines (docs/leaks.md)"
-    )
-
-
-def places_line(device: int, leak: Leak) -> str:
-    """Where it grows most."""
-    places = (
-        f"{format_bytes(place.grown)} in {place.blocks} blocks at {' < '.join(place.frames) or UNKNOWN_PLACE}"
-        for place in leak.stacks
-    )
-    return one_line(f"device {device}: grew between the last two snapshots: {'; '.join(places)}")
-
-
-def ended_line(device: int, unit: str, growth: Growth) -> str:
-    """What was called a leak has stopped growing."""
-    return one_line(
-        f"device {device}: allocated memory has not grown since {unit} {growth.end:.0f}: it was no leak but "
-        "something that filled up (a cache, a buffer, shapes that are compiled one by one)"
-    )
+        if named:
+            places = (
+                f"{format_bytes(place.grown)} in {place.blocks} blocks at {' < '.join(place.frames) or UNKNOWN_PLACE}"
+                for place in leak.stacks
+            )
+            _log(f"device {device}: grew between the last two snapshots: {'; '.join(places)}")
 
 
 def _log(line: str) -> None:
-    call_confined(logger.warning, "gpufrag: %s", line)
+    call_confined(logger.warning, "gpufrag: %s", one_line(line))

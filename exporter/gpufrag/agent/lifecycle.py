@@ -69,7 +69,6 @@ def begin(source: Source, settings: AgentSettings, errors: ErrorCounter | None =
 
 
 def running() -> bool:
-    """Whether this process has an agent."""
     return _agent is not None
 
 

@@ -23,7 +23,7 @@ from ..model.verdict import Cause, Facts, judge
 from ..wire.error_counter import ErrorCounter
 from ..wire.interrupts import call_confined
 from ..wire.oom_report import Frame, OomReport, Point, headline
-from ..wire.sample import DeviceSample, Identity, Ooms, ProcessSample
+from ..wire.sample import Identity, Ooms, ProcessSample
 from .sampler import driver_at
 from .schedule import Clocks, TokenBucket
 from .sources import Capture, DeviceReading, Fault
@@ -58,7 +58,7 @@ class OomReporter:
         capture: Callable[[], Capture | None],
         identity: Callable[[], Identity],
         keep: Callable[[OomReport], None],
-        publish: Callable[[], None],
+        publish: Callable[[], object],
         errors: ErrorCounter,
         clocks: Clocks,
     ) -> None:
@@ -76,7 +76,13 @@ class OomReporter:
         """Keep the figures of a published sample for a later report."""
         self._steps = sample.steps
         for device in sample.devices:
-            self._recent[device.device].append(_point(sample.time, device))
+            driver_free = device.driver.free if device.driver else None
+            pools = (device.totals.large, device.totals.small) if device.totals else ()
+            reserved, allocated, active = (
+                sum(getattr(pool, name) for pool in pools) if pools else None
+                for name in ("reserved", "allocated", "active")
+            )
+            self._recent[device.device].append(Point(sample.time, reserved, allocated, active, driver_free))
 
     def counted(self, sample: ProcessSample) -> ProcessSample:
         """The sample with the counts, if errors are watched for."""
@@ -88,23 +94,20 @@ class OomReporter:
     def explain(self, fault: Fault) -> None:
         """Raises only what a signal handler of the job raises meanwhile."""
         if not self._busy.acquire(blocking=False):  # during another one, in this thread or another
-            self._count(fault, UNEXPLAINED)
+            self._counts.add(fault, UNEXPLAINED, self._clocks.wall())
             return
         try:
             explained = self._reports.level(self._clocks.monotonic()) >= 1
             if explained:
                 self._reports.spend(1)
-            self._count(fault, self._cause(fault) if explained else UNEXPLAINED)
+            cause = self._keep_report(fault) if explained else UNEXPLAINED
+            self._counts.add(fault, cause, self._clocks.wall())
         finally:
             self._busy.release()
         if explained:
             self._publish()
 
-    def _count(self, fault: Fault, cause: str) -> None:
-        self._counts.add(fault.device, cause, self._clocks.wall(), fault.requested)
-
-    def _cause(self, fault: Fault) -> str:
-        """The cause, once the report is written and logged."""
+    def _keep_report(self, fault: Fault) -> str:
         try:
             report = self._report(fault)
             call_confined(logger.error, "gpufrag: %s", headline(report))
@@ -122,8 +125,16 @@ class OomReporter:
         frames, stack_of = current_stack()
         capture = self._capture()
         held = capture.held if capture else 0.0
-        heap = self._measured(capture, fault.device)
+        heap = None
+        try:
+            heap = measure_heap(capture, fault.device) if capture else None
+        except (BadInput, *REFUSALS) as error:
+            self._errors.note("oom", error, "the report has no figures of the heap")
         verdict = judge(facts(fault, heap))
+        evidence, missing = (
+            tuple(cut(text, MAX_TEXT) for text in texts[:MAX_SENTENCES])
+            for texts in (verdict.evidence, verdict.missing)
+        )
         self._number += 1
         return OomReport(
             identity=self._identity(),
@@ -132,8 +143,8 @@ class OomReporter:
             device=fault.device,
             requested=fault.requested,
             cause=verdict.cause.value,
-            evidence=_sentences(verdict.evidence),
-            missing=_sentences(verdict.missing),
+            evidence=evidence,
+            missing=missing,
             next_step=cut(verdict.next_step, MAX_TEXT),
             measured=heap.measured if heap else None,
             totals=heap.reading.totals if heap else None,
@@ -146,13 +157,6 @@ class OomReporter:
             snapshot_seconds=held,
             explain_seconds=max(0.0, self._clocks.monotonic() - began - held),
         )
-
-    def _measured(self, capture: Capture | None, device: int) -> MeasuredHeap | None:
-        try:
-            return measure_heap(capture, device) if capture else None
-        except (BadInput, *REFUSALS) as error:
-            self._errors.note("oom", error, "the report has no figures of the heap")
-            return None
 
 
 class MeasuredHeap(NamedTuple):
@@ -207,10 +211,10 @@ class OomCounts:
         self._last: dict[int, tuple[float, int]] = {}
         self._lock = threading.RLock()  # a finaliser of the job may run in here and request memory itself
 
-    def add(self, device: int, cause: str, time: float, requested: int) -> None:
+    def add(self, fault: Fault, cause: str, time: float) -> None:
         with self._lock:
-            self._causes[device][cause] += 1
-            self._last[device] = time, requested
+            self._causes[fault.device][cause] += 1
+            self._last[fault.device] = time, fault.requested
 
     def of(self, device: int) -> Ooms:
         with self._lock:
@@ -253,21 +257,3 @@ def _frames(frame: FrameType | None) -> tuple[Frame, ...]:
             found.append(Frame(cut(code.co_filename), max(0, frame.f_lineno or 0), cut(name)))
         frame = frame.f_back
     return tuple(found)
-
-
-def _sentences(texts: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(cut(text, MAX_TEXT) for text in texts[:MAX_SENTENCES])
-
-
-def _point(time: float, device: DeviceSample) -> Point:
-    driver_free = device.driver.free if device.driver else None
-    if device.totals is None:
-        return Point(time, driver_free=driver_free)
-    large, small = device.totals.large, device.totals.small
-    return Point(
-        time,
-        reserved=large.reserved + small.reserved,
-        allocated=large.allocated + small.allocated,
-        active=large.active + small.active,
-        driver_free=driver_free,
-    )

@@ -75,7 +75,7 @@ class Sampler:
         self._switch_on = 0.0
         self._read_at = self._clocks.monotonic()
         self._leaks = (
-            LeakWatch(source, settings, self._clocks, self._add_stall) if isinstance(source, ReportsLive) else None
+            LeakWatch(source, settings, self._clocks, self._stalls) if isinstance(source, ReportsLive) else None
         )
 
     def watch_steps(self, wake: Callable[[], None]) -> None:
@@ -175,9 +175,6 @@ class Sampler:
                 cost = taken.duration + spent + switch_on
                 self.schedule.taken(self._clocks.wall(), cost, self._source.history_in_use())
 
-    def _add_stall(self, cause: str, seconds: float) -> None:
-        self._stalls[cause] += seconds
-
     def read(self) -> None:
         """Read the cheap figures. After a reading that had to wait, the next one comes later, within the budget."""
         self._read_at = self._clocks.monotonic() + self._settings.publish_every  # even if this one fails
@@ -197,7 +194,6 @@ class Sampler:
         return sum(count or 0 for count in counts) if counts else None
 
     def read_in(self) -> float:
-        """Seconds until the next reading of the cheap figures."""
         return self._read_at - self._clocks.monotonic()
 
     def sample(self, identity: Identity) -> ProcessSample:
@@ -251,10 +247,6 @@ class Sampler:
         measured = measure(heap, driver_at(heap, reading, device.limit))
         device.snapshots[at] = Snapshot(taken.time, at, taken.duration, measured)
 
-    def _window(self) -> float:
-        """Seconds within which to expect a snapshot: at most one per step."""
-        return max(self.schedule.window, 2 * self._step_seconds)
-
     def _known(self, device: int) -> Device:
         if device not in self._devices:
             self._devices[device] = Device(self._source.facts(device))
@@ -263,7 +255,8 @@ class Sampler:
     def _device_sample(self, reading: DeviceReading) -> DeviceSample:
         device = self._known(reading.device)
         facts = device.facts
-        snapshots = current(device.snapshots.values(), self._clocks.wall(), self._window())
+        window = max(self.schedule.window, 2 * self._step_seconds)  # at most one snapshot per step is expected
+        snapshots = current(device.snapshots.values(), self._clocks.wall(), window)
         has_peak = any(snapshot.at == "peak" for snapshot in snapshots)
         return DeviceSample(
             device=reading.device,

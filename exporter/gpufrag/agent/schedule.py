@@ -50,7 +50,6 @@ def spacing(settings: AgentSettings, cost: float, history_in_use: bool = False) 
 
 
 def next_multiple(period: float, now: float) -> float:
-    """The first multiple of `period` after `now`."""
     return (math.floor(now / period) + 1) * period
 
 
@@ -72,7 +71,6 @@ class Schedule:
 
     @property
     def window(self) -> float:
-        """Seconds that a window lasts now."""
         return self._spacing
 
     def at_step(self, now: float) -> bool:

@@ -41,9 +41,8 @@ class SecondaryFrameworks:
         for other in self._samples:
             stalls.update(other.health.stall_seconds)
         others = [
-            replace(device, framework=who.framework, framework_version=who.framework_version)
+            replace(device, framework=other.identity.framework, framework_version=other.identity.framework_version)
             for other in self._samples
-            for who in (other.identity,)
             for device in other.devices
         ]
         health = replace(sample.health, stall_seconds=dict(stalls))
@@ -56,7 +55,5 @@ class SecondaryFrameworks:
 
 def is_primary(source: Source, other: Source) -> bool:
     """Whether `source` reports more than `other` and should be the process's first framework."""
-    order = list(ADAPTERS)
-    if source.framework not in order:
-        return False
-    return other.framework in order and order.index(source.framework) < order.index(other.framework)
+    order = [name for name in ADAPTERS if name in (source.framework, other.framework)]
+    return order == [source.framework, other.framework]

@@ -63,7 +63,12 @@ def from_environment(
     folder: Path | None = None,
 ) -> AgentSettings:
     """Arguments override the environment. Raises UsageError for an invalid value."""
-    settings = AgentSettings(anchor=_anchor(environment.get("GPUFRAG_ANCHOR", "")), folder=folder)
+    settings = AgentSettings(folder=folder)
+    if text := environment.get("GPUFRAG_ANCHOR"):
+        try:
+            settings = replace(settings, anchor=share(text))
+        except ValueError:
+            raise UsageError(f"GPUFRAG_ANCHOR must be a share of the device, such as 20% (got {text!r})") from None
     if text := environment.get("GPUFRAG_LEAK_THRESHOLD"):
         settings = replace(settings, leak_threshold=size(text, "GPUFRAG_LEAK_THRESHOLD"))
     for name, given in (("interval", interval), ("budget", budget)):
@@ -93,10 +98,3 @@ def size(text: str, name: str) -> int:
         return parse_bytes(text)
     except UsageError as error:
         raise UsageError(f"{name}: {error}") from None
-
-
-def _anchor(text: str) -> float | None:
-    try:
-        return share(text) if text else None
-    except ValueError:
-        raise UsageError(f"GPUFRAG_ANCHOR must be a share of the device, such as 20% (got {text!r})") from None

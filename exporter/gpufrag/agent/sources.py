@@ -7,8 +7,11 @@ process does not use is left out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+import os
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -19,10 +22,15 @@ from ..model.heap import Heap
 from ..model.step import StepEvents
 from ..wire.error_counter import ErrorCounter
 from ..wire.sample import DriverReading, Sums, Totals
+from .torch.api import REFUSALS
 
-ADAPTERS = {"torch": "torch.source", "jax": "jax", "tensorflow": "tensorflow"}
-"""Framework module -> our module whose `connect(framework, errors)` returns its Source, best source first: the first
-framework of a process provides its snapshots, steps and out-of-memory errors."""
+ADAPTERS = {
+    "torch": (".torch.source", "TorchSource"),
+    "jax": (".jax", "JaxSource"),
+    "tensorflow": (".tensorflow", "TensorflowSource"),
+}
+"""Framework module -> our module and its Source, best source first: the first framework of a process provides its
+snapshots, steps and out-of-memory errors."""
 DRIVER_VERSION_FILES = (Path("/sys/module/nvidia/version"), Path("/sys/module/amdgpu/version"))
 VISIBLE_DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 _UUID_LENGTH = len("GPU-00000000-0000-0000-0000-000000000000")
@@ -192,26 +200,60 @@ class Source(Protocol):
         ...
 
 
-class BareSource:
-    """A framework that reports a few sums and nothing else: no heap, steps, graphs or errors.
+class BareSource(ABC):
+    """A framework that reports a few sums per device and nothing else: no heap, steps, graphs or errors.
 
-    `figures` reads every device in use.
+    `module` is the framework that the process has imported itself.
     """
 
-    def __init__(self, figures: Callable[[], Sequence[DeviceReading]]) -> None:
-        self._figures = figures
+    framework: str
+    function: str
+    """The name under which a failing `_figures` is counted."""
+
+    def __init__(self, module: ModuleType, errors: ErrorCounter, environment: Mapping[str, str] = os.environ) -> None:
+        self._module: Any = module
+        self._errors, self._environment = errors, environment
         self._latest: Sequence[DeviceReading] = ()
 
+    @property
+    def framework_version(self) -> str | None:
+        return getattr(self._module, "__version__", None)
+
+    @property
+    @abstractmethod
+    def backend(self) -> str:
+        """The allocator that the user has chosen."""
+
+    @abstractmethod
+    def _devices(self) -> Iterable[Any]:
+        """The GPUs that the program has initialised."""
+
+    @abstractmethod
+    def _figures(self, device: Any) -> DeviceReading | None:
+        """Raises what the framework raises."""
+
+    def facts(self, device: int) -> DeviceFacts:
+        return device_facts(self.backend, device, self._environment)
+
     def read(self) -> Sequence[DeviceReading]:
-        self._latest = self._figures()
+        self._latest = [reading for device in self._devices() if (reading := self._read(device)) is not None]
         return self._latest
+
+    def _read(self, device: Any) -> DeviceReading | None:
+        began = time.perf_counter()
+        try:
+            reading = self._figures(device)
+        except REFUSALS as error:  # for example, an allocator without statistics
+            self._errors.note(self.function, error, f"figures of {self.framework}'s allocator are absent")
+            return None
+        return reading and replace(reading, held=time.perf_counter() - began)
 
     def live(self, device: int) -> Live | None:
         """From the latest reading: without steps the agent calls it directly after `read`."""
         sums = next((reading.sums for reading in self._latest if reading.device == device), None)
         return Live(sums.allocated, None) if sums and sums.allocated is not None else None
 
-    def capture(self) -> Capture | None:
+    def capture(self) -> None:
         return None
 
     def history_in_use(self) -> bool:
@@ -224,13 +266,13 @@ class BareSource:
         return False
 
     def close(self) -> None:
-        """Nothing was hooked into the framework."""
+        self._latest = ()  # nothing was hooked into the framework
 
 
 def connect(framework: ModuleType, errors: ErrorCounter) -> Source:
     """Return the source for a framework that this process uses; `errors` counts what the source catches."""
-    adapter = import_module(f".{ADAPTERS[framework.__name__]}", __package__)
-    source: Source = adapter.connect(framework, errors)
+    module, name = ADAPTERS[framework.__name__]
+    source: Source = getattr(import_module(module, __package__), name)(framework, errors)
     return source
 
 

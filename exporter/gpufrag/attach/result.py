@@ -7,7 +7,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -50,11 +50,13 @@ def read_report(file: Path) -> Mapping[str, Any] | None:
 
 def agent_socket(target: Target, shared: Path = SHARED) -> Path | None:
     """Return the control socket of the target's agent, if one listens."""
-    for folder in _folders(target, shared):
-        for path in folder.glob(f"*-{target.pid}-*.sock"):
-            name = FileName.parse(path.name)
-            if name is not None and _belongs_to(name, target) and _listens(path):
-                return path
+    start = start_of(str(target.pid)) * 1000
+    for path in (path for folder in _folders(target, shared) for path in folder.glob(f"*-{target.pid}-*.sock")):
+        name = FileName.parse(path.name)
+        if name is not None and name.pid == target.pid and abs(name.start - start) < START_TOLERANCE_MS:
+            with suppress(PermissionError):
+                if listens(path):
+                    return path
     return None
 
 
@@ -73,14 +75,3 @@ def _folders(target: Target, shared: Path) -> list[Path]:
     set_by_user = (target.environment.get(name) for name in ("TMPDIR", "TEMP", "TMP"))
     places = dict.fromkeys(Path(place) for place in (*set_by_user, "/tmp", "/var/tmp", "/usr/tmp") if place)
     return [shared, *(place / f"gpufrag-{target.uid}" for place in places)]
-
-
-def _belongs_to(name: FileName, target: Target) -> bool:
-    return name.pid == target.pid and abs(name.start - start_of(str(target.pid)) * 1000) < START_TOLERANCE_MS
-
-
-def _listens(path: Path) -> bool:
-    try:
-        return listens(path)
-    except PermissionError:
-        return False

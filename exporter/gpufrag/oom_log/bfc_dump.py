@@ -27,8 +27,7 @@ class BfcDump:
         self._line = line
         found = _BEGIN.search(line.text)
         assert found is not None
-        rounded = None if found[2] is None else Size(int(found[2]), 0)
-        self._need = rounded or read_size(found[1])
+        self._need = read_size(found[1]) if found[2] is None else Size(int(found[2]))
         self._used = self._free = self._largest = 0
         self._statistics: dict[str, int] = {}
         self.done = False
@@ -67,28 +66,23 @@ class BfcDump:
     def ooms(self) -> list[Oom]:
         complete = self._statistics.get("InUse") == self._used  # kept apart from the chunks
         missing = () if complete else (_TORN if self._used or self._statistics else _NO_DUMP,)
-        need = self._need and self._need.bytes
         facts = Facts(
-            requested=need,
+            requested=self._need.bytes,
             limit=self._statistics.get("Limit"),
             allocated=self._statistics.get("InUse"),
-            precision=self._need.precision if self._need else 0,
+            precision=self._need.precision,
             allocator=framework_in(self._line.text, "tensorflow"),
             platform=platform_in(self._line.text),
         )
         if complete:
-            facts = self._with_chunks(facts, need or 0)
+            reserved = self._used + self._free
+            grown = facts.limit is not None and (facts.requested or 0) > facts.limit - reserved
+            facts = replace(
+                facts,
+                reserved=reserved,
+                free_cached=self._free,
+                free_total=self._free if grown else None,  # a pool that cannot grow any more has only its free chunks
+                largest_free_block=self._largest,
+                largest_allocatable=self._largest,
+            )
         return [oom_at(self._line, device_in(self._line.text), facts, *missing)]
-
-    def _with_chunks(self, facts: Facts, need: int) -> Facts:
-        """If the pool could not grow any more, the free chunks are all there is."""
-        reserved = self._used + self._free
-        grown = facts.limit is not None and need > facts.limit - reserved
-        return replace(
-            facts,
-            reserved=reserved,
-            free_cached=self._free,
-            free_total=self._free if grown else None,
-            largest_free_block=self._largest,
-            largest_allocatable=self._largest,
-        )

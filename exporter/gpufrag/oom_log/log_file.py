@@ -13,19 +13,19 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from itertools import takewhile
 from pathlib import Path
-from typing import IO, Any, BinaryIO, NamedTuple, cast
+from typing import Any, BinaryIO, NamedTuple
 
-from ..errors import BadInput, Unavailable
+from ..errors import BadInput, Unavailable, unreadable_is_unavailable
 
 STDIN = "-"
 LONGEST = 1 << 16
 """Bytes of a line; a longer one is read in pieces of this size, all with its number."""
 NAMES_APART = " / "
 """Separates the names of a source."""
-_COMPRESSED: dict[bytes, Callable[[BinaryIO], IO[bytes]]] = {
-    b"\x1f\x8b": lambda file: cast("IO[bytes]", gzip.GzipFile(fileobj=file)),
-    b"BZh": lambda file: cast("IO[bytes]", bz2.BZ2File(file)),
-    b"\xfd7zXZ": lambda file: cast("IO[bytes]", lzma.LZMAFile(file)),  # noqa: SIM115
+_COMPRESSED: dict[bytes, Callable[[BinaryIO], Any]] = {
+    b"\x1f\x8b": gzip.open,
+    b"BZh": bz2.open,
+    b"\xfd7zXZ": lzma.open,
 }
 _UNSUPPORTED = {b"\x28\xb5\x2f\xfd": "zstd -dc", b"PK\x03\x04": "unzip -p"}
 _HEAD = 6
@@ -76,19 +76,14 @@ def log_chunks(source: str, stdin: io.BufferedReader | None = None) -> Iterator[
     Raises Unavailable if the file cannot be read, BadInput if its compression is unknown or damaged.
     """
     name = "standard input" if source == STDIN else source
-    try:
-        with _open(source, stdin) as file:
+    hint = "name a job's log, or - for standard input"
+    with unreadable_is_unavailable(name, "log", hint), _open(source, stdin) as file:
+        try:
             yield from _lines(_decompressed(file, name))
-    except IsADirectoryError:
-        raise Unavailable(f"{name}: is a directory; name the log file in it") from None
-    except FileNotFoundError:
-        raise Unavailable(f"{name}: no such file; name a job's log, or - for standard input") from None
-    except PermissionError:
-        raise Unavailable(f"{name}: permission denied; make the file readable (chmod, or copy it)") from None
-    except (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError):
-        raise BadInput(f"{name}: its compressed stream is cut off or damaged; decompress the rest yourself") from None
-    except (OSError, ValueError) as error:  # ValueError: a path with a null byte in it
-        raise Unavailable(f"{name!r}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
+        except (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError):
+            raise BadInput(
+                f"{name}: its compressed stream is cut off or damaged; decompress the rest yourself"
+            ) from None
 
 
 def _open(source: str, stdin: io.BufferedReader | None) -> io.BufferedReader:
@@ -105,7 +100,7 @@ def _decompressed(file: io.BufferedReader, name: str) -> io.BufferedReader[Any]:
     if tool is not None:
         raise BadInput(f"{name}: is compressed; decompress it first, as in `{tool} FILE | gpufrag oom explain -`")
     opener = next((opener for magic, opener in _COMPRESSED.items() if head.startswith(magic)), None)
-    return file if opener is None else io.BufferedReader(cast("io.RawIOBase", opener(file)))
+    return file if opener is None else io.BufferedReader(opener(file))
 
 
 def _lines(file: io.BufferedReader[Any]) -> Iterator[bytes]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import NamedTuple
 
@@ -26,8 +26,9 @@ _BEFORE = 160
 
 
 class Size(NamedTuple):
-    bytes: int
-    precision: int
+    bytes: int | None = None
+    """None if unknown."""
+    precision: int = 0
     """Half of the last printed digit."""
 
 
@@ -57,19 +58,18 @@ def oom_at(line: Line, device: int | None, facts: Facts, *missing: str) -> Oom:
     return Oom(line.number, line.source, device, facts, missing, before[0] if before[1] else "")
 
 
-def read_size(text: str | None, binary: bool = False) -> Size | None:
-    """Return the size of a text that SIZE matched; None if there is none, or torch had no figure to print.
+def read_size(text: str | None, binary: bool = False) -> Size:
+    """Return the size of a text that SIZE matched; unknown if there is none, or torch had no figure to print.
 
     A bare letter (`1.50G`, as XLA prints) is a power of 1024; so is `GB` if `binary`.
     """
-    parts = None if text is None else _PARTS.match(text)
-    if parts is None or text is None:
-        return None
+    if text is None or (parts := _PARTS.match(text)) is None:
+        return Size()
     whole, fraction, letter, i = parts.groups(default="")
     decimal = letter and not i and not binary and text.endswith("B")
     unit = (1000 if decimal else 1024) ** _POWERS[letter]
     size = int(whole.replace(",", "") + fraction) * unit // 10 ** len(fraction)
-    return None if size >= _NO_FIGURE else Size(size, unit // (2 * 10 ** len(fraction)))
+    return Size() if size >= _NO_FIGURE else Size(size, unit // (2 * 10 ** len(fraction)))
 
 
 _PLATFORMS = {
@@ -135,49 +135,31 @@ _WIDTHS = {
 _DRIVER_REQUEST = re.compile(rf"alloc\w{{0,10}}:? (?:async )?(?:of )?(?:size )?{SIZE}")
 
 
-def _refused(found: Found) -> Facts:
-    return _with_sizes(found, refused_by_limit=True)
-
-
-def _beyond(found: Found) -> Facts:
-    return Facts(1 << 60)
-
-
 def _driver(found: Found) -> Facts:
     request = _DRIVER_REQUEST.search(found.string)
     need = read_size(request and request[1])
-    return Facts(need and need.bytes, precision=need.precision if need else 0, allocator="driver")
-
-
-def _unsized(found: Found) -> Facts:
-    return Facts(None)
-
-
-def _unsized_tensor(found: Found) -> Facts:
-    return Facts(None, allocator=framework_in(found.string, "tensorflow"))
-
-
-def _xla(found: Found) -> Facts:
-    return _with_sizes(found, allocator=framework_in(found.string, "jax"))
+    return Facts(need.bytes, precision=need.precision, allocator="driver")
 
 
 def _with_sizes(found: Found, allocator: str = "torch", refused_by_limit: bool = False) -> Facts:
     """Prefer the size in bytes to a rounded one next to it."""
-    sizes = [size for text in found.groups() if (size := read_size(text)) is not None]
-    best = min(sizes, key=lambda size: size.precision, default=None)
-    precision = best.precision if best else 0
-    return Facts(best and best.bytes, precision=precision, allocator=allocator, refused_by_limit=refused_by_limit)
+    known = [size for size in map(read_size, found.groups()) if size.bytes is not None]
+    best = min(known, key=lambda size: size.precision, default=Size())
+    return Facts(best.bytes, precision=best.precision, allocator=allocator, refused_by_limit=refused_by_limit)
+
+
+def _xla(found: Found) -> Facts:
+    return _with_sizes(found, framework_in(found.string, "jax"))
 
 
 def _xla_free(found: Found) -> Facts:
-    need, free = read_size(found[1]), read_size(found[2])
-    precision = max((size.precision for size in (need, free) if size), default=0)
-    return Facts(need and need.bytes, free_total=free and free.bytes, precision=precision, allocator="jax")
+    need, free = map(read_size, found.groups())
+    return Facts(need.bytes, free_total=free.bytes, precision=max(need.precision, free.precision), allocator="jax")
 
 
 def _xla_program(found: Found) -> Facts:
-    need, size = read_size(found[1]), read_size(found[2])
-    return Facts(need and need.bytes, size=size and size.bytes, allocator="jax")
+    need, size = map(read_size, found.groups())
+    return Facts(need.bytes, size=size.bytes, allocator="jax")
 
 
 def _tensor(found: Found) -> Facts:
@@ -189,8 +171,11 @@ def _tensor(found: Found) -> Facts:
 
 
 FORMS: tuple[tuple[re.Pattern[str], Callable[[Found], Facts]], ...] = (
-    (re.compile(f"preemptively rejected because it would exceed .{{0,80}}Requested size: {SIZE}"), _refused),
-    (re.compile("Tried to allocate more than 1EB memory"), _beyond),
+    (
+        re.compile(f"preemptively rejected because it would exceed .{{0,80}}Requested size: {SIZE}"),
+        lambda found: _with_sizes(found, refused_by_limit=True),
+    ),
+    (re.compile("Tried to allocate more than 1EB memory"), lambda found: Facts(1 << 60)),
     (re.compile(f"Attempting to (?:allocate|reserve) {SIZE}.{{0,80}}There (?:are|is) {SIZE} free"), _xla_free),
     (re.compile(f"Ran out of memory in memory space hbm\\. +Used {SIZE} of {SIZE}"), _xla_program),
     (re.compile(rf"Failed to allocate request for {SIZE}(?: \({SIZE}\))?"), _xla),
@@ -213,9 +198,12 @@ FORMS: tuple[tuple[re.Pattern[str], Callable[[Found], Facts]], ...] = (
             r"(?:ResourceExhaustedError|RESOURCE_EXHAUSTED).{0,240}failed to allocate memory"
             "|Dst tensor is not initialized"  # a copy to a device without room
         ),
-        _unsized_tensor,
+        lambda found: Facts(None, allocator=framework_in(found.string, "tensorflow")),
     ),
-    (re.compile(r"OutOfMemoryError: Allocation on device *$|NVML_SUCCESS == r INTERNAL ASSERT FAILED"), _unsized),
+    (
+        re.compile(r"OutOfMemoryError: Allocation on device *$|NVML_SUCCESS == r INTERNAL ASSERT FAILED"),
+        lambda found: Facts(None),
+    ),
     (
         re.compile(
             "CUDA (?:driver |failed with )?error:? out of memory|HIP error: out of memory|hipErrorOutOfMemory"
@@ -239,10 +227,5 @@ def read_message(line: Line) -> Oom | None:
     for pattern, facts in FORMS:
         found = pattern.search(line.text)
         if found is not None:
-            known = facts(found)
-            return oom_at(line, device_in(line.text), on_platform(known, line.text))
+            return oom_at(line, device_in(line.text), replace(facts(found), platform=platform_in(line.text)))
     return None
-
-
-def on_platform(facts: Facts, text: str) -> Facts:
-    return Facts(**{**vars(facts), "platform": platform_in(text)})

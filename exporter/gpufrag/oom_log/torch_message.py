@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from typing import NamedTuple
 
 from ..model.facts import Facts
@@ -63,16 +62,13 @@ class TorchMessage:
         return whole or _CUT.search(text.rstrip(_FRAME)) is not None
 
     def take(self, text: str) -> bool:
-        self.done = not self._waits_for(text) and any(sign in text for sign in _ANOTHER)
+        second = without_marks(text).lstrip(_FRAME).startswith(_SECOND) and _NEED.search(self._text()) is None
+        self.done = not second and any(sign in text for sign in _ANOTHER)
         if self.done:
             return False
         self._lines.append(text[:_LONGEST])
         self.done = self._complete()
         return True
-
-    def _waits_for(self, text: str) -> bool:
-        """Return whether the line begins with the message's second sentence."""
-        return without_marks(text).lstrip(_FRAME).startswith(_SECOND) and _NEED.search(self._text()) is None
 
     def ooms(self) -> list[Oom]:
         """Return one error per message in the text: a report in JSON may hold several in a line."""
@@ -105,22 +101,22 @@ class TorchMessage:
         return oom_at(self._line, device and _index(device), facts)
 
 
-def _mps(need: Size | None, text: str) -> Facts:
+def _mps(need: Size, text: str) -> Facts:
     """CPU and GPU share one memory: the watermark is the limit. MPS prints GB for powers of 1024."""
-    known = {name: _figure(name, text, binary=True) for name in ("mps_torch", "mps_other", "mps_limit")}
-    torch, other, limit = known["mps_torch"], known["mps_other"], known["mps_limit"]
+    sizes = [_figure(name, text, binary=True) for name in ("mps_torch", "mps_other", "mps_limit")]
+    torch, other, limit = (size.bytes for size in sizes)
     return Facts(
-        requested=need and need.bytes,
-        limit=limit and limit.bytes,
-        allocated=torch.bytes + other.bytes if torch and other else None,
-        precision=_precision(known.values()),
+        requested=need.bytes,
+        limit=limit,
+        allocated=None if torch is None or other is None else torch + other,
+        precision=max(size.precision for size in sizes),
         refused_by_limit=True,
         allocator="mps",
     )
 
 
 def _figures_in(text: str) -> int:
-    return (_NEED.search(text) is not None) + sum(_figure(name, text) is not None for name in _FIGURES)
+    return (_NEED.search(text) is not None) + sum(_figure(name, text).bytes is not None for name in _FIGURES)
 
 
 class _Sums(NamedTuple):
@@ -132,12 +128,12 @@ class _Sums(NamedTuple):
     captive: int | None = None
 
 
-def _on_device(need: Size | None, body: str, platform: str) -> Facts:
+def _on_device(need: Size, body: str, platform: str) -> Facts:
     figures = {name: _figure(name, body) for name in _FIGURES}
-    known = {name: size.bytes for name, size in figures.items() if size is not None}
+    known = {name: size.bytes for name, size in figures.items() if size.bytes is not None}
     sums = _sums(known)
     return Facts(
-        requested=need and need.bytes,
+        requested=need.bytes,
         free_cached=sums.free_cached,
         captive=sums.captive,
         driver_free=known.get("driver_free"),
@@ -146,7 +142,7 @@ def _on_device(need: Size | None, body: str, platform: str) -> Facts:
         reserved=sums.reserved,
         allocated=sums.allocated,
         others=_others(body, sums.reserved, "own" in known),
-        precision=_precision([need, *figures.values()]),
+        precision=max(size.precision for size in (need, *figures.values())),
         expandable=any(sign in body for sign in _EXPANDABLE_ON) or None,
         platform=platform,
     )
@@ -171,7 +167,8 @@ def _others(body: str, reserved: int | None, own_listed: bool) -> int | None:
     In a container torch does not know its own host pid and lists itself among the others: the process whose memory is
     just above what its allocator has reserved.
     """
-    listed = sorted(size.bytes for text in _PROCESS.findall(body) if (size := read_size(text)) is not None)
+    sizes = [read_size(text).bytes for text in _PROCESS.findall(body)]
+    listed = sorted(size for size in sizes if size is not None)
     if own_listed:
         return sum(listed)
     if not listed or reserved is None:
@@ -180,14 +177,10 @@ def _others(body: str, reserved: int | None, own_listed: bool) -> int | None:
     return sum(listed) - itself
 
 
-def _figure(name: str, text: str, binary: bool = False) -> Size | None:
+def _figure(name: str, text: str, binary: bool = False) -> Size:
     words, pattern = _FIGURES[name]
     found = pattern.search(text) if words in text else None
-    return None if found is None else read_size(next(filter(None, found.groups())), binary)
-
-
-def _precision(sizes: Iterable[Size | None]) -> int:
-    return max((size.precision for size in sizes if size is not None), default=0)
+    return read_size(found and next(filter(None, found.groups())), binary)
 
 
 def _index(device: re.Match[str]) -> int | None:
@@ -258,14 +251,17 @@ class AsyncMessage:
         begin = self._form.begin.search(self._text)
         found = {name: pattern.search(self._text) for name, pattern in self._form.figures.items()}
         sizes = {name: read_size(match and match[1]) for name, match in found.items()}
-        known = {name: size.bytes for name, size in sizes.items() if size is not None}
+        known = {name: size.bytes for name, size in sizes.items()}
+        limit = known.get("limit")
+        if limit is None and found.get("limit"):  # torch prints an impossible figure for no limit
+            limit = known["size"]
         facts = Facts(
-            requested=known.get("requested"),
-            allocated=known.get("allocated"),
-            driver_free=known.get("driver_free"),
-            size=known.get("size"),
-            limit=known.get("limit", known.get("size") if found.get("limit") else None),
-            precision=_precision(sizes.values()),
+            requested=known["requested"],
+            allocated=known["allocated"],
+            driver_free=known["driver_free"],
+            size=known["size"],
+            limit=limit,
+            precision=max(size.precision for size in sizes.values()),
             allocator=self._form.allocator,
         )
         return [oom_at(self._line, begin and int(begin[1]), facts)]

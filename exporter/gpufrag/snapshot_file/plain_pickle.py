@@ -19,7 +19,6 @@ from typing import Any
 from ..errors import BadInput
 
 MAX_INTEGER_BYTES = 9  # 64 bits and a sign
-_index = struct.Struct("<I").unpack_from
 _SCALARS = (str, int, float, bool, type(None))
 COST_LIMIT = 14
 """Bytes of memory per byte of the pickle, as estimated; a real snapshot takes about 10, numbers 19 at most."""
@@ -73,9 +72,26 @@ class _Machine:
     def number(self, count: int) -> int:
         return int.from_bytes(self.take(count), "little")
 
+    def push(self, value: object, cost: int = 0) -> None:
+        self.spend(cost)
+        self.stack.append(value)
+
     def marked(self) -> list[Any]:
         """Pop what was pushed since the last mark."""
         found, self.stack = self.stack, self.outer.pop()
+        return found
+
+    def popped(self, count: int) -> list[Any]:
+        if len(self.stack) < count:
+            raise IndexError(count)
+        found = self.stack[-count:]
+        del self.stack[-count:]
+        return found
+
+    def open_container(self, kind: type) -> Any:
+        """Return the list or dict to put items into."""
+        if type(found := self.stack[-1]) is not kind:
+            raise TypeError(f"no {kind.__name__} to put into")
         return found
 
 
@@ -84,7 +100,7 @@ def loads(data: bytes) -> Any:
     if _is_quick(data):
         try:
             return pickle.loads(data)  # noqa: S301 (every instruction was checked)
-        except (pickle.UnpicklingError, EOFError, IndexError, KeyError, TypeError, ValueError, AttributeError):
+        except (pickle.UnpicklingError, ArithmeticError, AttributeError, EOFError, LookupError, TypeError, ValueError):
             pass  # the machine below names what is wrong
     machine = _Machine(data)
     try:
@@ -116,13 +132,12 @@ def _is_quick(data: bytes) -> bool:
     return False
 
 
+Instruction = Callable[[_Machine], object]
+
+
 def _protocol(machine: _Machine) -> None:
     if machine.number(1) < 4:  # older ones choose their memo's indexes, up to 2^32 for one entry
         raise BadInput("its pickle protocol is older than 4; write it with pickle.dump(…, protocol=4)")
-
-
-def _frame(machine: _Machine) -> None:
-    machine.take(8)
 
 
 def _mark(machine: _Machine) -> None:
@@ -131,34 +146,20 @@ def _mark(machine: _Machine) -> None:
     machine.stack = []
 
 
-def _memoize(machine: _Machine) -> None:
-    machine.memo.append(machine.stack[-1])
+def _get(size: int) -> Instruction:
+    return lambda machine: machine.push(machine.memo[machine.number(size)])
 
 
-def _get(machine: _Machine) -> None:
-    machine.stack.append(machine.memo[machine.data[machine.at]])
-    machine.at += 1
+def _constant(value: object) -> Instruction:
+    return lambda machine: machine.push(value, _SLOT)
 
 
-def _long_get(machine: _Machine) -> None:
-    machine.stack.append(machine.memo[_index(machine.data, machine.at)[0]])
-    machine.at += 4
-
-
-def _constant(value: object) -> Callable[[_Machine], None]:
-    def push(machine: _Machine) -> None:
-        machine.spend(_SLOT)
-        machine.stack.append(value)
-
-    return push
-
-
-def _unsigned(size: int) -> Callable[[_Machine], None]:
-    return lambda machine: machine.stack.append(machine.number(size))
+def _unsigned(size: int) -> Instruction:
+    return lambda machine: machine.push(machine.number(size))
 
 
 def _signed(machine: _Machine) -> None:
-    machine.stack.append(int.from_bytes(machine.take(4), "little", signed=True))
+    machine.push(int.from_bytes(machine.take(4), "little", signed=True))
 
 
 def _long(machine: _Machine) -> None:
@@ -168,85 +169,37 @@ def _long(machine: _Machine) -> None:
     number = int.from_bytes(machine.take(size), "little", signed=True)
     if number.bit_length() > 64:
         raise BadInput("it holds a number beyond 64 bits")
-    machine.stack.append(number)
+    machine.push(number)
 
 
-def _float(machine: _Machine) -> None:
-    machine.stack.extend(struct.unpack(">d", machine.take(8)))
-
-
-def _text(size: int) -> Callable[[_Machine], None]:
+def _text(size: int) -> Instruction:
     """Read a string whose length has `size` bytes. Lone surrogates are valid: file names can have them."""
-
-    def push(machine: _Machine) -> None:
-        machine.spend(_TEXT)
-        machine.stack.append(machine.take(machine.number(size)).decode("utf-8", "surrogatepass"))
-
-    return push
+    return lambda machine: machine.push(machine.take(machine.number(size)).decode("utf-8", "surrogatepass"), _TEXT)
 
 
-def _new_dict(machine: _Machine) -> None:
-    machine.spend(_DICT)
-    machine.stack.append({})
-
-
-def _new_list(machine: _Machine) -> None:
-    machine.spend(_LIST)
-    machine.stack.append([])
-
-
-def _tuple_of(size: int) -> Callable[[_Machine], None]:
-    def build(machine: _Machine) -> None:
-        start = len(machine.stack) - size
-        if start < 0:
-            raise IndexError(start)
-        machine.spend(_TUPLE)
-        items = machine.stack[start:]
-        machine.stack[start:] = [_flat(items)]
-
-    return build
+def _tuple_of(size: int) -> Instruction:
+    return lambda machine: _push_tuple(machine, machine.popped(size), _TUPLE)
 
 
 def _tuple(machine: _Machine) -> None:
     items = machine.marked()
-    machine.spend(_TUPLE + 8 * len(items))
-    machine.stack.append(_flat(items))
+    _push_tuple(machine, items, _TUPLE + 8 * len(items))
 
 
-def _flat(items: list[Any]) -> tuple[Any, ...]:
+def _push_tuple(machine: _Machine, items: list[Any], cost: int) -> None:
     if not all(isinstance(item, _SCALARS) for item in items):
         raise BadInput("it holds a tuple of more than numbers and text")
-    return tuple(items)
+    machine.push(tuple(items), cost)
 
 
-def _append(machine: _Machine) -> None:
-    item = machine.stack.pop()
-    _list_of(machine).append(item)
+def _append(machine: _Machine, items: list[Any]) -> None:
+    machine.open_container(list).extend(items)
 
 
-def _appends(machine: _Machine) -> None:
-    items = machine.marked()
-    _list_of(machine).extend(items)
-
-
-def _list_of(machine: _Machine) -> list[Any]:
-    if type(found := machine.stack[-1]) is not list:
-        raise TypeError("no list to append to")
-    return found
-
-
-def _set_item(machine: _Machine) -> None:
-    value, key = machine.stack.pop(), machine.stack.pop()
-    found = _dict_of(machine)
-    machine.spend(_items_cost(len(found) + 1) - _items_cost(len(found)))
-    found[key] = value
-
-
-def _set_items(machine: _Machine) -> None:
-    items = machine.marked()
+def _set_items(machine: _Machine, items: list[Any]) -> None:
     if len(items) % 2:
         raise ValueError("a key without a value")
-    found = _dict_of(machine)
+    found = machine.open_container(dict)
     machine.spend(_items_cost(len(found) + len(items) // 2) - _items_cost(len(found)))
     found.update(zip(items[::2], items[1::2]))
 
@@ -255,20 +208,14 @@ def _items_cost(count: int) -> int:
     return _FIRST_ITEM + _ITEM * max(0, count - _FREE_ITEMS) if count else 0
 
 
-def _dict_of(machine: _Machine) -> dict[Any, Any]:
-    if type(found := machine.stack[-1]) is not dict:
-        raise TypeError("no dict to put into")
-    return found
-
-
 _STOP, _LONG_TEXT = ord("."), ord("X")
-_INSTRUCTIONS: Mapping[int, Callable[[_Machine], None]] = {
+_INSTRUCTIONS: Mapping[int, Instruction] = {
     0x80: _protocol,
-    0x95: _frame,
+    0x95: lambda machine: machine.take(8),  # the length of a frame
     ord("("): _mark,
-    0x94: _memoize,
-    ord("h"): _get,
-    ord("j"): _long_get,
+    0x94: lambda machine: machine.memo.append(machine.stack[-1]),
+    ord("h"): _get(1),
+    ord("j"): _get(4),
     ord("N"): _constant(None),
     0x88: _constant(True),
     0x89: _constant(False),
@@ -276,18 +223,18 @@ _INSTRUCTIONS: Mapping[int, Callable[[_Machine], None]] = {
     ord("M"): _unsigned(2),
     ord("J"): _signed,
     0x8A: _long,
-    ord("G"): _float,
+    ord("G"): lambda machine: machine.push(*struct.unpack(">d", machine.take(8))),
     0x8C: _text(1),
     ord("X"): _text(4),
-    ord("}"): _new_dict,
-    ord("]"): _new_list,
+    ord("}"): lambda machine: machine.push({}, _DICT),
+    ord("]"): lambda machine: machine.push([], _LIST),
     ord(")"): _constant(()),
     0x85: _tuple_of(1),
     0x86: _tuple_of(2),
     0x87: _tuple_of(3),
     ord("t"): _tuple,
-    ord("a"): _append,
-    ord("e"): _appends,
-    ord("s"): _set_item,
-    ord("u"): _set_items,
+    ord("a"): lambda machine: _append(machine, machine.popped(1)),
+    ord("e"): lambda machine: _append(machine, machine.marked()),
+    ord("s"): lambda machine: _set_items(machine, machine.popped(2)),
+    ord("u"): lambda machine: _set_items(machine, machine.marked()),
 }

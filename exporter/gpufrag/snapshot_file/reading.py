@@ -19,7 +19,7 @@ from pathlib import Path
 from reprlib import repr as shown
 from typing import Any, NamedTuple, NoReturn
 
-from ..errors import BadInput, Unavailable, one_line
+from ..errors import BadInput, Unavailable, one_line, unreadable_is_unavailable
 from ..model.allocatable import Driver
 from ..model.heap import Heap, parse
 from ..model.settings import Settings, infer_release, parse_release
@@ -126,19 +126,11 @@ def without_gc() -> Iterator[None]:
 
 
 def _bytes_of(source: str | Path, name: str, stdin: BufferedReader | None, max_bytes: int) -> bytes:
-    try:
+    with unreadable_is_unavailable(name, "snapshot", _HOW):
         if str(source) == STDIN:
             return _decompressed(stdin or _own_stdin(), name, max_bytes)
         with Path(source).open("rb") as file:
             return _decompressed(file, name, max_bytes)
-    except IsADirectoryError:
-        raise Unavailable(f"{name}: is a directory; name the snapshot file in it") from None
-    except FileNotFoundError:
-        raise Unavailable(f"{name}: no such file; {_HOW}") from None
-    except PermissionError:
-        raise Unavailable(f"{name}: permission denied; make the file readable (chmod, or copy it)") from None
-    except (OSError, ValueError) as error:  # ValueError: a path with a null byte in it
-        raise Unavailable(f"{name!r}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
 
 
 def _own_stdin() -> BufferedReader:
@@ -153,17 +145,15 @@ def _decompressed(file: BufferedReader, name: str, max_bytes: int) -> bytes:
     if not head:
         raise BadInput(f"{name}: is empty: the dump was cut off or never written; {_HOW}")
     if head not in _KNOWN:
-        _refuse(head, name)
+        raise _foreign(head, name)
     data = bytearray()
     for part in _inflated(file, name) if head == _GZIP else iter(lambda: file.read(_CHUNK), b""):
         data += part
         if len(data) > max_bytes:
-            break
-    if len(data) > max_bytes:
-        raise BadInput(
-            f"{name}: larger than {format_bytes(max_bytes)} decompressed; record it with a smaller max_entries, "
-            "or raise GPUFRAG_MAX_SNAPSHOT"
-        )
+            raise BadInput(
+                f"{name}: larger than {format_bytes(max_bytes)} decompressed; record it with a smaller max_entries, "
+                "or raise GPUFRAG_MAX_SNAPSHOT"
+            )
     return bytes(data)
 
 
@@ -197,7 +187,7 @@ def _decode(data: bytes, name: str) -> Any:
             return _from_json(data)
     except BadInput as error:
         raise BadInput(f"{name}: {error}; {_HOW}") from None
-    return _refuse(data[:1], name)
+    raise _foreign(data[:1], name)
 
 
 def _from_json(data: bytes) -> Any:
@@ -229,7 +219,6 @@ def _no_number(text: str) -> NoReturn:
     raise BadInput(f"its JSON has {text}, which is not a number")
 
 
-def _refuse(head: bytes, name: str) -> NoReturn:
-    if head == _ZIP:
-        raise BadInput(f"{name}: is a zip archive, as torch.save writes; {_HOW}")
-    raise BadInput(f"{name}: is neither a pickle nor JSON of a snapshot; {_HOW}")
+def _foreign(head: bytes, name: str) -> BadInput:
+    kind = "a zip archive, as torch.save writes" if head == _ZIP else "neither a pickle nor JSON of a snapshot"
+    return BadInput(f"{name}: is {kind}; {_HOW}")

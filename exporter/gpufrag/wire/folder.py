@@ -52,14 +52,9 @@ class FileName(NamedTuple):
     def parse(cls, name: str) -> FileName | None:
         """Parse the name of a sample or a socket; None for any other name."""
         stem, dot, suffix = name.rpartition(".")
-        match = (
-            _STEM.fullmatch(stem)
-            if dot + suffix in (SAMPLE_SUFFIX, SOCKET_SUFFIX, RECORDING_SUFFIX, TRACE_SUFFIX)
-            else None
-        )
-        if match is None or stem.startswith("."):
-            return None
-        return cls(match["host"], int(match["pid"]), int(match["start"]))
+        known = dot + suffix in (SAMPLE_SUFFIX, SOCKET_SUFFIX, RECORDING_SUFFIX, TRACE_SUFFIX)
+        match = _STEM.fullmatch(stem) if known and not stem.startswith(".") else None
+        return cls(match["host"], int(match["pid"]), int(match["start"])) if match else None
 
     @property
     def stem(self) -> str:
@@ -104,7 +99,14 @@ class ReportName(NamedTuple):
 def to_write(environment: Mapping[str, str] = os.environ, shared: Path = SHARED, temp: Path | None = None) -> Path:
     """Return the folder for a process that publishes, and create it if needed. Raises Unavailable if there is none."""
     if named := environment.get(VARIABLE):
-        return _usable(Path(named))
+        path = Path(named)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise Unavailable(f"cannot create {path}: {error.strerror}; set {VARIABLE} to a writable folder") from None
+        if not os.access(path, os.W_OK | os.X_OK):
+            raise Unavailable(f"{path} is not writable for uid {os.geteuid()}; set {VARIABLE} to a writable folder")
+        return path
     if os.access(shared, os.W_OK | os.X_OK):
         return shared
     return _private(_own(temp), make=True)
@@ -121,16 +123,6 @@ def to_read(environment: Mapping[str, str] = os.environ, shared: Path = SHARED, 
     if os.access(shared, os.R_OK | os.X_OK) and (os.access(shared, os.W_OK) or not own.exists()):
         return shared
     return _private(own, make=False)
-
-
-def _usable(path: Path) -> Path:
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise Unavailable(f"cannot create {path}: {error.strerror}; set {VARIABLE} to a writable folder") from None
-    if not os.access(path, os.W_OK | os.X_OK):
-        raise Unavailable(f"{path} is not writable for uid {os.geteuid()}; set {VARIABLE} to a writable folder")
-    return path
 
 
 def _own(temp: Path | None) -> Path:

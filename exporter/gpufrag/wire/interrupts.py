@@ -39,7 +39,7 @@ def raised_by_signal_handler(error: BaseException) -> bool:
     frames = [frame for frame, _ in calls]
     if any(_is_given(handler, interrupted) for interrupted, handler in pairwise(frames)):
         return True
-    codes = _handlers()
+    codes = {_code(signal.getsignal(number)) for number in signal.valid_signals()}
     if any(frame.f_code in codes for frame in frames):
         return True
     if isinstance(error, KeyboardInterrupt) and calls:  # Python's own handler has no frame and no raise statement
@@ -59,11 +59,6 @@ def _is_given(handler: FrameType, interrupted: FrameType) -> bool:
     values = list(handler.f_locals.values())
     items = [item for value in values if type(value) is tuple for item in value]
     return any(value is interrupted for value in (*values, *items))
-
-
-def _handlers() -> set[CodeType]:
-    codes = (_code(signal.getsignal(number)) for number in signal.valid_signals())
-    return {code for code in codes if code is not None}
 
 
 def _code(handler: Any) -> CodeType | None:

@@ -13,10 +13,10 @@ from __future__ import annotations
 import json
 import sys
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, Any
+from typing import Annotated
 
 from ..errors import BadInput, NewerVersion
 from ..model.allocatable import Driver
@@ -66,20 +66,13 @@ class Recording:
 
 
 @dataclass(frozen=True)
-class _Driver:
-    free: int | None = None
-    size: int | None = None
-    limit: int | None = None
-
-
-@dataclass(frozen=True)
 class _DeviceHeader:
     device: int
     segments: int
     blocks: int
     events: int
     streams: Annotated[tuple[int, ...], Most(4096)]
-    driver: _Driver
+    driver: Driver
     settings: Settings
 
 
@@ -93,25 +86,18 @@ class _Header:
 
 def encode(recording: Recording) -> bytes:
     """Return the file's bytes."""
-    headers: list[dict[str, Any]] = []
+    headers: list[_DeviceHeader] = []
     columns: list[bytes] = []
     for one in recording.devices:
-        streams = sorted({*one.events.streams, *(segment.stream for segment in one.heap.segments)})
-        numbers = {stream: number for number, stream in enumerate(streams)}
         segments, events = one.heap.segments, one.events
-        headers.append(
-            {
-                "device": one.device,
-                "segments": len(segments),
-                "blocks": sum(len(segment.sizes) for segment in segments),
-                "events": len(events.actions),
-                "streams": streams,
-                "driver": asdict(one.driver),
-                "settings": asdict(one.heap.settings),
-            }
-        )
+        streams = sorted({*events.streams, *(segment.stream for segment in segments)})
+        numbers = {stream: number for number, stream in enumerate(streams)}
+        blocks = sum(len(segment.sizes) for segment in segments)
+        counts = (len(segments), blocks, len(events.actions))
+        rows = ((s.address, numbers[s.stream], *s.pool, s.small | s.expandable << 1, len(s.sizes)) for s in segments)
+        headers.append(_DeviceHeader(one.device, *counts, tuple(streams), one.driver, one.heap.settings))
         columns += [
-            _packed("Q", [number for segment in segments for number in _segment_row(segment, numbers)]),
+            _packed("Q", [number for row in rows for number in row]),
             _packed("Q", [size for segment in segments for size in segment.sizes]),
             _packed("Q", [size for segment in segments for size in segment.requested]),
             bytes([_STATE_CODES[state] for segment in segments for state in segment.states]),
@@ -120,14 +106,8 @@ def encode(recording: Recording) -> bytes:
             _packed("Q", events.sizes),
             _packed("H", [numbers[stream] for stream in events.streams]),
         ]
-    header = {
-        "version": VERSION,
-        "time": recording.time,
-        "seconds": recording.seconds,
-        "framework_version": recording.framework_version,
-        "devices": headers,
-    }
-    text = json.dumps(header, separators=(",", ":")).encode()
+    header = _Header(recording.time, recording.seconds, tuple(headers), recording.framework_version)
+    text = json.dumps({"version": VERSION, **vars(header)}, default=vars, separators=(",", ":")).encode()
     return b"".join([MAGIC, len(text).to_bytes(8, "little"), text, *columns])
 
 
@@ -144,11 +124,6 @@ def decode(data: bytes) -> Recording:
     devices = tuple(_device(one, columns) for one in header.devices)
     columns.require_end()
     return Recording(header.time, header.seconds, header.framework_version, devices)
-
-
-def _segment_row(segment: Segment, streams: Mapping[int, int]) -> tuple[int, ...]:
-    flags = segment.small | segment.expandable << 1
-    return segment.address, streams[segment.stream], *segment.pool, flags, len(segment.sizes)
 
 
 def _header(text: bytes) -> _Header:
@@ -183,15 +158,10 @@ def _device(header: _DeviceHeader, columns: _Columns) -> DeviceRecording:
             )
         )
         first = last
-    if first != header.blocks or any(_overlap(*pair) for pair in pairwise(segments)):
+    if first != header.blocks or any(one.address + one.size > after.address for one, after in pairwise(segments)):
         raise BadInput("not a step recording: its segments overlap or leave blocks over")
     events = StepEvents(actions, addresses, event_sizes, streams)
-    driver = Driver(header.driver.free, header.driver.size, header.driver.limit)
-    return DeviceRecording(header.device, Heap(tuple(segments), header.settings), events, driver)
-
-
-def _overlap(one: Segment, after: Segment) -> bool:
-    return one.address + one.size > after.address
+    return DeviceRecording(header.device, Heap(tuple(segments), header.settings), events, header.driver)
 
 
 def _stream(header: _DeviceHeader, number: int) -> int:

@@ -264,7 +264,3 @@ class TorchSource:
             return None
         info = self._surface.ask("cuda.mem_get_info", device)
         return DriverReading(time.time(), free=info[0], size=info[1]) if info else None
-
-
-def connect(framework: ModuleType, errors: ErrorCounter) -> TorchSource:
-    return TorchSource(framework, errors)
