@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import socket
 import threading
 from pathlib import Path
@@ -116,16 +117,11 @@ def test_missing_sidecar_is_reported(proc: Path, pid: int | None, problem: str) 
         run(proc, pid)
 
 
-def test_sidecar_of_another_container_is_not_ours(proc: Path) -> None:
-    add_process(proc, 5, "gpufrag", "serve", net="net:[2]")
+@pytest.mark.parametrize(("net", "uid"), [("net:[2]", os.geteuid()), ("net:[1]", 4711)], ids=["container", "user"])
+def test_sidecar_of_another_container_or_user_is_not_ours(proc: Path, monkeypatch: Any, net: str, uid: int) -> None:
+    add_process(proc, 5, "gpufrag", "serve", net=net)
+    monkeypatch.setattr("os.geteuid", lambda: uid)
     with pytest.raises(Unavailable, match="no process of this user and network namespace"):
-        run(proc)
-
-
-def test_sidecar_of_another_user_is_not_ours(proc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    add_process(proc, 5, "gpufrag", "serve")
-    monkeypatch.setattr("os.geteuid", lambda: 4711)
-    with pytest.raises(Unavailable, match="no process of this user"):
         run(proc)
 
 

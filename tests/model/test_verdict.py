@@ -28,6 +28,18 @@ FULL = replace(DEVICE, free_cached=0, reserved=78 * GIB, allocated=78 * GIB, act
 HALF = replace(FULL, reserved=40 * GIB, allocated=40 * GIB, active=40 * GIB)
 
 
+BOTH = replace(
+    FULL, requested=10 * GIB, limit=20 * GIB, reserved=14 * GIB, allocated=14 * GIB, active=14 * GIB, others=65 * GIB
+)
+TIGHT = replace(
+    DEVICE, driver_free=50 * GIB, limit=20 * GIB, reserved=20 * GIB - 3 * MIB, requested=2 * MIB, allocated=GIB
+)
+"""By the printed limit of 20.00 GiB the request just fits, and the driver had plenty."""
+LOW_LIMIT = replace(FULL, limit=79 * GIB, driver_free=20 * GIB, size=100 * GIB)
+LAST_4_MIB = replace(FULL, driver_free=4 * MIB, requested=4 * MIB)
+"""The driver does not allocate its last 2 MiB."""
+
+
 @pytest.mark.parametrize(
     ("facts", "cause"),
     [
@@ -42,9 +54,18 @@ HALF = replace(FULL, reserved=40 * GIB, allocated=40 * GIB, active=40 * GIB)
         (Facts(80 * GIB, size=80 * GIB), Cause.UNKNOWN),
         (Facts(1 << 60), Cause.CAPACITY),
         (Facts(1 << 50), Cause.CAPACITY),
-        (replace(FULL, limit=79 * GIB, driver_free=20 * GIB, size=100 * GIB), Cause.LIMIT),
+        (LOW_LIMIT, Cause.LIMIT),
+        (replace(LOW_LIMIT, requested=30 * GIB), Cause.CAPACITY),  # more than fits without the limit
         (Facts(GIB, refused_by_limit=True), Cause.LIMIT),
         (replace(HALF, others=39 * GIB), Cause.NEIGHBOURS),
+        (BOTH, Cause.LIMIT),
+        (replace(BOTH, requested=6 * GIB + 1), Cause.LIMIT),
+        (replace(BOTH, requested=6 * GIB), Cause.NEIGHBOURS),
+        (TIGHT, Cause.UNKNOWN),
+        (replace(TIGHT, precision=MIB), Cause.UNKNOWN),
+        (replace(TIGHT, precision=5 * MIB), Cause.FRAGMENTATION),
+        (LAST_4_MIB, Cause.CAPACITY),
+        (replace(LAST_4_MIB, free_cached=4 * MIB, reserved=78 * GIB + 4 * MIB), Cause.FRAGMENTATION),
         (Facts(None), Cause.UNKNOWN),
         (Facts(GIB), Cause.UNKNOWN),
         (replace(FULL, driver_free=3 * GIB, size=81 * GIB, limit=81 * GIB), Cause.UNKNOWN),
@@ -55,35 +76,6 @@ HALF = replace(FULL, reserved=40 * GIB, allocated=40 * GIB, active=40 * GIB)
 )
 def test_facts_give_cause(facts: Facts, cause: Cause) -> None:
     assert judge(facts).cause is cause
-
-
-def test_limit_and_neighbours_together_are_limit() -> None:
-    both = replace(FULL, requested=10 * GIB, limit=20 * GIB, reserved=14 * GIB, allocated=14 * GIB, active=14 * GIB)
-    both = replace(both, others=65 * GIB)
-    assert judge(both).cause is Cause.LIMIT
-    assert judge(replace(both, requested=6 * GIB + 1)).cause is Cause.LIMIT
-    assert judge(replace(both, requested=6 * GIB)).cause is Cause.NEIGHBOURS
-
-
-def test_limit_within_rounding_error_is_not_trusted() -> None:
-    """By the printed 20.00 GiB the request just fits, and the driver had plenty."""
-    tight = replace(
-        DEVICE, driver_free=50 * GIB, limit=20 * GIB, reserved=20 * GIB - 3 * MIB, requested=2 * MIB, allocated=GIB
-    )
-    assert judge(tight).cause is Cause.UNKNOWN
-    assert judge(replace(tight, precision=MIB)).cause is Cause.UNKNOWN
-    assert judge(replace(tight, precision=5 * MIB)).cause is Cause.FRAGMENTATION
-
-
-def test_limit_that_would_not_help_is_capacity() -> None:
-    facts = replace(FULL, limit=79 * GIB, size=100 * GIB, driver_free=20 * GIB)
-    assert judge(replace(facts, requested=30 * GIB)).cause is Cause.CAPACITY
-
-
-def test_last_two_mebibytes_of_driver_do_not_count() -> None:
-    facts = replace(FULL, driver_free=4 * MIB, requested=4 * MIB)
-    assert judge(facts).cause is Cause.CAPACITY
-    assert judge(replace(facts, free_cached=4 * MIB, reserved=78 * GIB + 4 * MIB)).cause is Cause.FRAGMENTATION
 
 
 @pytest.mark.parametrize(
@@ -102,12 +94,18 @@ def test_contradictory_figures_are_unknown(change: dict[str, int | None], named:
     assert f"contradict each other: {named}" in found.evidence[0]
 
 
-def test_contradiction_within_rounding_is_none() -> None:
-    just = replace(DEVICE, allocated=70 * GIB + 10 * MIB, precision=5 * MIB)
-    assert contradiction(just) is None
-    assert contradiction(replace(just, allocated=70 * GIB + 10 * MIB + 1)) is not None
-    assert contradiction(replace(DEVICE, driver_free=10 * GIB + (64 << 20))) is None
-    assert contradiction(replace(DEVICE, driver_free=10 * GIB + (64 << 20) + 1)) is not None
+@pytest.mark.parametrize(
+    "most",
+    [
+        replace(DEVICE, allocated=70 * GIB + 10 * MIB, precision=5 * MIB),
+        replace(DEVICE, driver_free=10 * GIB + (64 << 20)),
+    ],
+    ids=["rounding", "read one after the other"],
+)
+def test_contradiction_within_tolerance_is_none(most: Facts) -> None:
+    assert contradiction(most) is None
+    more = {"allocated": 70 * GIB + 10 * MIB + 1} if most.precision else {"driver_free": 10 * GIB + (64 << 20) + 1}
+    assert contradiction(replace(most, **more)) is not None
 
 
 def test_unaccounted_memory_names_the_allowance_and_the_doubt() -> None:

@@ -43,10 +43,6 @@ def served(start: Any, web: Path) -> Running:
     return server
 
 
-def test_client_with_the_ca_is_served(served: Running, certificate: Any) -> None:
-    assert talk(served, context(certificate.cert)).startswith(b"HTTP/1.1 200 ")
-
-
 @pytest.mark.parametrize(("least", "served"), [("TLS12", True), ("TLS13", False)])
 def test_minimum_version_is_enforced(start: Any, write: Write, certificate: Any, least: str, served: bool) -> None:
     keys = f"cert_file: {certificate.cert}, key_file: {certificate.key}, min_version: {least}"
