@@ -143,6 +143,19 @@ def test_driver_figures_of_process_appear_once(scrape, a_device):
     assert ["uuid=GPU-0" in labels for labels in series["gpufrag_process_info"]] == [True, False]
 
 
+@pytest.mark.parametrize(
+    ("memory", "uuids"),
+    [
+        (ProcessView(), {"uuid=aaaa", "mig_uuid=bbbb"}),
+        (ProcessView("GPU-aaaa", "MIG-bbbb"), {"uuid=GPU-aaaa", "mig_uuid=MIG-bbbb"}),
+    ],
+)
+def test_process_info_prefers_uuids_of_the_driver(scrape, memory, uuids):
+    series = scrape(replace(JAX, framework=None, uuid="aaaa", mig_uuid="bbbb"), memory=memory)
+    (labels,) = series["gpufrag_process_info"]
+    assert uuids <= {*labels}
+
+
 def test_device_used_by_second_framework_alone_has_driver_figures(scrape, a_device):
     series = scrape(JAX, a_device("train-default", device=1), memory=ProcessView("GPU-0", None, 1000, 100))
     assert series["gpufrag_process_device_memory_used_bytes"] == {("framework=jax",): 1000}
