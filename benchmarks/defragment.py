@@ -21,12 +21,14 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from typing import Any
 
 import torch
 
 from gpufrag.agent.torch import defragment as mover
 from gpufrag.model.fragmentation import measure
+from gpufrag.wire.defragmentation import DefragmentOptions
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -198,14 +200,14 @@ def train(kind: str, defragmented: bool) -> tuple[list[float], list[Any], dict[s
             kept.append(logits[:, :2, :].clone())  # what pins the segments
             loss.backward()
             if kind == "accumulation" and step == 20 and part == 1 and defragmented:
-                result = mover.defragment(torch, 0, mover.Options(verify=True)).as_dict()
+                result = asdict(mover.defragment(torch, 0, DefragmentOptions(verify=True)))
         losses.append(loss.item())
         optimizer.step()
         optimizer.zero_grad()
         for mean, parameter in zip(ema, model.parameters()):
             mean.lerp_(parameter.detach(), 0.01)
         if step == 20 and kind != "accumulation" and defragmented:
-            result = mover.defragment(torch, 0, mover.Options(verify=True)).as_dict()
+            result = asdict(mover.defragment(torch, 0, DefragmentOptions(verify=True)))
     state = [value.detach().cpu() for value in model.parameters()] + [value.cpu() for value in ema]
     return losses, state, result
 
@@ -228,7 +230,7 @@ def trainer(defragmented: bool) -> tuple[list[float], list[Any], dict[str, Any] 
     class Probe(transformers.TrainerCallback):  # type: ignore[misc]
         def on_step_end(self, arguments: Any, state: Any, control: Any, **more: Any) -> None:
             if state.global_step == 20 and defragmented:
-                results.append(mover.defragment(torch, 0, mover.Options(verify=True)).as_dict())
+                results.append(asdict(mover.defragment(torch, 0, DefragmentOptions(verify=True))))
 
         def on_log(self, arguments: Any, state: Any, control: Any, logs: Any = None, **more: Any) -> None:
             losses.append((logs or {}).get("loss", 0.0))
@@ -291,7 +293,7 @@ def sharded(kind: str, defragmented: bool) -> tuple[list[float], list[Any], dict
         optimizer.zero_grad()
         losses.append(loss.item())
         if step == 20 and defragmented:
-            result = mover.defragment(torch, 0, mover.Options(verify=True)).as_dict()
+            result = asdict(mover.defragment(torch, 0, DefragmentOptions(verify=True)))
     values = [getattr(value, "_local_tensor", value).detach().cpu() for value in model.parameters()]
     dist.destroy_process_group()
     return losses, values, result

@@ -10,8 +10,14 @@ from gpufrag.agent.sources import Capture, DeviceFacts, DeviceReading, Fault, Li
 from gpufrag.model.call_sites import Sites
 from gpufrag.model.heap import Heap
 from gpufrag.model.step import StepEvents
+from gpufrag.wire.defragmentation import Defragmentations, DefragmentOptions, Result
 from gpufrag.wire.sample import Counters, DriverReading, PoolTotals, Totals
 from helpers import golden_case_named
+
+RESULT = Result(
+    0, True, 5_000_000, 7, 0.25, 0.3, 8.0, 1.0, 1_000_000, 8_000_000, 8_000_000, 7_000_000, 0, 0, {"ipc": 2}
+)
+"""What a defragmentation returned."""
 
 
 @dataclass
@@ -163,3 +169,23 @@ class LiveSource(ScriptedSource):
     def keep(self, size: int) -> None:
         self.allocated += size
         self.blocks = self.blocks and self.blocks + 1
+
+
+@dataclass
+class MovingSource(RecordingSource):
+    """One whose memory can be moved; `failure` is raised instead."""
+
+    orders: list[DefragmentOptions] = field(default_factory=list)
+    failure: BaseException | None = None
+    results: tuple[Result, ...] = (RESULT,)
+
+    def defragment(self, options: DefragmentOptions) -> tuple[Result, ...]:
+        self.orders.append(options)
+        if self.failure is not None:
+            raise self.failure
+        return self.results
+
+    def defragmented(self, device: int) -> Defragmentations | None:
+        if not self.orders:
+            return None
+        return Defragmentations(5_000_000, 0.25, {"private-pool": 3}, 1_000_000, 8_000_000)

@@ -1,4 +1,4 @@
-"""Ranks as threads of the test's process: each trains, listens on its control socket and can save."""
+"""Ranks as threads of the test's process: each trains, listens on its control socket, can save and defragment."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gpufrag.checkpoint.participant import CheckpointRequest, Participant
-from gpufrag.checkpoint.protocol import COMMANDS
+from gpufrag.checkpoint.protocol import ACTIONS, COMMANDS, Action
 from gpufrag.wire.control_server import ControlServer
 from gpufrag.wire.error_counter import ErrorCounter
 from gpufrag.wire.folder import FileName
@@ -18,7 +18,7 @@ from gpufrag.wire.sample import Identity
 PATIENCE = 20.0
 
 
-class Ended(Exception):
+class Ended(BaseException):
     """The process would have ended here."""
 
 
@@ -30,13 +30,16 @@ class LiveRank:
         self.identity = Identity("host", 100 + rank, 1.0, rank=rank, world_size=size)
         self.participant, self.pause, self.exited = Participant(end=self._end), 0.002, False
         self.saved: list[int] = []
+        self.before_step: Callable[[], object] = lambda: None
         self._save, self._stop, self._ready = save, threading.Event(), threading.Event()
         self.thread = threading.Thread(target=self._train, daemon=True)
         self.thread.start()
         assert self._ready.wait(PATIENCE)
         path = folder / FileName.of(self.identity).socket
         self.control = ControlServer(
-            path, {f"checkpoint-{name}": self._command(name) for name in COMMANDS}, ErrorCounter()
+            path,
+            {action.prefix + name: self._command(name, action) for action in ACTIONS for name in COMMANDS},
+            ErrorCounter(),
         )
 
     def close(self) -> None:
@@ -46,15 +49,17 @@ class LiveRank:
             self.participant.command("release", {"id": under_way, "exit": False}, self.identity)
         self.thread.join(PATIENCE)
 
-    def _command(self, name: str) -> Callable[..., dict[str, Any]]:
-        return lambda request: self.participant.command(name, request, self.identity)
+    def _command(self, name: str, action: Action) -> Callable[..., dict[str, Any]]:
+        return lambda request: self.participant.command(name, request, self.identity, action)
 
     def _train(self) -> None:
         if self._save is not None:
             self.participant.register(self._keep, hooked=True)
         for count in range(1_000_000):
+            self.before_step()
             try:
                 self.participant.optimizer_stepped("optimizer")
+                self.participant.boundary(count + 1)  # ignored in a rank with a callback
             except Ended:
                 return
             if count == 3:

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import TypeVar
 
-    from .agent.torch.defragment import Result
     from .checkpoint.participant import CheckpointRequest
+    from .wire.defragmentation import Result
 
     Save = TypeVar("Save", bound=Callable[[CheckpointRequest], "str | os.PathLike[str] | None"])
 
@@ -93,8 +93,8 @@ def on_checkpoint(save: Save) -> Save:
 def step_ended(step: int | None = None) -> None:
     """Mark the end of a training step, if it is not the end of the optimizer's step.
 
-    Then a checkpoint is saved after the scheduler's step too, and in a loop without a torch optimizer. `step` is the
-    loop's own step number, if it is the same in all ranks.
+    Then a checkpoint is saved after the scheduler's step too, and in a loop without a torch optimizer. The agent also
+    defragments here on request. `step` is the loop's own step number, if it is the same in all ranks.
     """
     import sys
 
@@ -147,9 +147,8 @@ def defragment(
     """
     import torch
 
-    from .agent.torch.defragment import Options
     from .agent.torch.defragment import defragment as move
-    from .model.defragment import Target
+    from .wire.defragmentation import DefragmentOptions
 
-    options = Options(Target(target_ratio, target_bytes), plan_only, verify, host_limit, allow_graphs)
-    return move(torch, torch.cuda.current_device() if device is None else device, options)
+    options = DefragmentOptions(plan_only, verify, target_ratio, target_bytes, host_limit, allow_graphs)
+    return move(torch, device, options)

@@ -2,17 +2,27 @@
 
 import gc
 import os
-from collections.abc import Iterator
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gpufrag import agent
 from gpufrag.agent.torch import defragment as mover
-from gpufrag.agent.torch.defragment import Options, Refused, defragment
+from gpufrag.agent.torch.defragment import Refused, defragment
+from gpufrag.agent.torch.source import TorchSource
+from gpufrag.cli import main
 from gpufrag.errors import Unavailable
-from gpufrag.model.defragment import Target
 from gpufrag.model.fragmentation import measure
-from gpufrag.model.heap import ALLOCATED
+from gpufrag.model.heap import ALLOCATED, AWAITING
+from gpufrag.wire.defragmentation import DefragmentOptions
+from gpufrag.wire.error_counter import ErrorCounter
 
 torch = pytest.importorskip("torch")
 
@@ -98,7 +108,7 @@ def test_full_device_starts_through_the_host() -> None:
 def test_plan_only_moves_nothing() -> None:
     kept = pinning()
     addresses = [tensor.data_ptr() for tensor in kept]
-    result = defragment(torch, 0, Options(plan_only=True))
+    result = defragment(torch, 0, DefragmentOptions(plan_only=True))
     assert not result.done
     assert result.moved_bytes == 20 * 21 * MIB
     assert result.largest_allocatable_after == result.predicted_largest_allocatable
@@ -108,7 +118,7 @@ def test_plan_only_moves_nothing() -> None:
 def test_target_limits_what_moves() -> None:
     kept = pinning()
     limit_to_reserved(100 * MIB)
-    result = defragment(torch, 0, Options(target=Target(bytes=200 * MIB)))
+    result = defragment(torch, 0, DefragmentOptions(target_bytes=200 * MIB))
     assert (result.largest_allocatable_after or 0) >= 200 * MIB
     assert 0 < result.moved_storages < len(kept)
 
@@ -145,38 +155,224 @@ def test_storage_that_cannot_be_resized_is_left_and_counted() -> None:
     assert alias.data_ptr() == kept[0].data_ptr() == addresses[0]
 
 
-@pytest.mark.parametrize("failing", [1, 2, 10, 15])
-def test_failed_allocation_puts_everything_back(failing: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = pinning()
+def at_restore(monkeypatch: pytest.MonkeyPatch, number: int, act: Callable[[], None]) -> None:
+    """Call `act` before the storage of this number is restored."""
     restore = mover._Mover._restore
     calls = iter(range(1, 1000))
 
-    def fail_once(self: Any, move: Any, copy: Any) -> None:
-        if next(calls) == failing:
-            raise torch.cuda.OutOfMemoryError("injected")
+    def acting(self: Any, move: Any, copy: Any) -> None:
+        if next(calls) == number:
+            act()
         restore(self, move, copy)
 
-    monkeypatch.setattr(mover._Mover, "_restore", fail_once)
+    monkeypatch.setattr(mover._Mover, "_restore", acting)
+
+
+def fails() -> None:
+    raise torch.cuda.OutOfMemoryError("injected")
+
+
+@pytest.mark.parametrize("failing", range(1, 13))
+def test_failed_allocation_puts_everything_back(failing: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = pinning(12)
+    at_restore(monkeypatch, failing, fails)
     with pytest.raises(Unavailable, match="all storages are restored"):
         defragment(torch, 0)
     assert all(tensor.untyped_storage().nbytes() == 21 * MIB for tensor in kept)
     assert values(kept) == expected(kept)
 
 
-def test_interrupt_during_a_move_puts_everything_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_taken_meanwhile_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = pinning(6)
+    limit_to_reserved(more=300 * MIB)
+    taken: list[Any] = []
+
+    def take_all() -> None:
+        monkeypatch.setattr(mover.time, "sleep", lambda seconds: taken.clear())  # the other process ends
+        taken.extend(torch.empty(40 * MIB, dtype=torch.uint8, device="cuda") for _ in range(5))
+        fails()
+
+    at_restore(monkeypatch, 2, take_all)
+    with pytest.raises(Unavailable, match="all storages are restored"):
+        defragment(torch, 0)
+    assert all(tensor.untyped_storage().nbytes() == 21 * MIB for tensor in kept)
+    assert values(kept) == expected(kept)
+
+
+def test_error_in_the_moving_thread_puts_everything_back(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = pinning()
-    restore = mover._Mover._restore
-    calls = iter(range(1, 1000))
 
-    def interrupt_once(self: Any, move: Any, copy: Any) -> None:
-        if next(calls) == 5:
-            raise KeyboardInterrupt
-        restore(self, move, copy)
+    def interrupt() -> None:
+        raise KeyboardInterrupt
 
-    monkeypatch.setattr(mover._Mover, "_restore", interrupt_once)
+    at_restore(monkeypatch, 5, interrupt)
     with pytest.raises(KeyboardInterrupt):
         defragment(torch, 0)
     assert values(kept) == expected(kept)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signal_during_a_move_is_raised_after_it(monkeypatch: pytest.MonkeyPatch, number: signal.Signals) -> None:
+    kept = pinning()
+    previous = signal.signal(number, lambda *_: sys.exit(3))
+    at_restore(monkeypatch, 5, lambda: os.kill(os.getpid(), number))
+    try:
+        with pytest.raises(SystemExit):
+            defragment(torch, 0)
+    finally:
+        signal.signal(number, previous)
+    assert all(tensor.untyped_storage().nbytes() == 21 * MIB for tensor in kept)
+    assert measure(*mover.look(torch, 0)).stranded == 0
+    assert values(kept) == expected(kept)
+
+
+def test_time_limit_starts_no_further_round() -> None:
+    kept = pinning()
+    addresses = [tensor.data_ptr() for tensor in kept]
+    result = defragment(torch, 0, DefragmentOptions(time_limit=0.0))
+    assert (result.done, result.moved_bytes) == (False, 0)
+    assert [tensor.data_ptr() for tensor in kept] == addresses
+
+
+def test_plan_equals_the_result() -> None:
+    kept = pinning(8) + pinning(5, survivor=25) + [torch.empty(700, device="cuda") for _ in range(40)]
+    limit_to_reserved()
+    planned = defragment(torch, 0, DefragmentOptions(plan_only=True))
+    done = defragment(torch, 0)
+    assert done.done
+    same = replace(done, done=False, seconds=planned.seconds, expected_seconds=planned.expected_seconds)
+    assert same == planned
+    assert planned.expected_seconds > planned.seconds
+    assert kept
+
+
+def test_totals_are_kept_by_device_and_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mover, "_totals", {})
+    assert mover.totals(0) is None
+    kept = pinning(4)
+    result = defragment(torch, 0)
+    at_restore(monkeypatch, 1, fails)
+    kept += pinning(4)
+    with pytest.raises(Unavailable):
+        defragment(torch, 0)
+    found = mover.totals(0)
+    assert found is not None
+    assert (found.moved_bytes, found.refused) == (result.moved_bytes, {"failed": 1})
+    assert found.seconds > result.seconds
+    assert found.largest_allocatable_after == result.largest_allocatable_after
+    assert kept
+
+
+def test_live_graph_is_refused_until_it_is_dropped() -> None:
+    kept = pinning()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        inside = torch.empty(MIB, device="cuda") + 1
+        with pytest.raises(Refused) as capturing:
+            defragment(torch, 0)
+    addresses = [tensor.data_ptr() for tensor in kept]
+    with pytest.raises(Refused) as live:
+        defragment(torch, 0)
+    assert (capturing.value.reason, live.value.reason) == ("capture", "private-pool")
+    assert [tensor.data_ptr() for tensor in kept] == addresses
+    del inside, graph
+    gc.collect()
+    torch.cuda.empty_cache()
+    assert defragment(torch, 0).done
+
+
+def test_backward_pass_is_refused() -> None:
+    refusals: list[str] = []
+    weights = torch.nn.Parameter(torch.empty(1024, device="cuda"))
+
+    def step(parameter: Any) -> None:
+        with pytest.raises(Refused) as refusal:
+            defragment(torch, 0)
+        refusals.append(refusal.value.reason)
+
+    weights.register_post_accumulate_grad_hook(step)
+    (weights * 2).sum().backward()
+    assert refusals == ["backward"]
+
+
+def test_freed_block_that_waits_for_a_stream_is_collected() -> None:
+    kept = pinning(6)
+    passing = torch.empty(30 * MIB, dtype=torch.uint8, device="cuda")
+    passing.record_stream(torch.cuda.Stream())
+    del passing
+    assert any(AWAITING in segment.states for segment in mover.look(torch, 0).heap.segments)
+    assert defragment(torch, 0).done
+    assert kept
+
+
+def test_block_of_another_stream_waits_for_the_current_one_when_freed() -> None:
+    """As after record_stream(current): its old marks are lost with its old block."""
+    with torch.cuda.stream(torch.cuda.Stream()):
+        kept = pinning(6)
+    assert defragment(torch, 0).done
+    kept.clear()
+    states = [state for segment in mover.look(torch, 0).heap.segments for state in segment.states]
+    assert states.count(AWAITING) == 6
+
+
+def test_storage_shared_with_another_process_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.multiprocessing import reductions
+
+    kept = pinning(4)
+    shared = reductions.StorageWeakRef(kept[0].untyped_storage())
+    monkeypatch.setattr(reductions, "shared_cache", {"handle": shared})  # as after the tensor was put into a queue
+    addresses = [tensor.data_ptr() for tensor in kept]
+    result = defragment(torch, 0)
+    assert result.left == {"ipc": 1}
+    assert kept[0].data_ptr() == addresses[0]
+    assert not set(addresses[1:]) & {tensor.data_ptr() for tensor in kept[1:]}
+
+
+def test_default_device_of_the_program_changes_nothing() -> None:
+    kept = pinning(4)
+    torch.set_default_device("cuda")
+    try:
+        limit_to_reserved()
+        assert defragment(torch, 0).done  # through pinned host memory too
+    finally:
+        torch.set_default_device(None)
+    assert values(kept) == expected(kept)
+
+
+def test_order_from_the_shell_moves_at_a_step_of_the_training_loop(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = pinning()
+    weights = torch.nn.Parameter(torch.empty(1024, device="cuda"))
+    weights.grad = torch.empty_like(weights)
+    optimizer = torch.optim.SGD([weights], lr=0.1)
+    agent.start(TorchSource(torch, ErrorCounter()), interval=1000.0, folder=tmp_path)
+    codes: list[int] = []
+
+    def order() -> None:
+        for words in (["--plan"], [], []):
+            codes.append(main(["defragment", str(os.getpid()), "--folder", str(tmp_path), *words]))
+
+    try:
+        while not list(tmp_path.glob("*.json")):
+            time.sleep(0.01)
+        shell = threading.Thread(target=order)
+        shell.start()
+        deadline = time.monotonic() + 60
+        while shell.is_alive() and time.monotonic() < deadline:
+            optimizer.step()
+            time.sleep(0.001)
+        shell.join(1)
+        out, err = capsys.readouterr()
+        assert (codes, err) == ([0, 0, 0], "")
+    finally:
+        agent.stop()
+    planned, moved, nothing = (line for line in out.splitlines() if "device 0" in line)
+    assert planned.partition("would move ")[2].startswith("420 MiB in 2")
+    assert moved.partition("moved ")[2].startswith("420 MiB in 2")
+    assert "nothing to move" in nothing
+    assert planned.partition("largest")[2] == moved.partition("largest")[2]
+    assert kept
 
 
 def test_private_pool_is_refused_and_untouched() -> None:
@@ -199,7 +395,7 @@ def test_private_pool_is_left_alone_on_request() -> None:
         held = torch.empty(MIB, device="cuda")
     address = held.data_ptr()
     addresses = [tensor.data_ptr() for tensor in kept]
-    assert defragment(torch, 0, Options(allow_graphs=True)).done
+    assert defragment(torch, 0, DefragmentOptions(allow_graphs=True)).done
     assert [tensor.data_ptr() for tensor in kept] != addresses
     assert held.data_ptr() == address
 
@@ -214,7 +410,7 @@ def test_nccl_registration_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_host_limit_of_zero_moves_nothing() -> None:
     kept = pinning()
     addresses = [tensor.data_ptr() for tensor in kept]
-    assert not defragment(torch, 0, Options(host_limit=0)).done
+    assert not defragment(torch, 0, DefragmentOptions(host_limit=0)).done
     assert [tensor.data_ptr() for tensor in kept] == addresses
 
 

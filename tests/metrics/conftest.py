@@ -8,6 +8,7 @@ import pytest
 
 from gpufrag.metrics.view import CollectorResult, DeviceView, Fleet, ProcessView, RankView, StepView
 from gpufrag.model.fragmentation import measure
+from gpufrag.wire.defragmentation import Defragmentations
 from gpufrag.wire.sample import (
     AgentHealth,
     Counters,
@@ -82,6 +83,8 @@ def fleet() -> Fleet:
     first = replace(device_of("train-default", moments=("boundary", "peak")), leak=Leak("step", 2.5e6, 2e6, 3e6, 0, 99))
     second = replace(device_of("churn-expandable", device=1), leak=Leak("step"))
     serving = replace(device_of("streams-default", moments=()), leak=Leak("second", 7e4, 6e4, 8e4, 0, 900))
+    moved = Defragmentations(5 << 30, 0.0353, {"private-pool": 2, "failed": 1}, 108 << 20, 1504 << 20)
+    first = replace(first, defragmentations=moved)
     failed = replace(first, ooms=Ooms({"fragmentation": 2, "capacity": 0}, NOW - 60, 3 << 30))
     return Fleet(
         time=NOW,

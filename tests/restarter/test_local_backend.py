@@ -184,7 +184,7 @@ def test_supervisor_cannot_name_the_processes_of_another_job(job: Supervised, mo
     found = backend.find(alert("train"))
     own = frozenset(found.handle.processes)
     asked: list[frozenset[int]] = []
-    monkeypatch.setattr(local, "ask_folder", lambda folder, name, fields, pids: asked.append(pids))
+    monkeypatch.setattr(local, "ask_folder", lambda folder, name, fields, pids, action: asked.append(pids))
     monkeypatch.setattr(backend, "_ask", lambda *_: replace(found.handle, processes=(1, os.getpid(), *own)))
     backend.ranks(found)(RankCommand("prepare", {}))
     assert asked[0]

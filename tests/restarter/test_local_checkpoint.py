@@ -1,4 +1,4 @@
-"""A job of this host with agents: two ranks save at one step, the job restarts and continues from there."""
+"""A job of this host with agents: two ranks save at one step and the job restarts, or they defragment instead."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ RANK = """
 import os, sys, time
 from pathlib import Path
 import gpufrag
-from fake_source import ScriptedSource
+from fake_source import MovingSource, ScriptedSource
 from gpufrag import agent
 log, kept = Path(os.environ["LOG"]), Path(os.environ["LOG"] + os.environ["RANK"])
 def say(text):
     with log.open("a") as file: file.write(f"rank {os.environ['RANK']} {text}\\n")
-agent.start(source=ScriptedSource(steps=False), interval=5.0)
+source = MovingSource if "MOVES" in os.environ else ScriptedSource
+agent.start(source=source(steps=False), interval=5.0)
 @gpufrag.on_checkpoint
 def save(request):
     if os.environ["RANK"] == os.environ.get("BROKEN"):
@@ -50,11 +51,11 @@ for rank in ranks: rank.wait()
 """
 
 
-def job(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> Supervised:
+def job(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, *flags: str) -> Supervised:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")])))
     (folder / "rank.py").write_text(RANK)
     launcher = [sys.executable, "-c", LAUNCHER, str(folder / "rank.py")]
-    it = Supervised(folder, "--name", name, "--", *launcher)
+    it = Supervised(folder, "--name", name, *flags, "--", *launcher)
     for rank in (0, 1):
         it.until(f"rank {rank} from 0")
     eventually(lambda: len(set(it.folder.glob("*.sock")) - {it.socket}) >= 2)
@@ -126,3 +127,27 @@ def test_failed_checkpoint_keeps_the_job_running(
         assert "disk full" in restarter.decisions[0]["text"]
         assert of(it, "from") == ["0", "0"]
         assert it.job.annotations["gpufrag.dev/restart-count"] == "1", "the attempt counts for the cooldown"
+
+
+def test_job_that_opted_in_is_defragmented_instead(
+    restarter: ThreadedRestarter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MOVES", "1")
+    with closing(job(tmp_path, monkeypatch, "train", "--defragment")) as it:
+        restarter.send(alert("train"))
+        restarter.until("defragmented defragmented")
+        assert "moved on all 2 ranks" in restarter.decisions[0]["text"]
+        assert of(it, "from") == ["0", "0"]
+        assert "gpufrag.dev/restart-count" not in it.job.annotations
+        assert "gpufrag.dev/restart-phase" not in it.job.annotations
+        assert "gpufrag.dev/defragmented-at" in it.job.annotations
+
+
+def test_ranks_without_torch_cannot_and_are_restarted(
+    restarter: ThreadedRestarter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(job(tmp_path, monkeypatch, "train", "--defragment")) as it:
+        restarter.send(alert("train"))
+        restarter.until("not-defragmented failed", "started started", "restarted restarted")
+        assert "rank 0, rank 1 cannot defragment: only memory of PyTorch" in restarter.decisions[0]["text"]
+        assert len(set(of(it, "saved"))) == 1

@@ -1,8 +1,11 @@
-"""The restarter asks ranks for a checkpoint through real sidecars, one in each of two pods."""
+"""The restarter asks ranks to save or to defragment through real sidecars, one in each of two pods."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import io
+import json
+import time
+from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,17 +13,30 @@ from typing import Any
 
 import pytest
 
-from gpufrag.checkpoint.protocol import CheckpointFailed
+from fake_source import RESULT
+from gpufrag.checkpoint.protocol import CheckpointFailed, DefragmentationFailed
 from gpufrag.config.sidecar import ControlSettings, NvmlSettings, ServeConfig
 from gpufrag.errors import Unavailable
 from gpufrag.restarter import server
 from gpufrag.restarter.backend import Job
 from gpufrag.restarter.checkpoint import AgreedCheckpointer, Checkpoint
+from gpufrag.restarter.clock import Clock
+from gpufrag.restarter.defragment import Defragmented, Defragmenter
+from gpufrag.restarter.kubernetes.backend import KubernetesBackend
 from gpufrag.restarter.kubernetes.objects import Pod
 from gpufrag.restarter.kubernetes.sidecars import Sidecars, ranks_of
-from gpufrag.restarter.settings import AuthSettings, CheckpointSettings, RestarterConfig
+from gpufrag.restarter.settings import (
+    AuthSettings,
+    CheckpointSettings,
+    DefragmentSettings,
+    PolicySettings,
+    RestarterConfig,
+)
 from gpufrag.sidecar.server import Sidecar
-from live_ranks import PATIENCE, LiveRank, saves_at
+from live_ranks import PATIENCE, LiveRank, live_ranks, saves_at
+from restarter.fake_api import manifests
+from restarter.restarter_process import suspensions
+from restarter.scene import pod_alert, scene
 from running_server import running
 
 TOKEN = "0123456789abcdef0123"
@@ -84,6 +100,63 @@ def test_ranks_of_all_pods_save_at_one_step(two: Pods) -> None:
     assert saved.saved
     assert [rank.saved for rank in two.ranks] == [[saved.step]] * 4
     assert saved.text == f"All 4 ranks saved at step {saved.step} to /checkpoints/{saved.step}."
+
+
+def _run(waiting: Generator[float, None, Defragmented]) -> Defragmented:
+    while True:
+        try:
+            next(waiting)
+        except StopIteration as end:
+            result: Defragmented = end.value
+            return result
+
+
+def test_ranks_of_all_pods_defragment_at_one_step(two: Pods) -> None:
+    for rank in two.ranks:
+        rank.participant.defragment = lambda options: (RESULT,)
+    defragmenter = Defragmenter(ranks_of(lambda job: tuple(two.pods), two.settings), DefragmentSettings())
+    done = _run(defragmenter.run(JOB))
+    assert done.enough
+    assert "19.1 MiB moved on all 4 ranks at step" in done.text
+    two.settings = replace(two.settings, token_file=None)
+    denied = Defragmenter(ranks_of(lambda job: tuple(two.pods), two.settings), DefragmentSettings())
+    with pytest.raises(DefragmentationFailed, match="its sidecar rejects the token"):
+        _run(denied.run(JOB))
+
+
+def test_annotated_job_on_the_api_server_is_defragmented_instead(
+    tmp_path: Path, token: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest = manifests.job(parallelism=1, completions=1)
+    manifest["metadata"]["annotations"]["gpufrag.dev/defragment"] = "true"
+    pods = KubernetesBackend.pods
+    monkeypatch.setattr(
+        KubernetesBackend, "pods", lambda self, job: tuple(replace(pod, ip="127.0.0.1") for pod in pods(self, job))
+    )
+    with (
+        live_ranks(tmp_path / "pod", [None, None]) as ranks,
+        running(_sidecar(tmp_path / "pod", token).service(), listen_address="127.0.0.1:0") as sidecar,
+        scene(manifest) as it,
+    ):
+        for rank in ranks:
+            rank.participant.defragment = lambda options: (RESULT,)
+        it.api.world.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": manifests.meta("gpufrag-restarter")})
+        config = RestarterConfig(
+            policy=PolicySettings(dry_run=False, namespaces=("ml",)),
+            checkpoint=CheckpointSettings(token_file=token, port=sidecar.port, call_timeout=PATIENCE),
+        )
+        platform = server.kubernetes_platform(config, it.client, "ml", Clock())
+        worker = server.assemble(config, platform, stream=(stream := io.StringIO())).worker
+        worker.offer([pod_alert(it.pod.name)])
+        deadline = time.monotonic() + PATIENCE
+        while not stream.getvalue():
+            worker.turn()
+            assert time.monotonic() < deadline
+        assert json.loads(stream.getvalue())["outcome"] == "defragmented"
+        assert [json.loads(one.body)["reason"] for one in it.api.sent("POST", "/events")] == ["Defragmented"]
+        assert it.read().record.defragmented_s is not None
+        assert (it.read().record.count, it.read().record.phase) == (0, None)
+        assert suspensions(it.api) == []
 
 
 def test_launcher_without_a_sidecar_is_ignored(two: Pods) -> None:

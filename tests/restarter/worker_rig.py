@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,6 +12,8 @@ from gpufrag.restarter import metrics, server
 from gpufrag.restarter.alerts import Alert
 from gpufrag.restarter.checkpoint import Checkpointer, NoCheckpointer
 from gpufrag.restarter.clock import Clock
+from gpufrag.restarter.defragment import Defragmenter
+from gpufrag.restarter.reasons import Refused
 from gpufrag.restarter.settings import PolicySettings, RestarterConfig
 from restarter.memory_backend import Killed, MemoryBackend
 
@@ -44,13 +47,20 @@ class Rig:
     time: FakeTime = field(default_factory=FakeTime)
     checkpointer: Checkpointer = field(default_factory=NoCheckpointer)
     config: RestarterConfig = field(default_factory=RestarterConfig)
+    defragmenter: Defragmenter | None = None
+    recheck: Callable[[Alert], Refused | None] | None = None
+    """Replaces Prometheus."""
 
     def __post_init__(self) -> None:
         self.stream = io.StringIO()
         clock = Clock(lambda: self.time.wall_s, lambda: self.time.steady_s)
-        platform = server.Platform(self.backend, self.backend, self.checkpointer, self.backend.notify)
+        platform = server.Platform(
+            self.backend, self.backend, self.checkpointer, self.backend.notify, self.defragmenter
+        )
         parts = server.assemble(replace(self.config, policy=self.policy), platform, clock, self.stream)
         self.worker, self.metrics, self.webhook = parts.worker, parts.metrics, parts.webhook
+        if self.recheck is not None:
+            self.worker.recheck = self.recheck
 
     def again(self) -> Rig:
         return replace(self)

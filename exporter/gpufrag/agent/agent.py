@@ -14,6 +14,7 @@ from ..checkpoint import participant as checkpoint
 from ..errors import Unavailable, UsageError
 from ..wire import oom_report, recording
 from ..wire.control_server import ControlServer
+from ..wire.defragmentation import DefragmentOptions, Result
 from ..wire.error_counter import ErrorCounter
 from ..wire.folder import VARIABLE, FileName, ReportName, to_write, write_file
 from ..wire.oom_report import OomReport
@@ -25,7 +26,7 @@ from .sampler import Sampler
 from .schedule import Clocks
 from .secondary import SecondaryFrameworks, is_primary
 from .settings import AgentSettings
-from .sources import ReportsFaults, Source
+from .sources import Defragments, ReportsFaults, Source
 from .step_traces import MAX_STEPS
 
 ANSWER_TIMEOUT = 5.0
@@ -71,7 +72,8 @@ class Agent:
     def start(self) -> None:
         """Raises RuntimeError if the system has no thread; then nothing of the agent stays in the process."""
         self._watch_ooms()
-        self._sampler.watch_steps(self._wake.set)
+        self._sampler.watch_steps(self._wake.set, self._at_boundary)
+        self._offer_defragmentation()
         try:
             self._thread = start_thread(self._run, "gpufrag-sampler")
         except RuntimeError:
@@ -89,10 +91,12 @@ class Agent:
         self._others.add(first, self._sampler)
         self._source, self._sampler = source, sampler
         self._watch_ooms()
-        sampler.watch_steps(self._wake.set)
+        sampler.watch_steps(self._wake.set, self._at_boundary)
+        self._offer_defragmentation()
 
     def stop(self) -> None:
         """Publish a last sample and stop listening: to readers, the process has ended."""
+        checkpoint.this_process().defragment = None
         self._guarded(self._sampler.close)
         self._source.close()
         self._others.close()
@@ -130,6 +134,22 @@ class Agent:
         path = (self._folder or self._find_folder()) / FileName.of(self._identity).trace
         write_file(path, pickle.dumps(snapshot, protocol=4), mode=0o600)
         return {"file": path.name, "steps": steps}
+
+    def _at_boundary(self, step: int) -> None:
+        checkpoint.this_process().boundary(step)
+
+    def _offer_defragmentation(self) -> None:
+        can = isinstance(self._source, Defragments)
+        checkpoint.this_process().defragment = self._defragment if can else None
+
+    def _defragment(self, options: DefragmentOptions) -> tuple[Result, ...]:
+        """In the training thread, between two steps. Raises GpufragError."""
+        assert isinstance(self._source, Defragments)
+        try:
+            return self._source.defragment(options)
+        finally:
+            self._guarded(self._sampler.take_defragmented)
+            self._wake.set()
 
     def _watch_ooms(self) -> None:
         """Called before the first turn too: the program's first request may be the one that fails."""

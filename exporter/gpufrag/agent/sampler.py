@@ -18,7 +18,7 @@ from ..wire.sample import AgentHealth, DeviceSample, Identity, ProcessSample, Sn
 from .leak_watch import LeakWatch
 from .schedule import Clocks, Schedule
 from .settings import AgentSettings
-from .sources import Capture, DeviceFacts, DeviceReading, ReportsLive, Source
+from .sources import Capture, Defragments, DeviceFacts, DeviceReading, ReportsLive, Source
 from .step_recorder import INCONSISTENT, RECORDED, StepRecorder
 from .step_traces import StepTraces
 from .steps import StepCounter
@@ -64,6 +64,7 @@ class Sampler:
         self.schedule = Schedule(settings, self._clocks.wall())
         self.recorder = StepRecorder(source, self._clocks)
         self.traces = StepTraces(source)
+        self._mover = source if isinstance(source, Defragments) else None
         self._steps: StepCounter | None = None
         self._step_seconds, self._boundary_at = 0.0, 0.0
         self._taken: deque[Taken] = deque()
@@ -78,8 +79,10 @@ class Sampler:
             LeakWatch(source, settings, self._clocks, self._stalls) if isinstance(source, ReportsLive) else None
         )
 
-    def watch_steps(self, wake: Callable[[], None]) -> None:
+    def watch_steps(self, wake: Callable[[], None], at_boundary: Callable[[int], None] = lambda step: None) -> None:
         """Record steps if the framework reports them; `wake` is called when there is something to measure.
+
+        `at_boundary(step)` is called at the end of each step, and may defragment.
 
         The copy at a boundary is made in the program's own thread: it holds the interpreter in any thread, and in
         another one it would come some milliseconds later, within the next step.
@@ -88,8 +91,11 @@ class Sampler:
 
         def on_step(optimizer: object) -> None:
             try:
-                if steps.note(optimizer) and self._at_boundary(steps.count):
+                if not steps.note(optimizer):
+                    return
+                if self._at_boundary(steps.count):
                     wake()
+                at_boundary(steps.count)
             except BaseException as error:  # the program's stack is below: nothing of ours may reach it
                 self._errors.note("step", error, "snapshots are taken by the timer if this continues")
 
@@ -156,6 +162,11 @@ class Sampler:
         self._stalls["snapshot"] += held - waited
         self._stalls["wait"] += waited
         self._taken.append(Taken(capture, now, at, held))
+
+    def take_defragmented(self) -> None:
+        """In the program's thread: drop the recording that contains the moves, and show the new heap."""
+        self.recorder.finish()
+        self.take("boundary")
 
     def close(self) -> None:
         """End a recording that is underway, in the process that began it."""
@@ -272,6 +283,7 @@ class Sampler:
             driver=reading.driver,
             largest_recurring=device.largest_request if has_peak else None,
             snapshots=snapshots,
+            defragmentations=self._mover.defragmented(reading.device) if self._mover else None,
         )
 
 

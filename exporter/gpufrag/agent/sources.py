@@ -1,8 +1,8 @@
 """What the agent needs from a framework, and the supported frameworks.
 
-A source reads and never acts: it does not synchronise, free memory, reset statistics or use a device first. Memory is
-in bytes, time in seconds of the system clock. A figure that a framework does not provide is None; a device that the
-process does not use is left out.
+A source reads and, unless its user orders a defragmentation, never acts: it does not synchronise, free memory, reset
+statistics or use a device first. Memory is in bytes, time in seconds of the system clock. A figure that a framework
+does not provide is None; a device that the process does not use is left out.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 from ..model.call_sites import Sites
 from ..model.heap import Heap
 from ..model.step import StepEvents
+from ..wire.defragmentation import Defragmentations, DefragmentOptions, Result
 from ..wire.error_counter import ErrorCounter
 from ..wire.sample import DriverReading, Sums, Totals
 from .torch.api import REFUSALS
@@ -153,6 +154,22 @@ class ReportsLive(Protocol):
 
     def live(self, device: int) -> Live | None:
         """Of a device that `read` returned; None if unknown. Any thread may call it."""
+        ...
+
+
+@runtime_checkable
+class Defragments(Protocol):
+    """Optional: the source moves the program's memory. The only call that acts, and only on its user's order."""
+
+    def defragment(self, options: DefragmentOptions) -> tuple[Result, ...]:
+        """Return the result of each device in use. Called between two steps, in the training thread.
+
+        Raises GpufragError if nothing was moved, or everything was put back.
+        """
+        ...
+
+    def defragmented(self, device: int) -> Defragmentations | None:
+        """Return what was done so far; None if nothing was."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Leads a checkpoint: sends the commands of the protocol to all ranks and collects their answers.
+"""Leads a checkpoint or a defragmentation: sends the commands of the protocol to all ranks and collects their answers.
 
 The sidecar and rank 0 (on a signal) reach the ranks through the sockets of one folder, the restarter also through the
 sidecars of several pods.
@@ -7,18 +7,21 @@ sidecars of several pods.
 from __future__ import annotations
 
 import os
+import secrets
 import time
 from collections.abc import Callable, Container, Generator, Mapping
 from concurrent.futures import Executor
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ..errors import GpufragError, Unavailable
 from ..wire import codec
 from ..wire.control_client import Answer, ControlError, NotListening, Rejected, ask_all
+from ..wire.defragmentation import DefragmentOptions
 from ..wire.folder import SOCKET_SUFFIX, FileName
-from .protocol import PREFIX, Answers, RankCommand, RankState, Saved, Terms, agree
+from .protocol import CHECKPOINT, DEFRAGMENT, Action, Answers, RankCommand, RankState, Saved, Terms, agree
 
 ANSWER_WITHIN_S = 3.0
 MAX_ANSWER = 16 << 10
@@ -26,21 +29,26 @@ MAX_RANKS = 1000
 LOOK_S = 0.1
 """Between two looks at whether all ranks have answered."""
 
+DEFRAGMENT_PATIENCE_S = 10.0
+"""A rank waits this long at its step for the others."""
+LEAD_ALONE_S = 0.1
+"""One process needs no time for the commands to reach the others."""
+
 AskRanks = Callable[[RankCommand], Answers]
 """Sends a command to all ranks and blocks until they have answered. Raises GpufragError if it cannot."""
 
 
 class Coordinator:
-    """Leads the checkpoint that `terms` describes over `ask`. `clock` is monotonic."""
+    """Leads what `terms` describes over `ask`. `clock` is monotonic."""
 
     def __init__(self, ask: AskRanks, terms: Terms, clock: Callable[[], float] = time.monotonic) -> None:
-        self._ask, self._id = ask, terms.id
+        self._ask, self._terms = ask, terms
         self._agreement = agree(terms, clock)
 
     def save(self) -> Saved | None:
         """Block until all ranks have saved; return None if no rank has a callback.
 
-        Raises CheckpointFailed, and what `ask` raises.
+        Raises AgreementFailed, and what `ask` raises.
         """
         try:
             command = next(self._agreement)
@@ -75,21 +83,44 @@ class Coordinator:
 
     def release(self, *, end: bool) -> None:
         """Let ranks that have saved end with exit code 42, or continue to train. Raises what `ask` raises."""
-        self._ask(RankCommand("release", {"id": self._id, "exit": end}))
+        self._send("release", exit=end)
 
     def give_up(self) -> None:
         """Let the ranks continue to train, whatever their state is. Best effort."""
         with suppress(GpufragError):
-            self._ask(RankCommand("cancel", {"id": self._id}))
+            self._send("cancel")
             self.release(end=False)
 
-
-def ranks_in(folder: Path) -> AskRanks:
-    """Reach the ranks whose sockets lie in `folder`."""
-    return lambda command: ask_folder(folder, command.name, command.fields)
+    def _send(self, name: str, **fields: Any) -> None:
+        self._ask(RankCommand(name, {"id": self._terms.id, **fields}, action=self._terms.action))
 
 
-def ask_folder(folder: Path, name: str, fields: Mapping[str, Any], pids: Container[int] | None = None) -> Answers:
+def defragmentation(options: DefragmentOptions, timeout: float, alone: bool = False) -> Terms:
+    """Return the terms of a new defragmentation. An order lapses in the ranks only after the coordinator gave up."""
+    return Terms(
+        f"defragment-{secrets.token_hex(6)}",
+        timeout,
+        patience=min(DEFRAGMENT_PATIENCE_S, timeout),
+        hold=2 * timeout,
+        lead=LEAD_ALONE_S if alone else Terms.lead,
+        action=DEFRAGMENT,
+        options=replace(options, time_limit=timeout),
+        alone=alone,
+    )
+
+
+def ranks_in(folder: Path, pids: Container[int] | None = None) -> AskRanks:
+    """Reach the ranks whose sockets lie in `folder`, or only those among `pids`."""
+    return lambda command: ask_folder(folder, command.name, command.fields, pids, command.action)
+
+
+def ask_folder(
+    folder: Path,
+    name: str,
+    fields: Mapping[str, Any],
+    pids: Container[int] | None = None,
+    action: Action = CHECKPOINT,
+) -> Answers:
     """Send one command to the ranks in `folder`, or only to those among `pids`.
 
     Dead processes are left out, and with `pids`, sockets that other processes have bound under their names. Raises
@@ -97,7 +128,7 @@ def ask_folder(folder: Path, name: str, fields: Mapping[str, Any], pids: Contain
     """
     found = _sockets(folder, pids)
     sockets, expected = sorted(found), {} if pids is None else found
-    outcomes = ask_all(sockets, {"command": PREFIX + name, **fields}, ANSWER_WITHIN_S, MAX_ANSWER, expected)
+    outcomes = ask_all(sockets, {"command": action.prefix + name, **fields}, ANSWER_WITHIN_S, MAX_ANSWER, expected)
     answers = [_read(path, outcomes[path]) for path in sockets]
     return Answers(
         tuple(answer for answer in answers if isinstance(answer, RankState)),

@@ -1,7 +1,8 @@
 """A training process's part in a checkpoint: it stops at the promised step, saves, and waits for the other ranks.
 
 Commands arrive over the control socket, in their own threads. The program's callback runs in the training thread,
-between two steps. A process that never calls `on_checkpoint` has no hook and pays nothing.
+between two steps. A defragmentation runs there too, on the same promise, so never at the same time. A process that
+never calls `on_checkpoint` has no hook of its own: the agent's hook reports its steps.
 """
 
 from __future__ import annotations
@@ -18,14 +19,15 @@ from typing import Any
 
 from ..agent.steps import StepCounter
 from ..agent.torch.api import TorchSurface
-from ..errors import UsageError
+from ..errors import GpufragError, UsageError, one_line
 from ..wire import codec
+from ..wire.defragmentation import DefragmentOptions, Result
 from ..wire.error_counter import ErrorCounter
 from ..wire.interrupts import call_confined, let_through
 from ..wire.sample import Identity
 from ..wire.threads import start_thread
 from .promise import Promise
-from .protocol import COMMANDS, CONFIRMED, IDLE, PREFIX, PROMISED, RankState
+from .protocol import ACTIONS, CHECKPOINT, COMMANDS, CONFIRMED, DEFRAGMENT, IDLE, PROMISED, Action, RankState
 
 logger = logging.getLogger("gpufrag")
 EXIT_CODE = 42
@@ -34,7 +36,13 @@ EXIT_GRACE_S = 30.0
 """The program's exit handlers may take this long; a process group may wait for ranks that are gone."""
 MAX_WAIT_S = 3600.0
 MAX_ID = 100
+MAX_ERROR = 300
+"""Characters of the program's or torch's message in an answer."""
+MOVE_WAIT_S = 2.0
+"""The command for a checkpoint waits this long for a defragmentation that runs."""
 NO_STEPS = "cannot see the steps: import torch before gpufrag.on_checkpoint, or call gpufrag.step_ended"
+NO_MOVES = "only memory of PyTorch's CUDA allocator can be moved, in a process whose agent is running"
+SEVERAL_THREADS = "several threads train in this process, so one may use memory while it moves"
 
 
 @dataclass(frozen=True)
@@ -48,17 +56,20 @@ class CheckpointRequest:
 
 
 Save = Callable[[CheckpointRequest], "str | os.PathLike[str] | None"]
+Defragment = Callable[[DefragmentOptions], "tuple[Result, ...]"]
+"""Runs between two steps. Raises GpufragError if nothing was moved, or everything was put back."""
 
 
 @dataclass(frozen=True)
 class _Fields:
-    """The fields of a command; only `at` needs step, patience and hold."""
+    """The fields of a command; only `at` needs step, patience and hold, only `prepare` has options."""
 
     id: str
     step: int | None = None
     patience: float = 0.0
     hold: float = 0.0
     exit: bool = False
+    options: DefragmentOptions = DefragmentOptions()
 
 
 def end_process(code: int = EXIT_CODE) -> None:
@@ -104,10 +115,12 @@ class Participant:
         self._changed = threading.Condition()
         self._promise, self._steps = Promise(), StepCounter()
         self._save: Save | None = None
+        self.defragment: Defragment | None = None
+        """Set by the agent, if this process has memory that can be moved."""
         self.leaving = False
         """True once the process has saved and is about to end."""
         self._thread = 0
-        self._hooked = self._explicit = False
+        self._hooked = self._explicit = self._several_threads = False
         self._step: int | None = None
         self._ended_at: float | None = None
         self._step_seconds: float | None = None
@@ -115,6 +128,11 @@ class Participant:
 
     def register(self, save: Save, hooked: bool) -> None:
         """Call from the training thread. `hooked`: `optimizer_stepped` is called after each optimizer step."""
+        if self._save is None:  # steps are counted from here on
+            with self._changed:
+                if self._promise.action is DEFRAGMENT and self._promise.target is not None:
+                    self._promise.failed("the program called gpufrag.on_checkpoint", self._clock())
+            self._steps, self._step, self._explicit = StepCounter(), None, False
         self._save, self._thread, self._hooked = save, threading.get_ident(), hooked
 
     def optimizer_stepped(self, optimizer: object) -> None:
@@ -127,7 +145,7 @@ class Participant:
 
     def step_ended(self, step: int | None) -> None:
         """The program reports the end of a step; from now on, optimizer steps are ignored."""
-        if self._save is None or threading.get_ident() != self._thread:
+        if not self._is_training_thread():
             return
         if step is None:
             step = (self._step or 0) + 1
@@ -135,20 +153,41 @@ class Participant:
             self._explicit, self._step = True, None
         self._end_step(step)
 
+    def boundary(self, step: int) -> None:
+        """The agent's hook has seen the end of a step, by its own count. The program's way of counting comes first.
+
+        Raises only what a signal handler of the program raises.
+        """
+        if self._save is None and not self._explicit and self._is_training_thread():
+            self._end_step(step)
+
+    def _is_training_thread(self) -> bool:
+        """Without a callback it is the thread in which the steps end."""
+        this = threading.get_ident()
+        if self._save is None and this != self._thread:
+            alive = any(thread.ident == self._thread for thread in threading.enumerate())
+            self._several_threads, self._thread = self._several_threads or alive, this
+        return this == self._thread
+
     def state(self, identity: Identity) -> RankState:
         with self._changed:
             return self._state(identity)
 
-    def command(self, name: str, request: Mapping[str, Any], identity: Identity) -> dict[str, Any]:
+    def command(
+        self, name: str, request: Mapping[str, Any], identity: Identity, action: Action = CHECKPOINT
+    ) -> dict[str, Any]:
         """Execute one of COMMANDS and return the rank's state.
 
         Raises UsageError for a wrong field, Unavailable for a checkpoint that has lapsed here.
         """
-        fields, now = _parse(name, request), self._clock()
+        fields = _parse(name, request)
         with self._changed:
             promise = self._promise
+            if name == "prepare" and action is CHECKPOINT and promise.action is DEFRAGMENT:
+                self._changed.wait_for(lambda: not promise.running, MOVE_WAIT_S)
+            now = self._clock()
             if name == "prepare":
-                promise.prepare(fields.id, now)
+                promise.prepare(fields.id, now, action, fields.options if action is DEFRAGMENT else None)
             elif name == "at":
                 promise.at(fields.id, fields.step or 0, self._step or 0, now, fields.patience, fields.hold)
             elif name == "confirm":
@@ -165,7 +204,9 @@ class Participant:
     def _state(self, identity: Identity) -> RankState:
         promise = self._promise
         promise.lapse(self._clock())
-        no_steps = NO_STEPS if self._save and not (self._hooked or self._explicit) else None
+        obstacle = NO_STEPS if self._save and not (self._hooked or self._explicit) else None
+        if promise.action is DEFRAGMENT:
+            obstacle = NO_MOVES if self.defragment is None else SEVERAL_THREADS if self._several_threads else obstacle
         return RankState(
             host=identity.host,
             pid=identity.pid,
@@ -178,7 +219,8 @@ class Participant:
             step_seconds=self._step_seconds,
             target=promise.target,
             path=promise.path,
-            error=promise.error or no_steps,
+            error=promise.error or obstacle,
+            results=promise.results,
         )
 
     def _end_step(self, step: int) -> None:
@@ -189,17 +231,48 @@ class Participant:
                 self._step_seconds = latest if before is None else before + (latest - before) / 8
             self._step, self._ended_at = step, now
             due = self._promise.state != IDLE and self._promise.is_due(step, now)
-        if due and self._wait_for_confirm():
-            leave = self._run_callback(step) and self._wait_for_release()
+            promised = self._promise.id, self._promise.target
+        if due and self._wait_for_confirm(promised):
+            leave = False
+            if self._promise.action is DEFRAGMENT:
+                self._run_defragmentation()
+            else:
+                leave = self._run_callback(step) and self._wait_for_release()
             self._ended_at = self._clock()
             if leave:
                 self._end()
 
-    def _wait_for_confirm(self) -> bool:
+    def _wait_for_confirm(self, promised: tuple[str | None, int | None]) -> bool:
+        """Return whether to act now. Another promise may have replaced this one meanwhile."""
+        promise = self._promise
         with self._changed:
-            self._changed.wait_for(lambda: self._promise.state != PROMISED, self._promise.patience)
-            self._promise.expired()
-            return self._promise.state == CONFIRMED
+            self._changed.wait_for(
+                lambda: (promise.id, promise.target) != promised or promise.state != PROMISED, promise.patience
+            )
+            if (promise.id, promise.target) != promised:
+                return False
+            promise.expired()
+            promise.running = promise.state == CONFIRMED
+            return promise.running
+
+    def _run_defragmentation(self) -> None:
+        defragment, options = self.defragment, self._promise.options
+        try:
+            if defragment is None or options is None:
+                raise UsageError(NO_MOVES)  # the agent was stopped
+            results = defragment(options)
+        except GpufragError as error:
+            self._fail(str(error))
+        except Exception as error:
+            let_through(error)
+            self._fail(f"{type(error).__name__}: {one_line(str(error))[:MAX_ERROR]}")
+        except BaseException:
+            self._fail("the program was interrupted")
+            raise
+        else:
+            with self._changed:
+                self._promise.defragmented(results, self._clock())
+                self._changed.notify_all()
 
     def _run_callback(self, step: int) -> bool:
         """Return whether the callback saved. If it raises, the coordinator gets the error and training continues."""
@@ -284,12 +357,12 @@ def step_ended(step: int | None = None) -> None:
 
 
 def commands(identify: Callable[[], Identity]) -> dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]]:
-    """The checkpoint commands of this process's control socket."""
+    """The commands of this process's control socket for checkpoints and defragmentations."""
 
-    def executing(name: str) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
-        return lambda request: _this_process.command(name, request, identify())
+    def executing(name: str, action: Action) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+        return lambda request: _this_process.command(name, request, identify(), action)
 
-    return {PREFIX + name: executing(name) for name in COMMANDS}
+    return {action.prefix + name: executing(name, action) for action in ACTIONS for name in COMMANDS}
 
 
 def _in_forked_child() -> None:

@@ -25,7 +25,7 @@ from ..wire.sample import Identity
 from ..wire.threads import start_thread
 from .coordinator import AskRanks, Coordinator, ranks_in
 from .participant import this_process
-from .protocol import FAILED, SAVED, Answers, RankCommand, RankState, Terms
+from .protocol import FAILED, SAVED, Answers, RankCommand, Terms
 
 logger = logging.getLogger("gpufrag")
 COMMAND_WITHIN_S = 10.0
@@ -129,8 +129,8 @@ def _only_rank(identity: Identity) -> AskRanks:
 
     def ask(command: RankCommand) -> Answers:
         try:
-            state = this_process().command(command.name, command.fields, identity)
-            return Answers((RankState.from_json(state),))
+            this_process().command(command.name, command.fields, identity)
+            return Answers((this_process().state(identity),))
         except GpufragError as error:
             return Answers(silent=(str(error),))
 

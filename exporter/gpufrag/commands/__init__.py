@@ -25,6 +25,7 @@ COMMANDS = (
         "install-agent", "copy the agent to a folder, for images without gpufrag", "gpufrag install-agent /gpufrag"
     ),
     Command("record", "record some steps of a running job", "gpufrag record --rank 0 --steps 3 -o steps.pickle"),
+    Command("defragment", "make free memory of a running job usable again", "gpufrag defragment --all-ranks --plan"),
     Command("measure", "print all figures of a memory snapshot", "gpufrag measure snapshot.pickle --limit 40GiB"),
     Command("fit", "find the smallest memory a recorded job needs", "gpufrag fit snapshot.pickle --other 20GiB"),
     Command("explain", "name what pins memory in a snapshot, and what to change", "gpufrag explain snapshot.pickle"),

@@ -35,7 +35,7 @@ SETTINGS = ("interval", "budget", "anchor", "leak_threshold")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = (
         "gpufrag run [--folder DIR] [--interval SECONDS] [--budget SHARE] [--anchor SHARE] [--leak-threshold SIZE] "
-        "[--restartable [--name NAME] [--grace DURATION] [--in-place]] -- CMD ..."
+        "[--restartable [--name NAME] [--grace DURATION] [--in-place] [--defragment]] -- CMD ..."
     )
     add = parser.add_argument
     add(
@@ -68,6 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--name", metavar="NAME", help="the job's name in alerts, label job_name (default: the name of its script)")
     add("--grace", metavar="DURATION", help="time from SIGTERM to SIGKILL at a restart (default: 60s)")
     add("--in-place", action="store_true", help="restart only torchrun's workers; needs torchrun --max-restarts")
+    add("--defragment", action="store_true", help="let the restarter defragment the job before it restarts it")
     add("job", metavar="CMD ...", nargs=argparse.REMAINDER, help="the command and its arguments")
 
 
@@ -103,8 +104,8 @@ def _supervise(job: list[str], environment: Mapping[str, str], restart: RestartO
 
 def _restart_options(options: argparse.Namespace, job: list[str]) -> RestartOptions | None:
     if not options.restartable:
-        if options.name is not None or options.grace is not None or options.in_place:
-            raise UsageError("--name, --grace and --in-place require --restartable; add --restartable")
+        if options.name is not None or options.grace is not None or options.in_place or options.defragment:
+            raise UsageError("--name, --grace, --in-place and --defragment require --restartable; add --restartable")
         return None
     from ..supervisor.supervisor import RestartOptions
 
@@ -114,7 +115,7 @@ def _restart_options(options: argparse.Namespace, job: list[str]) -> RestartOpti
     name = name_of(job) if options.name is None else options.name
     if not 0 < len(name) <= MAX_NAME or not name.isprintable():
         raise UsageError(f"--name must have 1 to {MAX_NAME} printable characters (got {name!r:.40})")
-    return RestartOptions(name, grace_s, options.in_place)
+    return RestartOptions(name, grace_s, options.in_place, options.defragment)
 
 
 def name_of(job: Sequence[str]) -> str:

@@ -11,6 +11,7 @@ from .. import __version__
 from ..model.allocatable import Driver
 from ..model.fragmentation import Pool
 from ..model.needs import RECORDED
+from ..wire.defragmentation import Defragmentations
 from . import names
 from .names import Label
 from .places import (
@@ -249,6 +250,45 @@ PROCESSES: tuple[Metric[Any], ...] = (
         "servers."),
 )  # fmt: skip
 
+
+def _defragmented(read: Callable[[Defragmentations], Reading]) -> Callable[[OnDevice], Reading]:
+    def value(place: OnDevice) -> Reading:
+        done = place.sample.defragmentations
+        return None if done is None else read(done)
+
+    return value
+
+
+DEFRAGMENTATIONS: tuple[Metric[Any], ...] = (
+    Metric(
+        names.DEFRAGMENT_MOVED, COUNTER, DEVICE, _defragmented(lambda done: done.moved_bytes),
+        "Bytes that defragmentations moved. Absent before the first one is requested.",
+        detail=True,
+    ),
+    Metric(
+        names.DEFRAGMENT_SECONDS, COUNTER, DEVICE, _defragmented(lambda done: done.seconds),
+        "Seconds for which defragmentations paused the process, plans and refusals included.",
+        detail=True,
+    ),
+    Metric(
+        names.DEFRAGMENT_REFUSED, COUNTER, DEVICE,
+        lambda place: done.refused if (done := place.sample.defragmentations) else {},
+        "Defragmentations that moved nothing: private-pool (CUDA graphs or memory pools), capture, backward, "
+        "pending, nccl, backend, no-cuda, or failed (everything was put back).",
+        adds=(Label.REASON,), detail=True,
+    ),
+    Metric(
+        names.DEFRAGMENT_LARGEST_BEFORE, GAUGE, DEVICE, _defragmented(lambda done: done.largest_allocatable_before),
+        "largest_allocatable before the last defragmentation that moved memory.",
+        detail=True,
+    ),
+    Metric(
+        names.DEFRAGMENT_LARGEST_AFTER, GAUGE, DEVICE, _defragmented(lambda done: done.largest_allocatable_after),
+        "largest_allocatable after the last defragmentation that moved memory.",
+        detail=True,
+    ),
+)  # fmt: skip
+
 OOM_ERRORS: tuple[Metric[Any], ...] = (
     Metric(names.OOM_CAUSES, COUNTER, DEVICE, lambda place: place.sample.ooms.causes if place.sample.ooms else {},
         "Out-of-memory errors by cause. fragmentation: enough was free, but no free block was big enough; capacity: "
@@ -325,6 +365,7 @@ SECTIONS: dict[str, tuple[Metric[Any], ...]] = {
     "Allocator": ALLOCATOR,
     "Recorded steps": STEPS,
     "Processes": PROCESSES,
+    "Defragmentation": DEFRAGMENTATIONS,
     "Out-of-memory errors": OOM_ERRORS,
     "Devices": DEVICES,
     "Health of gpufrag": HEALTH,

@@ -40,6 +40,11 @@ class Round:
     on_device: bool
     """Whether the copies are made on the device, else in host memory."""
 
+    @property
+    def bytes(self) -> int:
+        """Bytes to move."""
+        return sum(move.size for move in self.moves)
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -56,7 +61,7 @@ class Plan:
     @property
     def bytes(self) -> int:
         """Bytes to move."""
-        return sum(move.size for one in self.rounds for move in one.moves)
+        return sum(one.bytes for one in self.rounds)
 
 
 @dataclass(frozen=True)

@@ -57,8 +57,18 @@ REFUSED_ALERTS = Row(
 ACTIONS = Row(
     "gpufrag_restarter_actions_total",
     COUNTER,
-    "Completed restarts by kind of job and result (restarted, dry-run, or what went wrong).",
+    "Completed restarts by kind of job and result (restarted, defragmented, dry-run, or what went wrong).",
     ("kind", "result"),
+)
+ENOUGH, NOT_ENOUGH, STILL_FIRING = "enough", "not-enough", "still-firing"
+FAILED, NOT_CHECKED = "failed", "not-checked"
+DEFRAGMENTATIONS = Row(
+    "gpufrag_restarter_defragmentations_total",
+    COUNTER,
+    "Defragmentations before a restart. enough: the alert ended; not-checked: the ratio is low and Prometheus was not "
+    "asked or did not answer. After not-enough (the ratio stayed high), still-firing and failed, the job is restarted.",
+    ("result",),
+    (ENOUGH, NOT_ENOUGH, STILL_FIRING, FAILED, NOT_CHECKED),
 )
 IN_PROGRESS = Row("gpufrag_restarter_in_progress", GAUGE, "Restarts in progress, including checkpoints and waits.")
 LAST_SUCCESS = Row(
@@ -91,6 +101,7 @@ ROWS = (
     DEDUPLICATED,
     REFUSED_ALERTS,
     ACTIONS,
+    DEFRAGMENTATIONS,
     IN_PROGRESS,
     LAST_SUCCESS,
     CHECKPOINT,

@@ -51,6 +51,11 @@ INEFFECTIVE = Reason(
     "restarts do not help this job",
     "fix the cause (try expandable_segments:True), then remove gpufrag.dev/restart-stopped from the job",
 )
+DEFRAGMENTED = Reason(
+    "defragmented",
+    "the job was defragmented a moment ago",
+    "nothing to do: a later alert restarts it if that did not help",
+)
 CLOCK_SKEW = Reason(
     "clock-skew",
     "the job records a restart in the future",

@@ -8,6 +8,7 @@
     gpufrag.dev/restart-count        number of restarts
     gpufrag.dev/restart-history      when the restarts of the last day began
     gpufrag.dev/restart-ineffective  how many of the last restarts in a row did not help
+    gpufrag.dev/defragmented-at      when a defragmentation last made a restart unnecessary, RFC 3339
     gpufrag.dev/restart-stopped      why this job is not restarted until a person removes the annotation
 
 People can write annotations too: unreadable values count as absent, except that any text in restart-stopped stops.
@@ -23,6 +24,8 @@ from datetime import datetime, timezone
 ANNOTATIONS = "gpufrag.dev"
 OPT_IN = f"{ANNOTATIONS}/restart"
 PAUSE = f"{ANNOTATIONS}/pause"
+DEFRAGMENT = f"{ANNOTATIONS}/defragment"
+"""Set by the user: defragment before a restart."""
 PHASE = f"{ANNOTATIONS}/restart-phase"
 ORDER = f"{ANNOTATIONS}/restart-order"
 AT = f"{ANNOTATIONS}/restart-at"
@@ -32,6 +35,7 @@ COUNT = f"{ANNOTATIONS}/restart-count"
 HISTORY = f"{ANNOTATIONS}/restart-history"
 INEFFECTIVE = f"{ANNOTATIONS}/restart-ineffective"
 STOPPED = f"{ANNOTATIONS}/restart-stopped"
+DEFRAGMENTED = f"{ANNOTATIONS}/defragmented-at"
 
 CLAIMED = "claimed"
 """The job runs and is asked for a checkpoint."""
@@ -58,6 +62,7 @@ class RestartRecord:
     history_s: tuple[float, ...] = ()
     ineffective: int = 0
     stopped: str | None = None
+    defragmented_s: float | None = None
 
     @classmethod
     def read(cls, annotations: Mapping[str, str]) -> RestartRecord:
@@ -73,6 +78,7 @@ class RestartRecord:
             history_s=read_times(annotations.get(HISTORY, "")),
             ineffective=_count(annotations.get(INEFFECTIVE, "")),
             stopped=annotations.get(STOPPED) or None,
+            defragmented_s=_time(annotations.get(DEFRAGMENTED, "")),
         )
 
     def annotations(self) -> dict[str, str | None]:
@@ -80,13 +86,14 @@ class RestartRecord:
         return {
             PHASE: self.phase,
             ORDER: self.order,
-            AT: None if self.at_s is None else _rfc3339(self.at_s),
+            AT: _text(self.at_s),
             BY: self.by,
             FINGERPRINT: self.fingerprint,
             COUNT: str(self.count) if self.count else None,
             HISTORY: write_times(self.history_s),
             INEFFECTIVE: str(self.ineffective) if self.ineffective else None,
             STOPPED: self.stopped,
+            DEFRAGMENTED: _text(self.defragmented_s),
         }
 
     def claimed(self, now_s: float, by: str, fingerprint: str, ineffective: int) -> RestartRecord:
@@ -103,6 +110,10 @@ class RestartRecord:
             ineffective=ineffective,
         )
 
+    def claimed_to_defragment(self, by: str, fingerprint: str) -> RestartRecord:
+        """This is no restart, so it counts as none."""
+        return replace(self, phase=CLAIMED, order=None, by=by, fingerprint=fingerprint)
+
     def closed(self) -> RestartRecord:
         return replace(self, phase=None, order=None)
 
@@ -114,6 +125,10 @@ class RestartRecord:
     def latest_s(self) -> float | None:
         """When the last restart began."""
         return max((at for at in (self.at_s, *self.history_s) if at is not None), default=None)
+
+
+def _text(at_s: float | None) -> str | None:
+    return None if at_s is None else _rfc3339(at_s)
 
 
 def _rfc3339(at_s: float) -> str:

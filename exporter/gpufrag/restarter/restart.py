@@ -1,4 +1,4 @@
-"""One restart: recheck the alert, claim the job, save a checkpoint, stop it, start it, wait until it runs.
+"""One restart: recheck the alert, defragment if the job opted in, claim the job, save a checkpoint, stop and start it.
 
 Each part is a generator that yields the seconds until it continues, so one job's wait delays no other.
 Until the order to stop, nothing has happened to the job, and any obstacle ends the attempt. After it, the attempt
@@ -11,12 +11,12 @@ import logging
 import math
 from collections.abc import Callable, Generator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from typing import TypeVar
 
-from ..checkpoint.protocol import CheckpointFailed
+from ..checkpoint.protocol import CheckpointFailed, DefragmentationFailed
 from ..logs import event
 from . import decisions, reasons
 from .alerts import Alert
@@ -25,11 +25,12 @@ from .checkpoint import Checkpoint, Checkpointer
 from .circuit import STORE_ERRORS
 from .clock import Clock, delays
 from .decisions import DecisionLog, Result
-from .metrics import CHECKPOINT, Metrics
-from .policy import Approved
+from .defragment import Defragmenter
+from .metrics import CHECKPOINT, DEFRAGMENTATIONS, ENOUGH, FAILED, NOT_CHECKED, NOT_ENOUGH, STILL_FIRING, Metrics
+from .policy import Approved, format_wait
 from .reasons import Refused
-from .record import CLAIMED, SUSPENDED, WAITING, RestartRecord
-from .settings import CheckpointSettings, RestartSettings
+from .record import CLAIMED, DEFRAGMENT, SUSPENDED, WAITING, RestartRecord
+from .settings import RestarterConfig
 
 CLAIM_TRIES = 6
 FIRST_POLL_S, MAX_POLL_S = 0.25, 5.0
@@ -48,6 +49,12 @@ SETTLE_S = 20.0
 """A job without pods counts as stopped after this time even if its controller does not report it."""
 REPORT_WAIT_S = 30.0
 """A wait for resources is reported after this time."""
+WATCH_S = 15.0
+"""Between two looks at whether the alert has ended after a defragmentation."""
+NO_RANKS = (
+    "this restarter has no access to the ranks (Kubernetes: set checkpoint.token_file; Slurm: run gpufrag defragment "
+    "on the job's nodes)"
+)
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
@@ -121,10 +128,8 @@ class Restarter:
 
     backend: JobBackend
     checkpointer: Checkpointer
-    settings: RestartSettings
-    checkpoint: CheckpointSettings
-    max_wait_s: float
-    """How long to retry before the order to stop: policy.max_wait."""
+    defragmenter: Defragmenter | None
+    config: RestarterConfig
     clock: Clock
     decisions: DecisionLog
     metrics: Metrics
@@ -133,7 +138,9 @@ class Restarter:
         """Return how the restart ended, or why it did not begin."""
         try:
             self._recheck(order)
-            job = yield from self._claim(order)
+            if (spared := (yield from self._defragment(order))) is not None:
+                return spared
+            job = yield from self._claim(order, self._claimed)
             resend_until_s = yield from self._begin(order, job)
         except Refused as refusal:
             return refusal
@@ -148,7 +155,8 @@ class Restarter:
             self.backend.stop(job, job.record, dry_run=True)
         except BackendError as error:
             raise error.refusal() from error
-        return Result(decisions.WOULD_RESTART, "dry-run", f"Would restart {job.name}: {describe(order.alert)}")
+        what = "defragment and, if that does not help, restart" if self._may_defragment(order, job) else "restart"
+        return Result(decisions.WOULD_RESTART, "dry-run", f"Would {what} {job.name}: {describe(order.alert)}")
 
     def _recheck(self, order: Order) -> None:
         if refusal := order.recheck(order.alert):
@@ -159,12 +167,79 @@ class Restarter:
         if self.clock.steady() - since_s >= RECHECK_AFTER_S:
             self._recheck(order)
 
-    def _claim(self, order: Order) -> Generator[float, None, Job]:
+    def _may_defragment(self, order: Order, job: Job) -> bool:
+        """Not again if the last one did not help for long, or never ended the alert.
+
+        Raises Refused while the effect of the last one is not known: another restarter may be watching the alert.
+        """
+        if job.annotations.get(DEFRAGMENT) != "true":
+            return False
+        latest, began = job.record.defragmented_s, order.alert.starts_at_s
+        if latest is None:
+            return True
+        age = self.clock.now() - latest
+        if 0 <= age < self.config.defragment.watch:
+            raise Refused(reasons.DEFRAGMENTED, f"{format_wait(age)} ago")
+        return age >= self.config.policy.benefit_window and (began is None or began > latest)
+
+    def _defragment(self, order: Order) -> Generator[float, None, Result | None]:
+        """Return the result if a restart is not needed any more; None: restart the job."""
+        if not self._may_defragment(order, order.job):
+            return None
+        if self.defragmenter is None:
+            self._not_spared(order, order.job, FAILED, NO_RANKS)
+            return None
+        order = replace(order, by=f"{order.by}-defragment")
+        job = yield from self._claim(order, self._claimed_to_defragment)
+        try:
+            done = yield from self.defragmenter.run(job)
+        except DefragmentationFailed as error:
+            yield from self._release(order, job)
+            self._not_spared(order, job, FAILED, str(error))
+            return None
+        except GeneratorExit:  # the restarter exits
+            with suppress(BackendError):
+                self._unclaim(order, job, CLAIMED)
+            raise
+        yield from self._release(order, job, self.clock.now() if done.enough else None)
+        if not done.enough:
+            self._not_spared(order, job, NOT_ENOUGH, done.text)
+            return None
+        label = yield from self._watch_alert(order)
+        if label == STILL_FIRING:
+            self._not_spared(order, job, label, f"{done.text}, but the alert still fires")
+            return None
+        self.metrics.count(DEFRAGMENTATIONS, label)
+        unchecked = " Prometheus did not confirm that the alert ended." if label == NOT_CHECKED else ""
+        text = f"Defragmented, so the job is not restarted: {done.text}.{unchecked}"
+        return Result(decisions.DEFRAGMENTED, "defragmented", text)
+
+    def _not_spared(self, order: Order, job: Job, label: str, why: str) -> None:
+        self.metrics.count(DEFRAGMENTATIONS, label)
+        text = f"Defragmentation does not spare the restart: {why}."
+        self.decisions.publish(decisions.NOT_DEFRAGMENTED, label, text, order.alert, job)
+
+    def _watch_alert(self, order: Order) -> Generator[float, None, str]:
+        """Wait until the alert ends; its peaks may still be fragmented. Return the label of what was seen last."""
+        if self.config.prometheus.url is None:
+            return NOT_CHECKED
+        until_s = self.clock.steady() + self.config.defragment.watch
+        while True:
+            refusal = order.recheck(order.alert)
+            if refusal is not None and refusal.reason is reasons.NOT_FIRING:
+                return ENOUGH
+            if self.clock.steady() >= until_s:
+                return STILL_FIRING if refusal is None else NOT_CHECKED
+            yield WATCH_S
+
+    def _claim(
+        self, order: Order, claimed: Callable[[Order, Job, Approved], RestartRecord]
+    ) -> Generator[float, None, Job]:
         """Record on the job that its restart is in progress. If several restarters try at once, one succeeds."""
         error: BackendError = Conflict("the job was not claimed")
         for delay in islice(delays(RETRY_S), CLAIM_TRIES):
             try:
-                return self._try_to_claim(order)
+                return self._try_to_claim(order, claimed)
             except (NotFound, Denied, Invalid) as failure:
                 raise failure.refusal() from None
             except BackendError as failure:
@@ -172,7 +247,7 @@ class Restarter:
             yield delay
         raise error.refusal()
 
-    def _try_to_claim(self, order: Order) -> Job:
+    def _try_to_claim(self, order: Order, claimed: Callable[[Order, Job, Approved], RestartRecord]) -> Job:
         job = self.backend.find(order.alert, order.job)
         if job.record.by == order.by:  # claimed before, and the answer was lost
             return job
@@ -180,9 +255,14 @@ class Restarter:
         if isinstance(decision, Refused):
             raise decision
         self.backend.check(job)
-        now = self.clock.now()
-        record = job.record.claimed(now, order.by, order.alert.fingerprint, decision.ineffective)
-        return self.backend.remember(job, record.annotations())
+        return self.backend.remember(job, claimed(order, job, decision).annotations())
+
+    def _claimed(self, order: Order, job: Job, decision: Approved) -> RestartRecord:
+        return job.record.claimed(self.clock.now(), order.by, order.alert.fingerprint, decision.ineffective)
+
+    def _claimed_to_defragment(self, order: Order, job: Job, decision: Approved) -> RestartRecord:
+        self._may_defragment(order, job)  # by another restarter, since the job was found
+        return job.record.claimed_to_defragment(order.by, order.alert.fingerprint)
 
     def _begin(self, order: Order, job: Job) -> Generator[float, None, float]:
         """Return until when the order may be sent again, by the steady clock."""
@@ -206,7 +286,7 @@ class Restarter:
     def _count(self, order: Order, job: Job) -> Generator[float, None, None]:
         began_s = self.clock.steady()
         try:
-            yield from self._retry_until(lambda: order.count(job), began_s + self.max_wait_s)
+            yield from self._retry_until(lambda: order.count(job), began_s + self.config.policy.max_wait)
         except STORE_ERRORS as error:
             raise Refused(reasons.CIRCUIT_UNAVAILABLE, str(error)) from None
         self._recheck_after(order, began_s)
@@ -214,9 +294,9 @@ class Restarter:
     def _save(self, job: Job) -> Generator[float, None, Checkpoint]:
         began_s = self.clock.steady()
         try:
-            return (yield from self.checkpointer.save(job, self.checkpoint.timeout))
+            return (yield from self.checkpointer.save(job, self.config.checkpoint.timeout))
         except CheckpointFailed as error:
-            if self.checkpoint.on_timeout == "abort":
+            if self.config.checkpoint.on_timeout == "abort":
                 raise Refused(reasons.CHECKPOINT_FAILED, str(error)) from None
             return Checkpoint(f"No checkpoint ({error}): work since the last one is lost.")
         finally:
@@ -224,12 +304,12 @@ class Restarter:
 
     def _stop(self, order: Order, job: Job, saved: Checkpoint) -> Generator[float, None, float]:
         now_s = self.clock.steady()
-        until_s = now_s + (self.checkpoint.hold if saved.saved else self.max_wait_s)
+        until_s = now_s + (self.config.checkpoint.hold if saved.saved else self.config.policy.max_wait)
         text = f"Restarting {job.name}: {describe(order.alert)} {saved.text} Cost: {job.cost}."
         self.decisions.publish(decisions.STARTED, "started", text, order.alert, job)
         call = partial(self._order, order, job, now_s, until_s)
         try:
-            yield from self._retry_until(call, until_s + self.max_wait_s)
+            yield from self._retry_until(call, until_s + self.config.policy.max_wait)
         except NotFound:
             raise
         except BackendError as error:
@@ -255,21 +335,24 @@ class Restarter:
         except (Denied, Invalid) as error:
             raise error.refusal() from None
 
-    def _release(self, order: Order, job: Job) -> Generator[float, None, None]:
+    def _release(self, order: Order, job: Job, defragmented_s: float | None = None) -> Generator[float, None, None]:
         """Remove our claim. If the backend stays away, the next search for unfinished restarts removes it."""
-        until_s = self.clock.steady() + self.max_wait_s
+        until_s = self.clock.steady() + self.config.policy.max_wait
         try:
-            yield from self._retry_until(lambda: self._unclaim(order, job, CLAIMED, WAITING), until_s)
+            yield from self._retry_until(
+                lambda: self._unclaim(order, job, CLAIMED, WAITING, at_s=defragmented_s), until_s
+            )
         except NotFound:
             return
         except BackendError as error:
             event(log, logging.WARNING, "cannot remove a claim", job=job.name, reason=error)
 
-    def _unclaim(self, order: Order, job: Job, *phases: str) -> None:
-        """The attempt stays in the record, so the next one waits for the cooldown."""
+    def _unclaim(self, order: Order, job: Job, *phases: str, at_s: float | None = None) -> None:
+        """The attempt stays in the record, so the next one waits for the cooldown. `at_s`: it was defragmented then."""
         job = self.backend.read(job)
         if job.record.by == order.by and job.record.phase in phases:
-            self.close(job)
+            record = job.record.closed() if at_s is None else replace(job.record.closed(), defragmented_s=at_s)
+            self.backend.remember(job, record.annotations())
 
     def finish(self, job: Job, resend_until_s: float = -math.inf) -> Generator[float, None, Result]:
         """Complete a restart that was ordered, by this process or another. Returns how it ended.
@@ -341,7 +424,7 @@ class Restarter:
                 return True
         else:
             progress.idle_since_s = None
-        if now_s - progress.since_s < self.settings.stop_timeout:
+        if now_s - progress.since_s < self.config.restart.stop_timeout:
             return False
         progress.result = NOT_STOPPED
         return True
@@ -350,7 +433,7 @@ class Restarter:
         waited_s = now_s - progress.since_s
         if state.needs_resources and waited_s >= REPORT_WAIT_S:
             self.decisions.waiting(job, WAITS.label, f"The restarted job waits for resources: {state.waits_for}.")
-        if waited_s < self.settings.run_timeout:
+        if waited_s < self.config.restart.run_timeout:
             return None
         waits = f" ({state.waits_for})" if state.waits_for else ""
         if progress.result is NOT_STOPPED:

@@ -37,6 +37,7 @@ from .checkpoint import AgreedCheckpointer, Checkpointer, NoCheckpointer
 from .circuit import CircuitBreaker, CircuitStore
 from .clock import Clock
 from .decisions import DecisionLog, Notify
+from .defragment import Defragmenter
 from .metrics import DRY_RUN, Metrics
 from .recheck import checker
 from .restart import Restarter
@@ -62,6 +63,7 @@ class Platform:
     circuit: CircuitStore
     checkpointer: Checkpointer
     notify: Notify | None = None
+    defragmenter: Defragmenter | None = None
 
 
 def connect(
@@ -78,7 +80,8 @@ def connect(
         from .local.backend import LocalBackend
 
         jobs = LocalBackend(config.process.folder or folder.to_read(os.environ))
-        return Platform(jobs, state_file, AgreedCheckpointer(jobs.ranks, config.checkpoint.hold))
+        checkpointer = AgreedCheckpointer(jobs.ranks, config.checkpoint.hold)
+        return Platform(jobs, state_file, checkpointer, defragmenter=Defragmenter(jobs.ranks, config.defragment))
     from .slurm.backend import SignalCheckpointer, SlurmBackend
     from .slurm.commands import runner
 
@@ -94,11 +97,12 @@ def kubernetes_platform(config: RestarterConfig, client: KubernetesClient, names
     jobs = KubernetesBackend(client, config.policy.namespaces, clock.steady)
     store = ConfigMapStore(client, config.circuit.namespace or namespace, config.circuit.config_map)
     settings = config.checkpoint
-    checkpointer: Checkpointer = NoCheckpointer()
-    if settings.token_file is not None:
-        TokenFile(settings.token_file).check()
-        checkpointer = AgreedCheckpointer(ranks_of(jobs.pods, settings), settings.hold)
-    return Platform(jobs, store, checkpointer, jobs.notify)
+    if settings.token_file is None:
+        return Platform(jobs, store, NoCheckpointer(), jobs.notify)
+    TokenFile(settings.token_file).check()
+    ranks = ranks_of(jobs.pods, settings)
+    checkpointer = AgreedCheckpointer(ranks, settings.hold)
+    return Platform(jobs, store, checkpointer, jobs.notify, Defragmenter(ranks, config.defragment))
 
 
 def _state_file(config: RestarterConfig) -> StateFile:
@@ -127,9 +131,8 @@ def assemble(
     restarter = Restarter(
         platform.jobs,
         platform.checkpointer,
-        config.restart,
-        config.checkpoint,
-        config.policy.max_wait,
+        platform.defragmenter,
+        config,
         clock,
         decisions,
         metrics,

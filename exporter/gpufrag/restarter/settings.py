@@ -120,6 +120,28 @@ class CheckpointSettings:
 
 
 @dataclass(frozen=True)
+class DefragmentSettings:
+    """The defragmentation before a restart, for jobs with `gpufrag.dev/defragment: "true"`."""
+
+    target_ratio: Annotated[
+        float,
+        in_range(1, 1000, "Move memory until the ratio of each rank is at most this. If it stays higher, restart."),
+    ] = 2.0
+    timeout: Annotated[
+        float, seconds(0.1, 30 * MINUTE, "Time for all ranks to defragment, including the wait for a step.")
+    ] = 120.0
+    watch: Annotated[
+        float,
+        seconds(
+            0,
+            HOUR,
+            "If the alert still fires this long after it, restart. Keep it above window + keep_firing of the mixin and "
+            "below policy.max_wait.",
+        ),
+    ] = 600.0
+
+
+@dataclass(frozen=True)
 class PrometheusSettings:
     """Where to check that an alert is still true."""
 
@@ -215,6 +237,7 @@ class RestarterConfig:
     policy: PolicySettings = PolicySettings()
     restart: RestartSettings = RestartSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
+    defragment: DefragmentSettings = DefragmentSettings()
     prometheus: PrometheusSettings = PrometheusSettings()
     circuit: CircuitSettings = CircuitSettings()
     target: Annotated[

@@ -4,6 +4,7 @@ POST /v1/checkpoint             checkpoint all ranks of this folder: {"timeout":
 GET  /v1/checkpoint             its progress
 POST /v1/checkpoint/<command>   send one protocol command to all ranks of this folder, for a coordinator whose job
                                 spans several pods (the restarter)
+POST /v1/defragment/<command>   the same for a defragmentation
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from ..checkpoint.coordinator import Coordinator, ask_folder, ranks_in
-from ..checkpoint.protocol import COMMANDS, CheckpointFailed, Terms
+from ..checkpoint.coordinator import Coordinator, ranks_in
+from ..checkpoint.protocol import ACTIONS, COMMANDS, CheckpointFailed, RankCommand, Terms
 from ..config.sidecar import ControlSettings
 from ..errors import Unavailable
 from ..logs import event
@@ -34,7 +35,9 @@ from ..web.runner import Service
 from ..wire import codec
 
 PATH = "/v1/checkpoint"
-PATHS = frozenset({PATH, *(f"{PATH}/{command}" for command in COMMANDS)})
+_COMMANDS = [RankCommand(name, {}, action=action) for action in ACTIONS for name in COMMANDS]
+_FORWARDED = {command.path: command for command in _COMMANDS}
+PATHS = frozenset({PATH, *_FORWARDED})
 MAX_BODY = 4096
 MAX_TIMEOUT_S = 3600.0
 
@@ -77,7 +80,7 @@ class CheckpointApi:
         return [
             Route(PATH, self._start, methods=["POST"]),
             Route(PATH, self._status, methods=["GET"]),
-            *(Route(f"{PATH}/{command}", self._forward, methods=["POST"]) for command in COMMANDS),
+            *(Route(path, self._forward, methods=["POST"]) for path in _FORWARDED),
         ]
 
     async def _start(self, request: Request) -> Response:
@@ -106,13 +109,13 @@ class CheckpointApi:
     async def _forward(self, request: Request) -> Response:
         if not self._is_authorized(request):
             return _UNAUTHORIZED
-        name = request.url.path.rpartition("/")[2]
+        command = _FORWARDED[request.url.path]
         try:
             fields = {key: value for key, value in _parse(await request.body()).items() if key != "command"}
         except _BAD_BODY as error:
             return _response(HTTPStatus.BAD_REQUEST, f"invalid body: {error}")
         try:
-            answers = await self._worker.run(lambda: ask_folder(self._folder(), name, fields))
+            answers = await self._worker.run(lambda: ranks_in(self._folder())(replace(command, fields=fields)))
         except Unavailable as error:
             return _response(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
         return JSONResponse(answers.as_json(), headers=_NO_STORE)

@@ -57,6 +57,8 @@ class RestartOptions:
     grace_s: float = 60.0
     in_place: bool = False
     """End only torchrun's workers, which torchrun then starts again; needs --max-restarts."""
+    defragment: bool = False
+    """The restarter defragments before a restart."""
 
 
 class Supervisor:
@@ -113,7 +115,10 @@ class Supervisor:
         except KeyError:  # a container's user need not have an entry
             user = str(os.geteuid())
         options = self._options
-        return SupervisedJob(options.name, user, name.pid, name.start, 1, 0, True, in_place=options.in_place)
+        return SupervisedJob(
+            options.name, user, name.pid, name.start, 1, 0, True,
+            in_place=options.in_place, defragment=options.defragment,
+        )  # fmt: skip
 
     def _start(self, restarts: int) -> Run:
         return Run(self._command, {**self._environment, RESTART_COUNT: str(restarts)}, self._mask)

@@ -14,6 +14,7 @@ from typing import Annotated
 from ..model.fragmentation import Fragmentation
 from . import codec as json_record
 from .codec import Most
+from .defragmentation import Defragmentations
 
 SCHEMA = 1
 MAX_BYTES = 4 << 20  # an agent writes no larger file
@@ -190,6 +191,8 @@ class DeviceSample:
     framework: str | None = None
     framework_version: str | None = None
     """For a second framework in the process; None: the one in its identity."""
+    defragmentations: Defragmentations | None = None
+    """None before the first."""
 
     @property
     def reserved(self) -> int | None:

@@ -82,6 +82,8 @@ class SupervisedJob:
     processes: tuple[int, ...] = ()
     """All living descendants of the supervisor."""
     annotations: dict[str, str] = field(default_factory=dict)
+    defragment: bool = False
+    """Whether to defragment before a restart."""
 
     @property
     def uid(self) -> str:

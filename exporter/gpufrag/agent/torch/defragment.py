@@ -9,24 +9,35 @@ from __future__ import annotations
 import gc
 import os
 import sys
+import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from ...errors import GpufragError, Unavailable
 from ...model.allocatable import Driver
-from ...model.defragment import Move, Round, Target, plan
+from ...model.defragment import Move, Plan, Round, Target, plan
 from ...model.fragmentation import Fragmentation, measure
-from ...model.heap import ALLOCATED, Heap, parse
+from ...model.heap import ALLOCATED, AWAITING, Heap, parse
 from ...model.settings import SMALL_REQUEST
+from ...wire.defragmentation import Defragmentations, DefragmentOptions, Result
+from ...wire.threads import start_thread
 
 HOST_SHARE = 0.5
 """Share of the host's available memory that copies may take."""
 ALIGNMENT = 512
 SMALLEST_STAGING = SMALL_REQUEST + 1
+DEVICE_SPEED, HOST_SPEED, PER_STORAGE_S = 110 << 30, 2.5 * (1 << 30), 5e-5
+"""Bytes per second through the device and through pinned host memory, and the cost of a call, on an H200."""
+PUT_BACK_S, RETRY_S = 60.0, 0.1
+"""If another process took the memory, storages wait this long in host memory for it to come back."""
+FAILED = "failed"
+"""The reason, as a metric label, of a move that failed and was undone."""
+T = TypeVar("T")
+_totals: dict[int, Defragmentations] = {}
 
 
 class Refused(GpufragError):
@@ -37,48 +48,6 @@ class Refused(GpufragError):
         self.reason = reason
 
 
-@dataclass(frozen=True)
-class Result:
-    """What a call moved, or would move. Sizes are bytes, times seconds; None is unknown.
-
-    left: live blocks in fragmented segments that cannot move, counted by reason.
-    """
-
-    device: int
-    done: bool
-    moved_bytes: int
-    moved_storages: int
-    seconds: float
-    ratio_before: float | None
-    ratio_after: float | None
-    largest_allocatable_before: int | None
-    largest_allocatable_after: int | None
-    predicted_largest_allocatable: int | None
-    stranded_before: int
-    stranded_after: int
-    host_bytes: int
-    """Bytes that went through host memory, because the device had no room for the copies."""
-    left: dict[str, int] = field(default_factory=dict)
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-class Options(NamedTuple):
-    """How to defragment.
-
-    target: when to stop. plan_only: move nothing. verify: compare a checksum of every moved storage.
-    host_limit: most bytes of host memory for copies; None takes half of what is available.
-    allow_graphs: go on although the process has private pools. Captured graphs that read moved tensors then break.
-    """
-
-    target: Target = Target()
-    plan_only: bool = False
-    verify: bool = False
-    host_limit: int | None = None
-    allow_graphs: bool = False
-
-
 class Heapshot(NamedTuple):
     """The heap and the driver's reading, taken together on a synchronized device."""
 
@@ -86,33 +55,102 @@ class Heapshot(NamedTuple):
     driver: Driver
 
 
-def defragment(torch: Any, device: int, options: Options = Options()) -> Result:
-    """Move storages of one device until its target is reached; call it between two steps, in the training thread.
+def totals(device: int) -> Defragmentations | None:
+    """Return what was done on a device so far; None if nothing was."""
+    return _totals.get(device)
 
-    Raises Refused if the heap must not be touched, Unavailable if a move failed and everything was put back.
+
+def defragment(torch: Any, device: int | None = None, options: DefragmentOptions = DefragmentOptions()) -> Result:
+    """Move storages of one device (None: the current one) until its target is reached.
+
+    Call it between two steps, in the training thread. Raises Refused if the heap must not be touched, Unavailable if a
+    move failed and everything was put back. An exception of a signal handler is raised when the move is complete.
     """
+    initialized = torch.cuda.is_initialized()  # asking for the current device would initialize CUDA
+    device = device if device is not None else torch.cuda.current_device() if initialized else 0
+    before = _totals.get(device, Defragmentations())
     began = time.monotonic()
-    _require_safe(torch)
+    try:
+        _require_safe(torch)
+        stream = torch.cuda.current_stream(device)
+        return _run_uninterrupted(lambda: _counted(before, _defragment(torch, device, options, stream, began)))
+    except (Refused, Unavailable) as error:
+        reason = error.reason if isinstance(error, Refused) else FAILED
+        refused = {**before.refused, reason: before.refused.get(reason, 0) + 1}
+        _totals[device] = replace(before, refused=refused, seconds=before.seconds + time.monotonic() - began)
+        raise
+
+
+def _run_uninterrupted(work: Callable[[], T]) -> T:
+    """Run `work` in a thread of its own and wait for it: a signal handler raises only in the main thread.
+
+    There, an exception between two calls to torch could leave storages without their bytes.
+    """
+    results: list[T] = []
+    errors: list[BaseException] = []
+    done = threading.Event()  # an interrupted join can take a running thread for a dead one (Python 3.11)
+
+    def run() -> None:
+        try:
+            results.append(work())
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            done.set()
+
+    try:
+        start_thread(run, "gpufrag-defragment")
+    except RuntimeError as error:
+        raise Unavailable(f"cannot defragment: the process cannot start a thread ({error})") from None
+    interruption: BaseException | None = None
+    while not done.is_set():
+        try:
+            done.wait()
+        except BaseException as error:
+            interruption = error
+    if interruption is not None:
+        raise interruption
+    if errors:
+        raise errors[0]
+    return results[0]
+
+
+def _counted(before: Defragmentations, result: Result) -> Result:
+    after = replace(before, seconds=before.seconds + result.seconds)
+    if result.done:
+        after = replace(
+            after,
+            moved_bytes=before.moved_bytes + result.moved_bytes,
+            largest_allocatable_before=result.largest_allocatable_before,
+            largest_allocatable_after=result.largest_allocatable_after,
+        )
+    _totals[result.device] = after
+    return result
+
+
+def _defragment(torch: Any, device: int, options: DefragmentOptions, stream: Any, began: float) -> Result:
     with torch.cuda.device(device), torch.no_grad():
-        torch.cuda.synchronize(device)
-        before = look(torch, device)
+        before = _settled(torch, device)
         if not options.allow_graphs and any(segment.private for segment in before.heap.segments):
             what = "CUDA graphs or memory pools, which keep addresses"
             raise Refused("private-pool", f"cannot defragment: the process has {what}")
         storages, left = find_storages(torch, device, before.heap)
-        chosen = plan(before.heap, before.driver, storages.keys(), _host_room(options.host_limit), options.target)
-        moves = [move for one in chosen.rounds for move in one.moves]
-        after = chosen.after
-        if moves and not options.plan_only:
-            mover = _Mover(torch, device, storages, before.heap.settings.expandable_segments)
-            mover.run(chosen.rounds, options.verify)
+        target = Target(options.target_ratio, options.target_bytes)
+        chosen = plan(before.heap, before.driver, storages.keys(), _host_room(options.host_limit), target)
+        expected = time.monotonic() - began + _moving_seconds(chosen)
+        rounds, after = chosen.rounds, chosen.after
+        if rounds and not options.plan_only:
+            mover = _Mover(torch, device, storages, before.heap.settings.expandable_segments, stream)
+            deadline = None if options.time_limit is None else began + options.time_limit
+            rounds = mover.run(rounds, options.verify, deadline)
             after = _measured(torch, device)
     return Result(
         device=device,
-        done=bool(moves) and not options.plan_only,
-        moved_bytes=chosen.bytes,
-        moved_storages=len({move.address for move in moves}),
+        done=bool(rounds) and not options.plan_only,
+        moved_bytes=sum(one.bytes for one in rounds),
+        moved_storages=len({move.address for one in rounds for move in one.moves}),
         seconds=time.monotonic() - began,
+        expected_seconds=expected,
         ratio_before=chosen.before.ratio,
         ratio_after=after.ratio,
         largest_allocatable_before=chosen.before.largest_allocatable,
@@ -120,9 +158,17 @@ def defragment(torch: Any, device: int, options: Options = Options()) -> Result:
         predicted_largest_allocatable=chosen.after.largest_allocatable,
         stranded_before=chosen.before.stranded,
         stranded_after=after.stranded,
-        host_bytes=sum(move.size for one in chosen.rounds if not one.on_device for move in one.moves),
+        host_bytes=sum(one.bytes for one in rounds if not one.on_device),
         left=dict(left),
     )
+
+
+def _moving_seconds(chosen: Plan) -> float:
+    """Estimate the time of all moves, from speeds measured on an H200."""
+    seconds = 0.0
+    for one in chosen.rounds:
+        seconds += one.bytes / (DEVICE_SPEED if one.on_device else HOST_SPEED) + len(one.moves) * PER_STORAGE_S
+    return seconds
 
 
 def look(torch: Any, device: int) -> Heapshot:
@@ -133,6 +179,22 @@ def look(torch: Any, device: int) -> Heapshot:
     if hasattr(torch.cuda, "get_per_process_memory_fraction"):
         fraction = torch.cuda.get_per_process_memory_fraction(device)
     return Heapshot(heap, Driver(free, size, int(fraction * size) if fraction < 1 else None))
+
+
+def _settled(torch: Any, device: int) -> Heapshot:
+    """Return the heap when nothing waits for a stream any more. Raises Refused if something still does."""
+    torch.cuda.synchronize(device)
+    found = look(torch, device)
+    if _awaits_stream(found.heap):
+        torch.empty(1, dtype=torch.uint8, device=f"cuda:{device}")  # the allocator looks at events when it allocates
+        found = look(torch, device)
+    if _awaits_stream(found.heap):
+        raise Refused("pending", "cannot defragment: another thread uses the GPU; try again at another step")
+    return found
+
+
+def _awaits_stream(heap: Heap) -> bool:
+    return any(AWAITING in segment.states for segment in heap.segments)
 
 
 def _measured(torch: Any, device: int) -> Fragmentation:
@@ -149,6 +211,9 @@ def _require_safe(torch: Any) -> None:
         )
     if torch.cuda.is_current_stream_capturing():
         raise Refused("capture", "cannot defragment while a CUDA graph is being captured")
+    task = getattr(torch._C, "_current_graph_task_id", None)  # set in an optimizer that steps during the backward pass
+    if task is not None and task() != -1:
+        raise Refused("backward", "cannot defragment during a backward pass: call gpufrag.step_ended after it")
     if os.environ.get("TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK", "0") not in ("", "0"):
         raise Refused("nccl", "cannot defragment: NCCL has registered this allocator's segments")
 
@@ -249,36 +314,45 @@ def _available_host_memory() -> int | None:
 
 
 class _Mover:
-    """Carries out a plan on one device."""
+    """Carries out a plan on one device. `stream` is the one that the program computes on."""
 
-    def __init__(self, torch: Any, device: int, storages: dict[int, Any], expandable: bool) -> None:
+    def __init__(self, torch: Any, device: int, storages: dict[int, Any], expandable: bool, stream: Any) -> None:
         self._torch = torch
         self._device = device
         self._storages = storages
+        self._stream = stream
         # with plain segments, a copy in the default pool could be placed in a segment that the plan empties
         self._needs_pool = not expandable
         self._room: Any = None  # the tensor that holds the copies of this round
 
-    def run(self, rounds: Sequence[Round], verify: bool) -> None:
+    def run(self, rounds: Sequence[Round], verify: bool, deadline: float | None = None) -> tuple[Round, ...]:
+        """Return the rounds that were carried out: those that begin before the deadline, by the monotonic clock."""
         torch = self._torch
         torch.cuda.empty_cache()
+        done: list[Round] = []
         for one in rounds:
+            if deadline is not None and time.monotonic() >= deadline:
+                break
             sums = [self._checksum(move) for move in one.moves] if verify else []
             self._move(one)
             if verify and sums != [self._checksum(move) for move in one.moves]:
                 raise Unavailable("the checksum of a moved storage changed: stop this job and report it")
             torch.cuda.empty_cache()
+            done.append(one)
+        return tuple(done)
 
     def _move(self, one: Round) -> None:
         """Move the storages of one round; if an allocation fails, put every byte back and raise Unavailable."""
         torch, moves = self._torch, one.moves
-        copies = self._reserve(moves, one.on_device)
-        for move, copy in zip(moves, copies):
-            copy.copy_(self._bytes(move), non_blocking=True)
-        torch.cuda.synchronize(self._device)
-        waiting = list(zip(moves, copies))
-        del copies
+        waiting: list[tuple[Move, Any]] = []
+        move = copy = copies = None
         try:
+            copies = self._reserve(moves, one.on_device)
+            for move, copy in zip(moves, copies):
+                copy.copy_(self._bytes(move), non_blocking=True)
+            torch.cuda.synchronize(self._device)
+            waiting += zip(moves, copies)
+            copies = None
             for move in moves:
                 self._storages[move.address].resize_(0)
             torch.cuda.empty_cache()
@@ -288,7 +362,7 @@ class _Mover:
                 waiting.pop(0)
             torch.cuda.synchronize(self._device)
         except BaseException as error:
-            move = copy = None  # type: ignore[assignment] # the last reference to the copies' room must be ours
+            move = copy = copies = None  # the last reference to the copies' room must be ours
             self._put_back(waiting)
             if not isinstance(error, Exception):
                 raise
@@ -321,7 +395,10 @@ class _Mover:
         stream = torch.cuda.ExternalStream(move.stream) if move.stream else torch.cuda.default_stream(self._device)
         with torch.cuda.stream(stream):
             self._storages[move.address].resize_(move.requested)
-            self._bytes(move).copy_(copy, non_blocking=True)
+            data = self._bytes(move)
+            data.copy_(copy, non_blocking=True)
+        if move.stream != self._stream.cuda_stream:  # the old block may have been marked so; its marks are lost
+            data.record_stream(self._stream)
 
     def _put_back(self, waiting: list[tuple[Move, Any]]) -> None:
         """Free the copies' room on the device, by way of the host, so that the storages fit again."""
@@ -330,9 +407,18 @@ class _Mover:
         saved = [(move, copy.cpu()) for move, copy in waiting]
         waiting.clear()
         self._room = None
-        torch.cuda.empty_cache()
-        for move, host in saved:
-            self._restore(move, host)
+        deadline = time.monotonic() + PUT_BACK_S
+        while saved:
+            torch.cuda.empty_cache()
+            try:
+                while saved:
+                    self._restore(*saved[-1])
+                    saved.pop()
+            except Exception as error:
+                if time.monotonic() >= deadline:
+                    lost = f"{len(saved)} storages are lost, because their memory is used elsewhere"
+                    raise Unavailable(f"a move failed and {lost}: stop this job ({error})") from error
+                time.sleep(RETRY_S)
         torch.cuda.synchronize(self._device)
 
     def _checksum(self, move: Move) -> list[int]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
@@ -18,6 +19,7 @@ from typing import Any
 from ...model import call_sites
 from ...model.heap import parse
 from ...model.step import StepEvents, step_events
+from ...wire.defragmentation import Defragmentations, DefragmentOptions, Result
 from ...wire.error_counter import ErrorCounter
 from ...wire.sample import Counters, DriverReading, Sums, Totals
 from ..sources import Capture, DeviceFacts, DeviceReading, Fault, Live
@@ -46,6 +48,7 @@ class TorchSource:
     framework = "torch"
 
     def __init__(self, torch: ModuleType, errors: ErrorCounter, environment: Mapping[str, str] = os.environ) -> None:
+        self._torch = torch
         self._surface, self._errors, self._environment = TorchSurface(torch, errors), errors, environment
         self._history = EventHistory(self._surface, errors)
         self._counters: dict[int, torch_stats.CounterMemory] = {}
@@ -114,6 +117,19 @@ class TorchSource:
         self._on_step = on_step
         register(self._hook)
         return True
+
+    def defragment(self, options: DefragmentOptions) -> tuple[Result, ...]:
+        from .defragment import Refused, defragment
+
+        devices = torch_devices.in_use(self._surface)
+        if not devices:
+            raise Refused("no-cuda", "cannot defragment: this process uses no GPU")
+        return tuple(defragment(self._torch, device, options) for device in devices)
+
+    def defragmented(self, device: int) -> Defragmentations | None:
+        mover = sys.modules.get(f"{__package__}.defragment")  # the program may have called gpufrag.defragment
+        found: Defragmentations | None = mover.totals(device) if mover else None
+        return found
 
     def graph_underway(self) -> bool:
         return self._surface.ask("cuda.is_current_stream_capturing") is not False  # an unknown state is not safe

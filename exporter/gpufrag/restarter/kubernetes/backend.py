@@ -26,6 +26,8 @@ EVENT_REASONS: Mapping[str, str] = {
     decisions.WAITING: "RestartWaiting",
     decisions.WOULD_RESTART: "WouldRestart",
     decisions.RESTARTED: "Restarted",
+    decisions.DEFRAGMENTED: "Defragmented",
+    decisions.NOT_DEFRAGMENTED: "NotDefragmented",
     decisions.FAILED: "RestartFailed",
     decisions.ENDED: "RestartEnded",
     decisions.TAKEN_OVER: "RestartTakenOver",

@@ -14,7 +14,6 @@ from ..backend import Job
 from ..settings import CheckpointSettings
 from .objects import Pod
 
-PATH = "/v1/checkpoint"
 MAX_ANSWER = 8 << 20
 MAX_PARALLEL = 32
 
@@ -59,7 +58,7 @@ class Sidecars:
             context=self._context,
         )
         try:
-            answer = client.post_json(f"{PATH}/{command.name}", command.fields)
+            answer = client.post_json(command.path, command.fields)
         except NotListening:
             raise NoEndpoint(f"pod {pod.name}: connection to port {settings.port} refused") from None
         if answer.status in (404, 405):

@@ -31,7 +31,7 @@ from .. import reasons
 from ..alerts import Alert
 from ..backend import Away, BackendError, Changes, Conflict, Invalid, Job, NotFound, Search, Stage, State
 from ..reasons import Refused
-from ..record import OPT_IN, PAUSE, PHASE, WAITING, RestartRecord
+from ..record import DEFRAGMENT, OPT_IN, PAUSE, PHASE, WAITING, RestartRecord
 
 KIND = "process"
 COST = "its processes stop and start together, on the same GPUs"
@@ -115,7 +115,7 @@ class LocalBackend:
             pids = frozenset(supervised.processes) & set(descendants(supervised.pid))  # it could name another job's
             if supervised.processes and not pids:
                 return Answers(silent=(f"{job.name}: cannot see that its processes descend from its supervisor",))
-            return ask_folder(self._folder, command.name, command.fields, pids)
+            return ask_folder(self._folder, command.name, command.fields, pids, command.action)
 
         return ask
 
@@ -207,12 +207,15 @@ def _decode(path: Path, answer: Answer | ControlError) -> SupervisedJob:
 
 
 def _job(job: SupervisedJob) -> Job:
-    """To start a job with --restartable is to opt in."""
+    """To start a job with --restartable, or --defragment, is to opt in."""
+    options = (
+        {OPT_IN: "true"} | ({PAUSE: "true"} if job.paused else {}) | ({DEFRAGMENT: "true"} if job.defragment else {})
+    )
     return Job(
         kind=KIND,
         name=f"job {job.name}",
         uid=job.uid,
-        annotations={**job.annotations, OPT_IN: "true", **({PAUSE: "true"} if job.paused else {})},
+        annotations={**job.annotations, **options},
         cost=COST,
         deleting=job.ending,
         handle=job,

@@ -19,7 +19,7 @@ from ..alerts import Alert
 from ..backend import BackendError, Changes, Denied, Invalid, Job, NotFound, Search, Stage, State
 from ..checkpoint import Checkpoint
 from ..reasons import Refused
-from ..record import ANNOTATIONS, CLAIMED, OPT_IN, ORDER, PAUSE, PHASE, SUSPENDED, WAITING, RestartRecord
+from ..record import ANNOTATIONS, CLAIMED, DEFRAGMENT, OPT_IN, ORDER, PAUSE, PHASE, SUSPENDED, WAITING, RestartRecord
 from ..state_file import Entry, StateFile
 from .commands import Runner, SlurmJob, name_of, requeue, show, signal, standing_for, start_in
 
@@ -28,7 +28,7 @@ COST = "it goes back to the queue and may wait there for its nodes; Slurm counts
 SIGNAL = f"{ANNOTATIONS}/signal"
 SAVED = f"{ANNOTATIONS}/saved"
 """A job may write the step into its comment after it has saved."""
-COMMENT_WORDS = frozenset({OPT_IN, PAUSE, SIGNAL, SAVED})
+COMMENT_WORDS = frozenset({OPT_IN, PAUSE, DEFRAGMENT, SIGNAL, SAVED})
 SIGNALS = frozenset({"HUP", "INT", "TERM", "USR1", "USR2"})
 UNFINISHED = frozenset({"COMPLETING", "CONFIGURING", "PENDING", "REQUEUED", "RUNNING", "SIGNALING", "SUSPENDED"})
 """States of jobs that have not ended, or will be requeued."""
