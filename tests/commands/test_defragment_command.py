@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
@@ -37,6 +38,12 @@ class Training:
         self._thread = threading.Thread(target=self._train)
         self._thread.start()
         while not list(folder.glob("*.json")):
+            self._ending.wait(0.005)
+
+    def wait_for_steps(self, count: int) -> None:
+        participating = participant.this_process()
+        until = (participating.state(self.agent._identity).step or 0) + count
+        while (participating.state(self.agent._identity).step or 0) < until:
             self._ending.wait(0.005)
 
     def close(self) -> None:
@@ -139,6 +146,17 @@ def test_process_that_takes_no_steps_times_out(training, source, defragment, cap
     assert defragment("--rank", "3", "--timeout", "500ms") == 1
     assert len(source.orders) == 1
     assert "within 0.5 s: rank 3" in capsys.readouterr().err
+
+
+def test_interrupted_command_withdraws_its_order(training, source, defragment) -> None:
+    assert defragment("--rank", "3") == 0
+    training.goes_on = False
+    timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    assert defragment("--rank", "3") == 128 + signal.SIGINT
+    training.goes_on = True
+    training.wait_for_steps(3)
+    assert len(source.orders) == 1
 
 
 def test_process_before_its_first_step_is_reported(training, defragment, monkeypatch, capsys) -> None:
