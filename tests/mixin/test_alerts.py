@@ -43,15 +43,28 @@ def memory(free, largest, limit: float = 80, at: str = "peak", **labels: str) ->
     ]
 
 
-def fragmented(rank="0", pod="llm-0", job=JOB, instance="10.0.0.1:9836", at="peak", largest="5GiB", ratio=8, who=""):
+def fragmented(
+    rank="0", pod="llm-0", job=JOB, instance="10.0.0.1:9836", at="peak", largest="5GiB", ratio=8, who="", setting=""
+):
     return Firing(
         f"Job {job['job_name']} ({who or f'rank {rank}'}, device 0, pod {pod}, {instance}, at {at}): fragmentation "
         f"ratio {ratio} (limit 4) within the last 2m. The largest possible allocation is now {largest} of 40GiB free. "
-        "Larger requests will fail. Checkpoint and restart the job, or set "
-        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.",
+        "Larger requests will fail. Checkpoint and restart the job."
+        f"{setting} To choose a better allocator setting, run `gpufrag whatif` on a recording.",
         job=job,
         annotations={"worst_rank": rank, "worst_pod": pod, "worst_instance": instance},
     )
+
+
+def step_limits(recorded: float, expandable: float) -> list[Line]:
+    """The smallest limits of the last step in GiB, in two ranks."""
+    name = "gpufrag_whatif_smallest_limit_bytes"
+    return [
+        device("gpufrag_step_smallest_limit_bytes", GIB * recorded),
+        device(name, GIB * expandable, setting="expandable_segments"),
+        device(name, GIB * 20, setting="expandable_segments", rank="1", **SECOND_POD),
+        device(name, GIB * recorded, setting="default"),
+    ]
 
 
 BAD, GOOD = f"{5 * GIB}+0x120", f"{38 * GIB}+0x120"
@@ -80,6 +93,9 @@ HEALTHY_TRAINING = [*memory(124, 100, limit=140, at="boundary"), *cache(24, 1, s
 FRAGMENTED = [
     Case("GpuMemoryFragmented", "at the peak only", "12m", [*memory(40, 5), *memory(60, 58, at="boundary")],
          fragmented()),
+    Case("GpuMemoryFragmented", "another setting needs less", "12m", [*memory(40, 5), *step_limits(30, 29)],
+         fragmented(setting=" The last recorded step needs less memory with the setting expandable_segments.")),
+    Case("GpuMemoryFragmented", "no setting saves 2 %", "12m", [*memory(40, 5), *step_limits(30, 29.5)], fragmented()),
     Case("GpuMemoryFragmented", "without step moments", "12m", memory(40, 5, at="timer"), fragmented(at="timer")),
     Case("GpuMemoryFragmented", "every other scrape fails", "12m", memory(40, FLAPPING), fragmented()),
     Case("GpuMemoryFragmented", "for a while after the ratio recovered", "14m", memory(40, UNTIL_10_MIN),

@@ -121,7 +121,7 @@ def test_leak_rate_has_its_interval_as_title() -> None:
 
 def test_setting_beyond_the_limit_is_marked() -> None:
     (row,) = page.step_rows(Fleet(NOW, (RankView(process_sample(), steps=(a_step(),)),)))
-    assert row[-1].markup.count("stranded") == 1
+    assert row[-2].markup.count("stranded") == 1
 
 
 @pytest.mark.parametrize(("ratio", "css"), [(41, "bad"), (40, "good")])
@@ -177,6 +177,19 @@ def a_step(**changes: object) -> StepView:
 def test_margin_is_unknown_or_negative(changes: dict[str, object], margin: str) -> None:
     (row,) = page.step_rows(Fleet(NOW, (RankView(process_sample(), steps=(a_step(**changes),)),)))
     assert shown(page.STEP_COLUMNS, row)["margin"] == margin
+
+
+@pytest.mark.parametrize(
+    ("limits", "advice"),
+    [
+        ({"recorded": 100 << 20, "a": 98 << 20, "b": 99 << 20}, "a needs 2.00 MiB less"),
+        ({"recorded": 101 << 20, "a": 99 << 20}, "keep the setting"),
+        ({"a": 98 << 20}, "–"),
+    ],
+)
+def test_setting_is_advised_if_it_saves_enough(limits: dict[str, int], advice: str) -> None:
+    (row,) = page.step_rows(Fleet(NOW, (RankView(process_sample(), steps=(a_step(smallest_limits=limits),)),)))
+    assert shown(page.STEP_COLUMNS, row)["advice"] == advice
 
 
 def test_steps_of_an_exited_process_are_not_shown() -> None:

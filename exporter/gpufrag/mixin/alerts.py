@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from ..metrics import names
 from ..metrics.names import AlertName, Label
+from ..model.trace.comparison import WORTHWHILE
 from . import recording, templates
 from .config import Config, duration, number
 from .recording import BETWEEN_PEAKS
@@ -49,6 +50,10 @@ def fragmented(config: Config) -> Alert:
         f" The largest possible allocation is now {figure(config, names.LARGEST_ALLOCATABLE, MOMENT)} of "
         f"{figure(config, names.FREE_TOTAL, MOMENT)} free."
     )
+    needs = f"max by ({Label.SETTING}) ({_over_window('last', config, names.WHATIF_SMALLEST_LIMIT, JOB)})"
+    needed = f"max({_over_window('last', config, names.STEP_SMALLEST_LIMIT, JOB)})"
+    better = f"bottomk(1, {needs} <= on () group_left () {number(1 - WORTHWHILE)} * {needed})"
+    setting = f" The last recorded step needs less memory with the setting {{{{ .Labels.{Label.SETTING} }}}}."
     return Alert(
         name=AlertName.FRAGMENTED,
         severity=WARNING,
@@ -60,8 +65,9 @@ def fragmented(config: Config) -> Alert:
         summary="GPU memory is fragmented",
         description=f"{templates.lookup(config, worst, WHERE)}: fragmentation ratio {value('humanize')} (limit "
         f"{number(config.thresholds.fragmentation_ratio)}) within the last {_window(config)}."
-        f"{templates.lookup(config, worst, sizes)} Larger requests will fail. Checkpoint and restart the job, or set "
-        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.",
+        f"{templates.lookup(config, worst, sizes)} Larger requests will fail. Checkpoint and restart the job."
+        f"{templates.lookup(config, better, setting)} To choose a better allocator setting, run `gpufrag whatif` on a "
+        "recording.",
         annotations={
             f"worst_{label}": templates.lookup(config, worst, f"{{{{ .Labels.{label} }}}}")
             for label in (Label.RANK, Label.POD, Label.INSTANCE)

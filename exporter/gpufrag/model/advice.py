@@ -25,7 +25,7 @@ PLATFORMS = {
 }
 _NEIGHBOURS = "find the processes on the device with {monitor}, and stop or move them"
 _TORCH_EXPANDABLE = (
-    "set {conf}=expandable_segments:True and restart; `gpufrag whatif` on a recorded trace compares the settings"
+    "compare allocator settings with `gpufrag whatif` on a recorded trace, or try {conf}=expandable_segments:True"
 )
 _NO_EXPANDABLE = "set {conf}=garbage_collection_threshold:0.8,max_split_size_mb:128 and keep tensor shapes from varying"
 NEXT_STEPS = {

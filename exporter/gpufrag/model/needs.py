@@ -14,6 +14,7 @@ from .allocatable import Driver
 from .heap import Heap
 from .settings import parse_conf
 from .step import StepEvents
+from .trace.comparison import saves_enough
 from .trace.events import Event
 from .trace.whatif import Run, read_run, smallest_limit
 
@@ -46,6 +47,18 @@ class Needs:
         """limit - smallest limit: how far the job is from an out-of-memory error, fragmentation included."""
         needed = self.smallest_limits.get(RECORDED)
         return None if self.limit is None or needed is None else self.limit - needed
+
+
+def better_setting(smallest_limits: Mapping[str, int]) -> str | None:
+    """Return the setting under which the step needs the least, by the rule of `gpufrag whatif`; None: keep its own.
+
+    The alert GpuMemoryFragmented names a setting by the same rule.
+    """
+    needed = smallest_limits.get(RECORDED)
+    if needed is None:
+        return None
+    name = min(smallest_limits, key=lambda name: smallest_limits[name])
+    return name if saves_enough(smallest_limits[name], needed) else None
 
 
 def step_needs(device: int, end: Heap, events: StepEvents, driver: Driver) -> Needs:

@@ -109,7 +109,7 @@ def advise(candidates: Sequence[Candidate]) -> Advice:
     if best.outcome.ooms and any(candidate.smallest_limit is not None for candidate in packed):
         best = min(packed, key=_cost_by_limit)
         needs, needed = best.smallest_limit, recorded.smallest_limit
-        better = needs is not None and (needed is None or needed - needs >= WORTHWHILE * needed)
+        better = needs is not None and (needed is None or saves_enough(needs, needed))
         better = better or best.outcome.ooms < recorded.outcome.ooms
     else:
         saves = recorded.outcome.peak_reserved - best.outcome.peak_reserved
@@ -120,6 +120,11 @@ def advise(candidates: Sequence[Candidate]) -> Advice:
     failed = best.outcome.ooms or recorded.outcome.ooms
     saves = recorded.outcome.peak_reserved - best.outcome.peak_reserved
     return Advice(best, recorded, None if failed else saves, _risks(best.settings, recorded.settings))
+
+
+def saves_enough(needs: int, needed: int) -> bool:
+    """Return whether a limit is worth a change from the recorded setting, which needs `needed`."""
+    return needed - needs >= WORTHWHILE * needed
 
 
 def _cost(candidate: Candidate) -> tuple[float, ...]:

@@ -12,6 +12,7 @@ from ... import __version__
 from ...metrics.places import NamedRank, name_ranks
 from ...metrics.view import CollectorResult, Fleet, StepView
 from ...model.fragmentation import Fragmentation
+from ...model.needs import RECORDED, better_setting
 from ...reports import oom
 from ...units import format_bytes, format_duration
 from ...web.html import STYLE, Cell, Column, page_headers, table, template
@@ -232,6 +233,7 @@ STEP_COLUMNS = (
     Column("limit", "number"),
     Column("margin", "number"),
     Column("smallest limit"),
+    Column("advice"),
 )
 
 
@@ -247,6 +249,7 @@ def step_rows(fleet: Fleet) -> list[list[Cell]]:
             Cell(_bytes(step.limit)),
             _margin_cell(step),
             Cell("", markup=limit_bars(step.smallest_limits, step.limit)),
+            Cell(_advice(step)),
         ]
         for rank in name_ranks(fleet.ranks)
         for step in (rank.view.steps if rank.view.alive else ())
@@ -255,13 +258,23 @@ def step_rows(fleet: Fleet) -> list[list[Cell]]:
 
 def margin(step: StepView) -> int | None:
     """Return the limit minus the smallest limit of the recorded setting; None if one of them is unknown."""
-    needed = step.smallest_limits.get("recorded")
+    needed = step.smallest_limits.get(RECORDED)
     return None if step.limit is None or needed is None else step.limit - needed
 
 
 def _margin_cell(step: StepView) -> Cell:
     found = margin(step)
     return Cell(UNKNOWN) if found is None else Cell(format_bytes(found), "bad" if found < 0 else "")
+
+
+def _advice(step: StepView) -> str:
+    if RECORDED not in step.smallest_limits:
+        return UNKNOWN
+    better = better_setting(step.smallest_limits)
+    if better is None:
+        return "keep the setting"
+    saved = step.smallest_limits[RECORDED] - step.smallest_limits[better]
+    return f"{better} needs {format_bytes(saved)} less"
 
 
 OOM_COLUMNS = (
