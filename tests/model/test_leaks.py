@@ -215,12 +215,12 @@ def plateau(rising: int, flat: int) -> Iterator[int]:
 @pytest.mark.parametrize(
     ("amounts", "blocks", "leak"),
     [
-        (plateau(360, 0), 0, False),
-        (plateau(500, 0), 0, True),
+        (plateau(436, 0), 0, False),  # the lowest points of the first and last bucket are 399 steps apart
+        (plateau(437, 0), 0, True),
         (plateau(444, 36), 1, True),
         (plateau(360, 120), 1, False),
     ],
-    ids=["bytes for 360 steps", "bytes for 500 steps", "blocks, until the last buckets", "blocks, ended before"],
+    ids=["bytes for 399 steps", "bytes for 400 steps", "blocks, until the last buckets", "blocks, ended before"],
 )
 def test_growth_must_last(amounts: Iterable[int], blocks: int, leak: bool) -> None:
     series = series_of((step, amount, 7 + blocks * amount) for step, amount in enumerate(amounts))
@@ -258,6 +258,12 @@ def test_interval_has_sens_rank() -> None:
     """Kendall's statistic of 12 points has the standard deviation 14.6."""
     assert _rank_below(12, 66) == 14
     assert _rank_below(4, 6) == 0
+
+
+@pytest.mark.parametrize(("others", "steady"), [([23, 24, 24], True), ([24, 24, 24], False)])
+def test_rising_buckets_must_have_most_steps(others: list[float], steady: bool) -> None:
+    """8 of 11 buckets rise, for 20 steps each: the tolerance allows 71 steps in the others."""
+    assert _steady([True] * 7 + [False] * 3 + [True], [20] * 7 + others + [20]) is steady
 
 
 def test_bucket_lengths_are_the_steps_between_middles() -> None:

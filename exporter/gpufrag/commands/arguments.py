@@ -16,7 +16,6 @@ def folder_name(text: str) -> Path:
 
 
 def refuse_more_free_than_there_is(free: int | None, size: int | None) -> None:
-    """Raise UsageError if --driver-free exceeds --driver-size, both in bytes."""
     if free is not None and size is not None and free > size:
         raise UsageError(
             f"--driver-free ({format_bytes(free)}) is larger than the device ({format_bytes(size)}); "

@@ -82,7 +82,6 @@ def _announcing(service: Service, folder: Path | None) -> Iterator[Service]:
 
 
 def configured(options: argparse.Namespace) -> ServeConfig:
-    """Return the settings of the config file with the flags on top."""
     from ..config import reference
     from ..config import sidecar as config
     from ..web.listen import Address, parse

@@ -130,7 +130,6 @@ _NAMES = {str: "text", int: "a whole number", float: "a number", bool: "true or 
 
 
 def settings(kind: type[Any]) -> dict[str, Setting]:
-    """Return the declared settings of a dataclass by name."""
     hints = typing.get_type_hints(kind, include_extras=True)
     return {
         field.name: _setting(

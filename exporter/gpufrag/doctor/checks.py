@@ -91,7 +91,6 @@ def examine(subject: str, checks: Iterable[Check[Context]], context: Context) ->
 
 
 def failed(outcomes: Iterable[Outcome]) -> bool:
-    """Return whether a check failed or could not look."""
     return any(isinstance(outcome.result, (Fail, Unknown)) for outcome in outcomes)
 
 

@@ -78,7 +78,6 @@ def figure(
 
 
 def value(form: str) -> str:
-    """Return the template of the alert's own value."""
     return f"{{{{ $value | {form} }}}}"
 
 

@@ -32,8 +32,6 @@ class Held(NamedTuple):
 
 
 class Grown(NamedTuple):
-    """A call site and how much more it holds."""
-
     stack: Stack
     size: int
     blocks: int

@@ -182,7 +182,6 @@ def _edges(points: int) -> list[int]:
 
 
 def _envelope(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return the lowest point of each bucket."""
     return [min(points[a:b], key=lambda point: point[1]) for a, b in pairwise(_edges(len(points)))]
 
 

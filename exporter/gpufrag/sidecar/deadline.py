@@ -25,8 +25,6 @@ class Latest(Generic[T]):
 
 @dataclass(frozen=True)
 class _Attempt(Generic[T]):
-    """One finished call."""
-
     value: T | None
     ended: float
     result: CollectorResult

@@ -41,8 +41,6 @@ class Fault(NamedTuple):
 
 
 class NvmlError(Unavailable):
-    """A call to NVML failed."""
-
     def __init__(self, fault: Fault) -> None:
         super().__init__(fault.text)
         self.scope = fault.scope
@@ -176,8 +174,6 @@ def _read(now: float) -> NvmlReading:
 
 
 class _Gpu:
-    """Reads one GPU and collects the problems."""
-
     def __init__(self, index: int) -> None:
         self._index = index
         self.problems: list[Problem] = []

@@ -44,8 +44,6 @@ Skipped = dict[Skip, list[str]]
 
 @dataclass(frozen=True)
 class Reading:
-    """One reading of the folder."""
-
     ranks: tuple[RankView, ...] = ()
     skipped: Mapping[str, int] = field(default_factory=dict)
     """Number of files by reason; every reason is present."""
@@ -192,7 +190,6 @@ class ProcessReader:
         return max(written, min(before.last_alive, now)) if before else written
 
     def _log(self, skipped: Skipped) -> None:
-        """Log skipped files when they change."""
         for reason, names in skipped.items():
             names.sort()
             if names and names != self._logged.get(reason):

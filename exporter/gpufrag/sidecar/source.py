@@ -111,7 +111,6 @@ class FleetSource:
             self._analyzer.close()
 
     def _report(self, collectors: dict[str, CollectorResult]) -> None:
-        """Log what begins to fail and what works again."""
         for name, result in collectors.items():
             if result.success and self._reported.get(name):
                 event(log, logging.INFO, "collector works again", collector=name)

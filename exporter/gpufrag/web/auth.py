@@ -50,7 +50,6 @@ class TokenFile:
         self._tokens()
 
     def admits(self, header: bytes) -> bool:
-        """Return whether an Authorization header holds one of the tokens."""
         scheme, _, given = header.partition(b" ")
         if scheme.lower() != b"bearer":
             return False

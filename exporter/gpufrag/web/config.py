@@ -120,7 +120,6 @@ class WebConfig:
 
     @property
     def authenticates(self) -> bool:
-        """Whether clients must authenticate."""
         return not {"client certificates", "basic auth"}.isdisjoint(self.protections)
 
     @property

@@ -55,7 +55,6 @@ class BoundedProtocol(H11Protocol):
 
     @property
     def busy(self) -> bool:
-        """Whether a request is being handled."""
         return self.cycle is not None and not self.cycle.response_complete
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]

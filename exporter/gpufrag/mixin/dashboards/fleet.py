@@ -21,7 +21,6 @@ def build(config: Config) -> dict[str, Any]:
 
 
 def firing(s: Selection) -> str:
-    """PromQL for the alerts of gpufrag that fire."""
     return s.rule("ALERTS", 'alertname=~"Gpu.+"', 'alertstate="firing"')
 
 

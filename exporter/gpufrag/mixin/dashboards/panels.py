@@ -168,7 +168,6 @@ def _table_query(query: Query) -> prometheus.Dataquery:
 
 
 def _ref(index: int) -> str:
-    """Return Grafana's name of a panel's query."""
     return chr(ord("A") + index)
 
 
