@@ -31,7 +31,7 @@ def _steps(ranks: list[LiveRank]) -> list[int]:
 
 
 @pytest.mark.parametrize("size", [1, 2, 8])
-def test_all_ranks_save_at_one_step_and_end_when_released(tmp_path: Path, size: int) -> None:
+def test_all_ranks_save_at_one_step_and_end_when_released(tmp_path, size):
     with live_ranks(tmp_path, [saves_at] * size) as ranks:
         coordinator = Coordinator(ranks_in(tmp_path), TERMS)
         saved = coordinator.save()
@@ -45,7 +45,7 @@ def test_all_ranks_save_at_one_step_and_end_when_released(tmp_path: Path, size: 
         assert all(rank.exited for rank in ranks)
 
 
-def test_stepwise_coordination_never_blocks_its_thread(tmp_path: Path) -> None:
+def test_stepwise_coordination_never_blocks_its_thread(tmp_path):
     with live_ranks(tmp_path, [saves_at] * 2) as ranks, ThreadPoolExecutor(1) as threads:
         results: list[Saved | None] = []
 
@@ -57,7 +57,7 @@ def test_stepwise_coordination_never_blocks_its_thread(tmp_path: Path) -> None:
         assert [rank.saved for rank in ranks] == [[saved.step for saved in results if saved]] * 2
 
 
-def test_give_up_lets_saved_ranks_continue(tmp_path: Path) -> None:
+def test_give_up_lets_saved_ranks_continue(tmp_path):
     with live_ranks(tmp_path, [saves_at] * 2) as ranks:
         coordinator = Coordinator(ranks_in(tmp_path), TERMS)
         saved = coordinator.save()
@@ -69,7 +69,7 @@ def test_give_up_lets_saved_ranks_continue(tmp_path: Path) -> None:
         assert not any(rank.exited for rank in ranks)
 
 
-def test_collective_save_finds_every_rank(tmp_path: Path) -> None:
+def test_collective_save_finds_every_rank(tmp_path):
     barrier = threading.Barrier(4, timeout=PATIENCE)
 
     def save(request) -> str:
@@ -82,7 +82,7 @@ def test_collective_save_finds_every_rank(tmp_path: Path) -> None:
         assert len({step for rank in ranks for step in rank.saved}) == 1
 
 
-def test_raising_callback_fails_the_checkpoint_and_all_continue(tmp_path: Path) -> None:
+def test_raising_callback_fails_the_checkpoint_and_all_continue(tmp_path):
     with live_ranks(tmp_path, [saves_at, fails]) as ranks:
         with pytest.raises(CheckpointFailed, match="rank 1 did not save: the callback raised OSError: disk full"):
             _save(tmp_path)
@@ -91,18 +91,18 @@ def test_raising_callback_fails_the_checkpoint_and_all_continue(tmp_path: Path) 
             assert time.monotonic() < deadline
 
 
-def test_rank_without_a_callback_is_named(tmp_path: Path) -> None:
+def test_rank_without_a_callback_is_named(tmp_path):
     expected = pytest.raises(CheckpointFailed, match="rank 1: no checkpoint callback")
     with live_ranks(tmp_path, [saves_at, None]), expected:
         _save(tmp_path)
 
 
-def test_no_callback_anywhere_returns_none(tmp_path: Path) -> None:
+def test_no_callback_anywhere_returns_none(tmp_path):
     with live_ranks(tmp_path, [None, None]):
         assert _save(tmp_path) is None
 
 
-def test_dead_linked_and_foreign_sockets_are_left_out(tmp_path: Path) -> None:
+def test_dead_linked_and_foreign_sockets_are_left_out(tmp_path):
     (tmp_path / "notes.sock").write_text("")
     bind(tmp_path / "host-5-1.sock").close()
     (tmp_path / "host-6-1.sock").symlink_to(tmp_path / "host-5-1.sock")
@@ -118,7 +118,7 @@ def test_dead_linked_and_foreign_sockets_are_left_out(tmp_path: Path) -> None:
         (b"", "host-5-1.sock: closed the connection"),
     ],
 )
-def test_unusable_answer_is_reported(tmp_path: Path, answer: bytes, reason: str) -> None:
+def test_unusable_answer_is_reported(tmp_path, answer, reason):
     with bind(tmp_path / "host-5-1.sock", 1) as listener:
 
         def serve() -> None:
@@ -134,7 +134,7 @@ def test_unusable_answer_is_reported(tmp_path: Path, answer: bytes, reason: str)
     assert silent.startswith(reason)
 
 
-def test_silent_rank_is_reported_and_delays_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_rank_is_reported_and_delays_no_other(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "ANSWER_WITHIN_S", 0.5)
     with live_ranks(tmp_path, [None]) as ranks, bind(tmp_path / "host-5-1.sock", 1):
         answers = ask_folder(tmp_path, *STATUS)
@@ -142,7 +142,7 @@ def test_silent_rank_is_reported_and_delays_no_other(tmp_path: Path, monkeypatch
         assert [one.pid for one in answers.ranks] == [ranks[0].identity.pid]
 
 
-def test_named_ranks_are_asked_only_at_their_own_sockets(tmp_path: Path) -> None:
+def test_named_ranks_are_asked_only_at_their_own_sockets(tmp_path):
     """In a shared folder another user can bind a socket under any rank's name."""
     with live_ranks(tmp_path, [None]) as ranks:
         own = ranks[0].control.path
@@ -152,7 +152,7 @@ def test_named_ranks_are_asked_only_at_their_own_sockets(tmp_path: Path) -> None
         assert ask_folder(tmp_path, *STATUS, pids={5}) == Answers()
 
 
-def test_unreadable_or_crowded_folder_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_or_crowded_folder_is_an_error(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     with pytest.raises(Unavailable, match="it must be the job's"):
         ask_folder(tmp_path / "file", *STATUS)

@@ -61,7 +61,7 @@ def _save_and_end(home: Path, job: subprocess.Popen[str]) -> Saved:
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_example_saves_ends_and_resumes_from_there(tmp_path: Path, program: Path) -> None:
+def test_example_saves_ends_and_resumes_from_there(tmp_path, program):
     folder = str(tmp_path / "checkpoints")
     with _start(tmp_path, program, folder, *(["1000000"] if program.parent != HERE else [])) as job:
         saved = _save_and_end(tmp_path, job)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
@@ -14,12 +12,12 @@ from gpufrag.errors import Unavailable, UsageError
 
 
 @pytest.fixture
-def seen() -> list[tuple[int, str]]:
+def seen():
     return []
 
 
 @pytest.fixture
-def trainer(seen: list[tuple[int, str]]) -> Iterator[Trainer]:
+def trainer(seen):
     """Its function notes at which step and in which thread it ran."""
 
     def save(request: CheckpointRequest) -> str:
@@ -32,7 +30,7 @@ def trainer(seen: list[tuple[int, str]]) -> Iterator[Trainer]:
     made.close()
 
 
-def test_save_runs_at_the_promised_step_in_the_training_thread(trainer: Trainer, seen: list) -> None:
+def test_save_runs_at_the_promised_step_in_the_training_thread(trainer, seen):
     assert trainer.ask("prepare")["step"] == 3
     assert trainer.ask("at", step=5)["state"] == "promised"
     trainer.ask("confirm")
@@ -48,7 +46,7 @@ def test_save_runs_at_the_promised_step_in_the_training_thread(trainer: Trainer,
     assert trainer.ended == []
 
 
-def test_release_with_exit_ends_the_process_after_saving(trainer: Trainer) -> None:
+def test_release_with_exit_ends_the_process_after_saving(trainer):
     trainer.ask("prepare")
     trainer.ask("at", step=4)
     trainer.ask("confirm")
@@ -58,7 +56,7 @@ def test_release_with_exit_ends_the_process_after_saving(trainer: Trainer) -> No
     assert (trainer.ended, trainer.participant.leaving) == (["exit"], True)
 
 
-def test_cancel_while_waiting_at_the_step_continues_training(trainer: Trainer, seen: list) -> None:
+def test_cancel_while_waiting_at_the_step_continues_training(trainer, seen):
     trainer.ask("prepare")
     trainer.ask("at", step=4)
     done = trainer.start_step()
@@ -69,7 +67,7 @@ def test_cancel_while_waiting_at_the_step_continues_training(trainer: Trainer, s
     assert trainer.ask("status")["state"] == "idle"
 
 
-def test_unconfirmed_promise_ends_after_its_patience(trainer: Trainer, seen: list) -> None:
+def test_unconfirmed_promise_ends_after_its_patience(trainer, seen):
     trainer.ask("prepare")
     trainer.ask("at", step=4, patience=0.01)
     trainer.step()
@@ -79,7 +77,7 @@ def test_unconfirmed_promise_ends_after_its_patience(trainer: Trainer, seen: lis
     assert seen == []
 
 
-def test_unreleased_rank_continues_after_its_hold(trainer: Trainer, seen: list) -> None:
+def test_unreleased_rank_continues_after_its_hold(trainer, seen):
     trainer.ask("prepare")
     trainer.ask("at", step=4, hold=0.01)
     trainer.ask("confirm")
@@ -88,13 +86,13 @@ def test_unreleased_rank_continues_after_its_hold(trainer: Trainer, seen: list) 
     assert trainer.ended == []
 
 
-def test_ended_step_is_not_promised(trainer: Trainer) -> None:
+def test_ended_step_is_not_promised(trainer):
     trainer.ask("prepare")
     answer = trainer.ask("at", step=3)
     assert (answer["state"], answer["step"]) == ("prepared", 3)
 
 
-def test_second_checkpoint_is_refused_and_repeats_change_nothing(trainer: Trainer) -> None:
+def test_second_checkpoint_is_refused_and_repeats_change_nothing(trainer):
     trainer.ask("prepare")
     trainer.ask("at", step=9)
     assert trainer.ask("prepare", id="two")["id"] == "one"
@@ -104,7 +102,7 @@ def test_second_checkpoint_is_refused_and_repeats_change_nothing(trainer: Traine
         trainer.ask("at", id="two", step=9)
 
 
-def test_unconfirmed_checkpoint_lapses() -> None:
+def test_unconfirmed_checkpoint_lapses():
     now = [0.0]
     participant = Participant(clock=lambda: now[0])
     participant.command("prepare", {"id": "one"}, WHO)
@@ -112,7 +110,7 @@ def test_unconfirmed_checkpoint_lapses() -> None:
     assert participant.command("prepare", {"id": "two"}, WHO)["id"] == "two"
 
 
-def test_raising_callback_is_reported_and_training_continues(caplog: pytest.LogCaptureFixture) -> None:
+def test_raising_callback_is_reported_and_training_continues(caplog):
     def save(request: CheckpointRequest) -> None:
         raise OSError("disk full")
 
@@ -128,14 +126,14 @@ def test_raising_callback_is_reported_and_training_continues(caplog: pytest.LogC
     trainer.close()
 
 
-def test_process_without_callback_reports_it() -> None:
+def test_process_without_callback_reports_it():
     participant = Participant()
     participant.optimizer_stepped("optimizer")
     answer = participant.command("prepare", {"id": "one"}, WHO)
     assert (answer["callback"], answer["step"], answer["rank"]) == (False, None, 3)
 
 
-def test_unseen_steps_are_reported_with_the_remedy() -> None:
+def test_unseen_steps_are_reported_with_the_remedy():
     participant = Participant()
     participant.register(lambda request: None, hooked=False)
     assert "call gpufrag.step_ended" in participant.command("prepare", {"id": "one"}, WHO)["error"]
@@ -143,13 +141,13 @@ def test_unseen_steps_are_reported_with_the_remedy() -> None:
     assert participant.command("status", {"id": "one"}, WHO)["error"] is None
 
 
-def test_steps_of_another_thread_are_ignored(trainer: Trainer) -> None:
+def test_steps_of_another_thread_are_ignored(trainer):
     trainer.participant.optimizer_stepped("optimizer")
     trainer.participant.step_ended(99)
     assert trainer.ask("status")["step"] == 3
 
 
-def test_two_optimizers_make_one_step(trainer: Trainer, seen: list) -> None:
+def test_two_optimizers_make_one_step(trainer, seen):
     for optimizer in ("optimizer", "other"):
         trainer.do(lambda one=optimizer: trainer.participant.optimizer_stepped(one))
     trainer.ask("prepare")
@@ -162,7 +160,7 @@ def test_two_optimizers_make_one_step(trainer: Trainer, seen: list) -> None:
     assert [step for step, _ in seen] == [5]
 
 
-def test_explicit_steps_replace_optimizer_steps(trainer: Trainer, seen: list) -> None:
+def test_explicit_steps_replace_optimizer_steps(trainer, seen):
     trainer.do(lambda: trainer.participant.step_ended(100))
     trainer.step(5)
     assert trainer.ask("prepare")["step"] == 100
@@ -174,7 +172,7 @@ def test_explicit_steps_replace_optimizer_steps(trainer: Trainer, seen: list) ->
     assert [step for step, _ in seen] == [101]
 
 
-def test_skipped_promised_step_fails_the_checkpoint(trainer: Trainer, seen: list) -> None:
+def test_skipped_promised_step_fails_the_checkpoint(trainer, seen):
     trainer.do(lambda: trainer.participant.step_ended(100))
     trainer.ask("prepare")
     trainer.ask("at", step=105)
@@ -184,7 +182,7 @@ def test_skipped_promised_step_fails_the_checkpoint(trainer: Trainer, seen: list
     assert seen == []
 
 
-def test_nothing_is_saved_during_graph_capture() -> None:
+def test_nothing_is_saved_during_graph_capture():
     participant = Participant(capturing=lambda: True)
     participant.register(lambda request: pytest.fail("it would break the graph"), hooked=True)
     participant.step_ended(1)
@@ -207,13 +205,13 @@ def test_nothing_is_saved_during_graph_capture() -> None:
         {"step": None},
     ],
 )
-def test_invalid_field_is_refused(trainer: Trainer, wrong: dict[str, Any]) -> None:
+def test_invalid_field_is_refused(trainer, wrong):
     trainer.ask("prepare")
     with pytest.raises(UsageError, match=r"at: (id|step|patience) "):
         trainer.ask("at", **{"step": 9, **wrong})
 
 
-def test_status_command_extends_the_hold(trainer: Trainer) -> None:
+def test_status_command_extends_the_hold(trainer):
     now = [0.0]
     trainer.participant._clock = lambda: now[0]
     trainer.ask("prepare")

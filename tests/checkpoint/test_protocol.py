@@ -24,7 +24,7 @@ def _fails(ranks: Job, match: str) -> None:
     assert all(rank.step > old for rank, old in zip([r for r in ranks.ranks if r.alive], before) if old is not None)
 
 
-def test_all_save_at_one_step_ahead_of_the_leader() -> None:
+def test_all_save_at_one_step_ahead_of_the_leader():
     ranks = job(4)
     ranks.ranks[2].step = 15
     result = ranks.run()
@@ -32,7 +32,7 @@ def test_all_save_at_one_step_ahead_of_the_leader() -> None:
     assert _saved(ranks) == [[18]] * 4
 
 
-def test_saved_ranks_wait_for_release() -> None:
+def test_saved_ranks_wait_for_release():
     ranks = job(2)
     assert ranks.run() is not None
     ranks.step()
@@ -42,7 +42,7 @@ def test_saved_ranks_wait_for_release() -> None:
     assert [rank.step for rank in ranks.ranks] == [14, 14]
 
 
-def test_missing_release_ends_with_the_hold() -> None:
+def test_missing_release_ends_with_the_hold():
     ranks = job(2)
     assert ranks.run() is not None
     ranks.now += TERMS.hold
@@ -51,7 +51,7 @@ def test_missing_release_ends_with_the_hold() -> None:
     assert [rank.step for rank in ranks.ranks] == [14, 14]
 
 
-def test_slow_rank_saves_at_the_same_step() -> None:
+def test_slow_rank_saves_at_the_same_step():
     ranks = job(3)
     slow = ranks.ranks[1]
     slow.step, slow.step_seconds = 2, 5.0
@@ -59,7 +59,7 @@ def test_slow_rank_saves_at_the_same_step() -> None:
     assert _saved(ranks) == [[13]] * 3
 
 
-def test_passed_step_is_cancelled_and_a_later_one_tried() -> None:
+def test_passed_step_is_cancelled_and_a_later_one_tried():
     ranks = job(3)
     ranks.ranks[2].ahead = 4  # more than the first lead, less than the second
     result = ranks.run()
@@ -69,33 +69,33 @@ def test_passed_step_is_cancelled_and_a_later_one_tried() -> None:
     assert ranks.asked[:4] == ["prepare", "at", "cancel", "prepare"]
 
 
-def test_ranks_faster_than_the_commands_fail_the_checkpoint() -> None:
+def test_ranks_faster_than_the_commands_fail_the_checkpoint():
     ranks = job(2)
     ranks.ranks[1].ahead = 10_000
     _fails(ranks, f"in {MAX_TRIES} tries")
     assert _saved(ranks) == [[], []]
 
 
-def test_no_callback_anywhere_returns_none() -> None:
+def test_no_callback_anywhere_returns_none():
     ranks = job(2, callback=False, step=None)
     assert ranks.run() is None
     assert ranks.asked == ["prepare", "cancel"]
 
 
-def test_one_rank_without_callback_fails_the_checkpoint() -> None:
+def test_one_rank_without_callback_fails_the_checkpoint():
     ranks = job(3)
     ranks.ranks[1].callback = False
     _fails(ranks, r"^rank 1: no checkpoint callback")
     assert _saved(ranks) == [[], [], []]
 
 
-def test_missing_rank_is_named() -> None:
+def test_missing_rank_is_named():
     ranks = job(4)
     del ranks.ranks[2]
     _fails(ranks, r"^rank 2 of 4: no answer")
 
 
-def test_two_jobs_in_one_folder_fail_the_checkpoint() -> None:
+def test_two_jobs_in_one_folder_fail_the_checkpoint():
     ranks = job(2)
     ranks.ranks += job(2).ranks
     for number, rank in enumerate(ranks.ranks[2:]):
@@ -103,20 +103,20 @@ def test_two_jobs_in_one_folder_fail_the_checkpoint() -> None:
     _fails(ranks, "two processes claim rank 0")
 
 
-def test_rank_before_its_first_step_fails_the_checkpoint() -> None:
+def test_rank_before_its_first_step_fails_the_checkpoint():
     ranks = job(2)
     ranks.ranks[0].step = None
     _fails(ranks, "^rank 0 has not finished a step yet")
 
 
-def test_second_checkpoint_fails_and_the_first_continues() -> None:
+def test_second_checkpoint_fails_and_the_first_continues():
     ranks = job(2)
     ranks.ranks[0].promise.prepare("other", ranks.now)
     _fails(ranks, "^rank 0 takes part in another checkpoint")
     assert ranks.ranks[0].promise.id == "other"
 
 
-def test_raising_callback_is_reported_and_all_continue() -> None:
+def test_raising_callback_is_reported_and_all_continue():
     ranks = job(3)
     ranks.ranks[2].breaks = True
     _fails(ranks, "^rank 2 did not save: the callback raised")
@@ -124,7 +124,7 @@ def test_raising_callback_is_reported_and_all_continue() -> None:
 
 
 @pytest.mark.parametrize("command", ["at", "confirm", "status"])
-def test_dying_rank_is_named_and_the_others_continue(command: str) -> None:
+def test_dying_rank_is_named_and_the_others_continue(command):
     ranks = job(3)
 
     def die(ask, rank) -> None:
@@ -135,25 +135,25 @@ def test_dying_rank_is_named_and_the_others_continue(command: str) -> None:
     _fails(ranks, "^rank 1 no longer answers")
 
 
-def test_lost_confirm_is_sent_again() -> None:
+def test_lost_confirm_is_sent_again():
     ranks = job(2)
     lost = iter([True])
     ranks.meanwhile = lambda ask, rank: ask.name == "confirm" and rank.rank == 1 and next(lost, False)
     assert ranks.run() == Saved(13, "checkpoint-13", 2)
 
 
-def test_hanging_callback_is_reported_at_the_timeout() -> None:
+def test_hanging_callback_is_reported_at_the_timeout():
     ranks = job(2)
     ranks.ranks[1]._save = lambda now: None  # type: ignore[method-assign]
     with pytest.raises(CheckpointFailed, match=r"^not all ranks have saved within 60 s: rank 1$"):
         ranks.run()
 
 
-def test_empty_folder_says_what_to_check() -> None:
+def test_empty_folder_says_what_to_check():
     _fails(Job([]), "no rank was found")
 
 
-def test_process_without_rank_or_callback_is_ignored() -> None:
+def test_process_without_rank_or_callback_is_ignored():
     ranks = job(2)
     heard = ranks.ask
 

@@ -38,7 +38,7 @@ def _train_on(job: Job) -> None:
 
 
 @given(data=st.data(), size=sizes)
-def test_all_ranks_save_or_none(data: st.DataObject, size: int) -> None:
+def test_all_ranks_save_or_none(data, size):
     job = _job(data, size, lossy=True)
     try:
         result: Saved | None = job.run()
@@ -51,7 +51,7 @@ def test_all_ranks_save_or_none(data: st.DataObject, size: int) -> None:
 
 
 @given(data=st.data(), size=sizes, questions=st.integers(0, 12))
-def test_dead_coordinator_leaves_all_or_none_saved(data: st.DataObject, size: int, questions: int) -> None:
+def test_dead_coordinator_leaves_all_or_none_saved(data, size, questions):
     """The coordinator may die between any two commands."""
     job = _job(data, size, lossy=False)
     job.run(TERMS, most=questions)

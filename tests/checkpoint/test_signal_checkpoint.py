@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -44,25 +42,25 @@ def _run(scripts, program: str, number: int, **environment: str) -> tuple[int, l
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_single_rank_saves_and_ends_without_an_agent(scripts, number: int) -> None:
+def test_single_rank_saves_and_ends_without_an_agent(scripts, number):
     code, lines, err = _run(scripts, _program(), number)
     assert (code, err) == (42, "")
     assert len(lines) == 1
     assert lines[0].startswith("saved ")
 
 
-def test_own_handler_runs_if_nothing_can_be_saved(scripts) -> None:
+def test_own_handler_runs_if_nothing_can_be_saved(scripts):
     code, lines, err = _run(scripts, _program(OWN, save=""), signal.SIGTERM)
     assert (code, lines) == (3, ["own handler"])
     assert "no checkpoint on SIGTERM: the program has not called gpufrag.on_checkpoint" in err
 
 
-def test_default_action_runs_if_nothing_can_be_saved(scripts) -> None:
+def test_default_action_runs_if_nothing_can_be_saved(scripts):
     code, lines, _ = _run(scripts, _program(save=""), signal.SIGTERM)
     assert (code, lines) == (-signal.SIGTERM, [])
 
 
-def test_raising_callback_is_followed_by_the_own_handler(scripts) -> None:
+def test_raising_callback_is_followed_by_the_own_handler(scripts):
     code, _, err = _run(scripts, _program(OWN, "gpufrag.on_checkpoint(lambda request: 1 / 0)"), signal.SIGTERM)
     assert code == 3
     assert "ZeroDivisionError" in err
@@ -79,12 +77,12 @@ BROKEN = "from gpufrag.checkpoint import signals; signals.identify = lambda: 1 /
 
 
 @pytest.mark.parametrize("before", [RAISING_LOG, BROKEN])
-def test_signal_is_not_lost_if_our_code_fails(scripts, before: str) -> None:
+def test_signal_is_not_lost_if_our_code_fails(scripts, before):
     code, lines, _ = _run(scripts, _program(f"{before}\n{OWN}", save=""), signal.SIGTERM)
     assert (code, lines) == (3, ["own handler"])
 
 
-def test_exception_of_a_signal_handler_leaves_the_callback(scripts) -> None:
+def test_exception_of_a_signal_handler_leaves_the_callback(scripts):
     """A handler may raise an Exception, which must not pass for an error of the callback."""
     handler = "signal.signal(signal.SIGUSR2, lambda number, frame: 1 / 0)"
     save = "gpufrag.on_checkpoint(lambda request: signal.raise_signal(signal.SIGUSR2))"
@@ -93,20 +91,20 @@ def test_exception_of_a_signal_handler_leaves_the_callback(scripts) -> None:
     assert "training continues" not in err
 
 
-def test_raising_log_handler_does_not_end_the_training(scripts) -> None:
+def test_raising_log_handler_does_not_end_the_training(scripts):
     save = "gpufrag.on_checkpoint(lambda request: 1 / 0)"
     code, lines, _ = _run(scripts, _program(f"{RAISING_LOG}\n{OWN}", save), signal.SIGTERM)
     assert (code, lines) == (3, ["own handler"])
 
 
-def test_ranks_on_another_host_fail_the_checkpoint(scripts, folder: Path) -> None:
+def test_ranks_on_another_host_fail_the_checkpoint(scripts, folder):
     place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "16"}
     code, lines, err = _run(scripts, _program(OWN), signal.SIGTERM, **place)
     assert (code, lines) == (3, ["own handler"])
     assert "no rank was found" in err  # it has no agent here
 
 
-def test_two_ranks_save_at_one_step(scripts, folder: Path, eventually: Callable[[Callable[[], object]], None]) -> None:
+def test_two_ranks_save_at_one_step(scripts, folder, eventually):
     agent = "from fake_source import ScriptedSource; gpufrag.agent.start(source=ScriptedSource(steps=False))"
     program = _program("import gpufrag.agent; " + agent)
     places = [{"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"} for rank in range(2)]
@@ -143,7 +141,7 @@ RANKS = [{}, {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}, {"RANK": "1", 
 
 
 @pytest.mark.parametrize("place", RANKS, ids=["alone", "rank 0", "rank 1"])
-def test_rank_saved_for_a_restart_ends_at_once(scripts, folder: Path, place: dict[str, str]) -> None:
+def test_rank_saved_for_a_restart_ends_at_once(scripts, folder, place):
     program = _program(UNDER_WAY + ENDS, SAVE + SAVED_FOR_A_RESTART)
     with scripts.start(program, **place) as process:
         while process.stdout.readline() != "waits\n":
@@ -153,13 +151,13 @@ def test_rank_saved_for_a_restart_ends_at_once(scripts, folder: Path, place: dic
     assert (process.returncode, out, err) == (42, "cleaned up\n", "")
 
 
-def test_cancelled_checkpoint_is_followed_by_the_signals_own(scripts) -> None:
+def test_cancelled_checkpoint_is_followed_by_the_signals_own(scripts):
     calls_off = "ask('prepare'); threading.Timer(1.0, ask, ['cancel']).start()"
     code, lines, err = _run(scripts, _program(UNDER_WAY, SAVE + "\n" + calls_off), signal.SIGTERM)
     assert (code, len(lines), err) == (42, 1, "")
 
 
-def test_hanging_checkpoint_ends_with_the_own_handler(scripts) -> None:
+def test_hanging_checkpoint_ends_with_the_own_handler(scripts):
     hangs = "gpufrag.on_checkpoint(lambda request: time.sleep(60))\nask('prepare'), ask('at'), ask('confirm')"
     program = _program(UNDER_WAY + OWN, hangs).replace("timeout=30", "timeout=-9")  # on top come 10 s
     code, lines, err = _run(scripts, program, signal.SIGTERM)
@@ -167,7 +165,7 @@ def test_hanging_checkpoint_ends_with_the_own_handler(scripts) -> None:
     assert "takes part in another checkpoint" in err
 
 
-def test_call_outside_the_main_thread_is_refused(scripts) -> None:
+def test_call_outside_the_main_thread_is_refused(scripts):
     program = """
 import threading, gpufrag
 from gpufrag.errors import UsageError

@@ -102,7 +102,7 @@ def _saved_by(job: Torchrun, checkpoint: str = "one") -> list[dict[str, object]]
 
 
 @pytest.mark.parametrize(("size", "scene"), [(2, ""), (2, "slow"), (8, "")])
-def test_all_ranks_save_at_one_step(tmp_path: Path, size: int, scene: str) -> None:
+def test_all_ranks_save_at_one_step(tmp_path, size, scene):
     with _torchrun(tmp_path, size, scene) as job:
         job.pids()
         saved = job.save()
@@ -115,7 +115,7 @@ def test_all_ranks_save_at_one_step(tmp_path: Path, size: int, scene: str) -> No
         job.assert_training()
 
 
-def test_torchrun_restarts_ranks_that_ended_with_42(tmp_path: Path) -> None:
+def test_torchrun_restarts_ranks_that_ended_with_42(tmp_path):
     with _torchrun(tmp_path, 2, "", "--max-restarts=1") as job:
         job.pids()
         assert job.save() is not None
@@ -123,7 +123,7 @@ def test_torchrun_restarts_ranks_that_ended_with_42(tmp_path: Path) -> None:
         job.wait_for(lambda: len(list(job.out.glob("trains-1-*"))) == 2, "they are not started again")
 
 
-def test_rank_without_callback_lets_all_continue(tmp_path: Path) -> None:
+def test_rank_without_callback_lets_all_continue(tmp_path):
     with _torchrun(tmp_path, 2, "one without") as job:
         job.pids()
         with pytest.raises(CheckpointFailed, match="rank 1: no checkpoint callback"):
@@ -132,7 +132,7 @@ def test_rank_without_callback_lets_all_continue(tmp_path: Path) -> None:
         assert not list(job.out.glob("*.pt"))
 
 
-def test_stopped_rank_cancels_the_checkpoint(tmp_path: Path) -> None:
+def test_stopped_rank_cancels_the_checkpoint(tmp_path):
     """Rank 1 is stopped and promises nothing; rank 0 has promised, and trains on once rank 1 continues."""
     with _torchrun(tmp_path, 2) as job:
         pid = job.pids()[1]
@@ -147,7 +147,7 @@ def test_stopped_rank_cancels_the_checkpoint(tmp_path: Path) -> None:
         job.release(end=False, checkpoint="two")
 
 
-def test_rank_that_dies_before_its_step_is_named(tmp_path: Path) -> None:
+def test_rank_that_dies_before_its_step_is_named(tmp_path):
     with _torchrun(tmp_path, 2) as job:
         pid = job.pids()[1]
         ask = ranks_in(job.folder)
@@ -164,7 +164,7 @@ def test_rank_that_dies_before_its_step_is_named(tmp_path: Path) -> None:
         assert not list(job.out.glob("*.pt"))
 
 
-def test_passed_step_is_not_promised(tmp_path: Path) -> None:
+def test_passed_step_is_not_promised(tmp_path):
     with _torchrun(tmp_path, 2) as job:
         job.pids()
         ask = ranks_in(job.folder)

@@ -36,14 +36,14 @@ def run_demo(*flags: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 
-def test_table_shows_worst_moment_of_each_rank() -> None:
+def test_table_shows_worst_moment_of_each_rank():
     first, second = table.rows(METRICS)
     assert first == table.Row("0", 7, None, None, None, None)
     assert second == table.Row("10", 9, 2048, 1000, 200, None)
     assert second.ratio == 5.0
 
 
-def test_table_ignores_old_snapshots() -> None:
+def test_table_ignores_old_snapshots():
     taken = """\
 # TYPE gpufrag_snapshot_timestamp_seconds gauge
 gpufrag_snapshot_timestamp_seconds{rank="10",device="0",at="boundary"} 1000
@@ -54,21 +54,21 @@ gpufrag_snapshot_timestamp_seconds{rank="10",device="0",at="timer"} %s
     assert (recent.ratio, old.ratio) == (5.0, 1.0)
 
 
-def test_table_marks_fragmented_rank_and_missing_figures() -> None:
+def test_table_marks_fragmented_rank_and_missing_figures():
     lines = table.lines(table.rows(METRICS))
     assert lines[1].split() == ["0", "7", "-", "-", "-", "-", "-"]
     assert lines[2].endswith("5.00  fragmented")
     assert "\x1b[31m" in table.lines(table.rows(METRICS), colour=True)[2]
 
 
-def test_summary_names_the_worst_rank() -> None:
+def test_summary_names_the_worst_rank():
     free = format_bytes(1000)
     expected = f"Rank 10 is fragmented: {free} is free, but a request above 200 B fails."
     assert table.summary(table.rows(METRICS)) == expected
     assert table.summary([]) == "No rank is fragmented."
 
 
-def test_missing_sidecar_is_an_error() -> None:
+def test_missing_sidecar_is_an_error():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
@@ -77,13 +77,13 @@ def test_missing_sidecar_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("name", traces.NAMES)
-def test_trace_can_be_loaded(name: str) -> None:
+def test_trace_can_be_loaded(name):
     trace = traces.load(name)
     assert trace.driver.limit is not None
     assert len(trace.program.operations) > 1000
 
 
-def test_demo_shows_one_healthy_and_one_fragmented_rank() -> None:
+def test_demo_shows_one_healthy_and_one_fragmented_rank():
     done = run_demo("--duration", "5", "--play", "1", "--once")
     assert done.returncode == 0, done.stderr
     _, head, healthy, fragmented = done.stdout.splitlines()
@@ -93,7 +93,7 @@ def test_demo_shows_one_healthy_and_one_fragmented_rank() -> None:
     assert done.stderr == ""
 
 
-def test_demo_explains_the_result_after_the_replay() -> None:
+def test_demo_explains_the_result_after_the_replay():
     done = run_demo("--duration", "6", "--play", "1", "--host", "0.0.0.0")
     assert done.returncode == 0, done.stderr
     *_, result, closing = done.stdout.splitlines()
@@ -101,7 +101,7 @@ def test_demo_explains_the_result_after_the_replay() -> None:
     assert closing.endswith("press Ctrl-C to stop.")
 
 
-def test_port_in_use_is_one_line() -> None:
+def test_port_in_use_is_one_line():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -123,7 +123,7 @@ def test_port_in_use_is_one_line() -> None:
         (["--port", "70000"], "argument --port: '70000' is not a whole number from 0 to 65535"),
     ],
 )
-def test_wrong_argument_is_one_line(flags: list[str], text: str) -> None:
+def test_wrong_argument_is_one_line(flags, text):
     done = run_demo(*flags)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert text in done.stderr
@@ -138,9 +138,7 @@ class Terminal(io.StringIO):
     ("name", "value", "escapes"),
     [("TERM", "xterm", ["\x1b[31m", "\x1b[3F"]), ("TERM", "dumb", []), ("NO_COLOR", "1", ["\x1b[3F"])],
 )
-def test_escape_sequences_only_on_terminals_that_support_them(
-    monkeypatch: pytest.MonkeyPatch, name: str, value: str, escapes: list[str]
-) -> None:
+def test_escape_sequences_only_on_terminals_that_support_them(monkeypatch, name, value, escapes):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv(name, value)

@@ -54,17 +54,17 @@ def how_ended(process: Process) -> str:
         ("import os; os.kill(os.getpid(), 9)", "rank 3 was killed by SIGKILL"),
     ],
 )
-def test_process_end_is_one_line(program: str, line: str) -> None:
+def test_process_end_is_one_line(program, line):
     assert how_ended(Process("rank 3", ["-c", program], {})) == line
 
 
-def test_dead_rank_ends_the_demo_with_its_reason() -> None:
+def test_dead_rank_ends_the_demo_with_its_reason():
     lives_and_dies = processes.running([["-c", LIVES], ["-c", DIES]])
     with pytest.raises(Unavailable, match=r"rank 1 exited with code 1: no luck"), lives_and_dies as demo:
         wait_until(demo.require_alive)
 
 
-def test_gpu_demo_without_torch_ends_at_once(tmp_path: Path) -> None:
+def test_gpu_demo_without_torch_ends_at_once(tmp_path):
     (tmp_path / "torch.py").write_text("raise ImportError")
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     command = [sys.executable, "-m", "gpufrag", "demo", "--gpu"]
@@ -87,7 +87,7 @@ def demo_processes(folder: Path) -> list[int]:
 
 @pytest.mark.parametrize("number", ENDINGS, ids=lambda number: number.name)
 @pytest.mark.parametrize("early", [True, False], ids=["while it starts", "when it runs"])
-def test_no_process_outlives_the_demo(tmp_path: Path, number: signal.Signals, early: bool) -> None:
+def test_no_process_outlives_the_demo(tmp_path, number, early):
     command = [sys.executable, "-m", "gpufrag", "demo", "--play", "1"]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, start_new_session=True) as demo:
@@ -103,7 +103,7 @@ def test_no_process_outlives_the_demo(tmp_path: Path, number: signal.Signals, ea
     assert (list(tmp_path.iterdir()), demo_processes(tmp_path)) == ([], [])
 
 
-def test_signal_during_process_start_is_delayed() -> None:
+def test_signal_during_process_start_is_delayed():
     received: list[int] = []
     before = signal.signal(signal.SIGHUP, lambda number, frame: received.append(number))
     try:
@@ -115,7 +115,7 @@ def test_signal_during_process_start_is_delayed() -> None:
         signal.signal(signal.SIGHUP, before)
 
 
-def test_final_sample_is_retried_on_busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_final_sample_is_retried_on_busy_machine(monkeypatch):
     answers = iter([Unavailable("busy"), Unavailable("busy"), None])
 
     def sample_now() -> None:
@@ -127,7 +127,7 @@ def test_final_sample_is_retried_on_busy_machine(monkeypatch: pytest.MonkeyPatch
     assert list(answers) == []
 
 
-def test_final_sample_that_never_comes_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_final_sample_that_never_comes_is_an_error(monkeypatch):
     def sample_now() -> None:
         raise Unavailable("no sample within 1 s")
 

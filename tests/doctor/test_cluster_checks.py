@@ -19,8 +19,7 @@ from gpufrag.restarter.kubernetes.objects import JOB, JOB_SET, LEADER_WORKER_SET
 from gpufrag.restarter.kubernetes.permissions import CIRCUIT, role_rules
 from helpers import TESTS
 from restarter.fake_api import manifests
-from restarter.fake_api.rbac import User
-from restarter.fake_api.server import TOKEN, FakeApi, fake_api
+from restarter.fake_api.server import TOKEN, FakeApi, User, fake_api
 
 DEPLOY = TESTS.parent / "deploy" / "kubernetes"
 POD: dict[str, Any] = yaml.safe_load((DEPLOY / "sidecar" / "pod.yaml").read_text())

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
-from restarter.fake_api.pods import deleting
+from restarter.fake_api.controllers import deleting
 from restarter.fake_api.server import FakeApi
 
 LOOK_S = 0.1
@@ -43,7 +43,7 @@ class Kubelet:
 
     def _wanted(self) -> dict[str, str]:
         """Return the names of the pods to run, by uid, and set their addresses."""
-        with self._api.world.store.lock:
+        with self._api.world.lock:
             pods = [pod for pod in self._api.world.pods() if not deleting(pod) and pod["status"]["phase"] == "Running"]
             for pod in pods:
                 pod["status"]["podIP"] = "127.0.0.1"

@@ -7,7 +7,6 @@ recorded trace. Rank 1 of `llm` fragments until it is replaced, like by a restar
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -63,7 +62,7 @@ class Fleet:
 
 
 @pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+def fleet(tmp_path_factory):
     folder = tmp_path_factory.mktemp("e2e")
     with ExitStack() as stack:
         receiver = stack.enter_context(monitoring.receiver())

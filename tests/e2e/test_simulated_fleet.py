@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import httpx
@@ -14,14 +13,14 @@ from gpufrag.doctor.checks import Fail, Ok, examine
 from gpufrag.mixin import rules
 from gpufrag.mixin.config import Config, Timing
 from gpufrag.web.client import Client
-from monitoring import Prometheus, eventually, python
+from monitoring import eventually, python
 
 pytestmark = pytest.mark.real
 QUICK = replace(Config(), timing=Timing(interval=1, window=3, rate_window=6, hold=1))
 
 
 @pytest.fixture(scope="module")
-def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+def prometheus(tmp_path_factory):
     folder, port = tmp_path_factory.mktemp("fleet"), monitoring.free_port()
     (folder / "rules.yaml").write_text(rules.rule_file(QUICK))
     targets = f"http://127.0.0.1:{port}/targets"

@@ -5,17 +5,14 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from e2e import slurm_cluster
 from e2e.slurm_cluster import Slurm
-from restarter.restarter_process import TOKEN, Process, get, write_config
-from restarter.webhook_bodies import ALERT, body
+from restarter.restarter_process import Process, write_config
 
 pytestmark = [
     pytest.mark.real,
@@ -36,7 +33,7 @@ while :; do sleep 0.1; done
 
 
 @pytest.fixture
-def slurm() -> Iterator[Slurm]:
+def slurm():
     with tempfile.TemporaryDirectory(prefix="gpufrag-slurm-") as folder:
         os.chmod(folder, 0o755)  # munge trusts no other
         with slurm_cluster.running(Path(folder)) as one:
@@ -44,7 +41,7 @@ def slurm() -> Iterator[Slurm]:
 
 
 @pytest.fixture
-def restarter(slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Process]:
+def restarter(slurm, tmp_path, monkeypatch):
     monkeypatch.setenv("SLURM_CONF", slurm.environment["SLURM_CONF"])
     config = write_config(
         tmp_path, target="slurm", state_file="state.json", policy={"dry_run": False}, slurm={"start_after": "3s"}
@@ -70,26 +67,18 @@ def lines(slurm: Slurm) -> list[str]:
     return log(slurm).read_text().splitlines() if log(slurm).exists() else []
 
 
-def send(process: Process, job_name: str) -> None:
-    labels = {"alertname": ALERT["labels"]["alertname"], "gpufrag_action": "restart", "job_name": job_name}
-    headers = {"authorization": f"Bearer {TOKEN}"}
-    content = body(alerts=[{**ALERT, "labels": labels}])
-    answer = httpx.post(process.url("/v1/alerts"), content=content, headers=headers, trust_env=False, timeout=20)
-    assert answer.status_code == 202
-
-
-def test_alert_requeues_its_job(slurm: Slurm, restarter: Process, tmp_path: Path) -> None:
+def test_alert_requeues_its_job(slurm, restarter, tmp_path):
     number = submit(slurm, "--requeue")
     slurm.until(lambda: lines(slurm) == ["run 0"])
-    send(restarter, f"train-{number}")
+    restarter.send(job_name=f"train-{number}")
     slurm.until(lambda: lines(slurm) == ["run 0", "USR1", "TERM", "run 1"])
     slurm.until(lambda: restarter.outcomes == ["started", "restarted"])
-    started = get(restarter, "/v1/decisions").json()[1]
+    started = restarter.get("/v1/decisions").json()[1]
     assert "The job reports that it saved (17)." in started["text"]
     assert remembered(tmp_path, number)["gpufrag.dev/restart-count"] == "1"
-    send(restarter, f"train-{number}")
+    restarter.send(job_name=f"train-{number}")
     slurm.until(lambda: restarter.outcomes == ["started", "restarted", "refused"])
-    assert get(restarter, "/v1/decisions").json()[0]["reason"] == "cooldown"
+    assert restarter.get("/v1/decisions").json()[0]["reason"] == "cooldown"
 
 
 def remembered(folder: Path, number: str) -> dict[str, Any]:
@@ -99,22 +88,22 @@ def remembered(folder: Path, number: str) -> dict[str, Any]:
     return annotations
 
 
-def test_job_without_requeue_is_left_alone(slurm: Slurm, restarter: Process) -> None:
+def test_job_without_requeue_is_left_alone(slurm, restarter):
     number = submit(slurm, "--no-requeue")
     slurm.until(lambda: lines(slurm) == ["run 0"])
-    send(restarter, f"train-{number}")
+    restarter.send(job_name=f"train-{number}")
     slurm.until(lambda: restarter.outcomes == ["refused"])
-    assert get(restarter, "/v1/decisions").json()[0]["reason"] == "no-requeue"
+    assert restarter.get("/v1/decisions").json()[0]["reason"] == "no-requeue"
     assert lines(slurm) == ["run 0"]
 
 
 @pytest.mark.parametrize("how", ["exit 42", ":", "exit 0"])
-def test_job_that_ends_on_the_signal(slurm: Slurm, restarter: Process, how: str) -> None:
+def test_job_that_ends_on_the_signal(slurm, restarter, how):
     """With the exit code of ranks that saved, by the signal itself, or completely."""
     handler = "" if how == ":" else f"trap '{how}' USR1"
     number = submit(slurm, "--requeue", job=JOB.replace("trap 'save USR1' USR1", handler))
     slurm.until(lambda: lines(slurm) == ["run 0"])
-    send(restarter, f"train-{number}")
+    restarter.send(job_name=f"train-{number}")
     if how == "exit 0":
         slurm.until(lambda: restarter.outcomes == ["started", "refused"])
         assert lines(slurm) == ["run 0"]
@@ -123,13 +112,13 @@ def test_job_that_ends_on_the_signal(slurm: Slurm, restarter: Process, how: str)
         slurm.until(lambda: restarter.outcomes == ["started", "restarted"])
 
 
-def test_one_task_of_an_array_is_requeued(slurm: Slurm, restarter: Process) -> None:
+def test_one_task_of_an_array_is_requeued(slurm, restarter):
     ends = "\n[ $SLURM_ARRAY_TASK_ID = 1 ] || exit 0\nwhile"
     number = submit(slurm, "--requeue", "--array=0-1", job=JOB.replace("\nwhile", ends).replace("$COMMENT", COMMENT))
     slurm.until(lambda: lines(slurm) == ["run 0", "run 0"])
-    send(restarter, number)
+    restarter.send(job_name=number)
     slurm.until(lambda: restarter.outcomes == ["refused"])
-    send(restarter, f"train-{number}")
+    restarter.send(job_name=f"train-{number}")
     slurm.until(lambda: restarter.outcomes == ["refused", "started", "restarted"])
     slurm.until(lambda: lines(slurm)[2:] == ["USR1", "TERM", "run 1"])
     counts = slurm.command(

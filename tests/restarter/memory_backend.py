@@ -2,23 +2,39 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gpufrag.restarter import reasons
-from gpufrag.restarter.alerts import Alert
 from gpufrag.restarter.backend import BackendError, Changes, Conflict, Job, NotFound, Search, Stage, State
 from gpufrag.restarter.decisions import Decision
 from gpufrag.restarter.reasons import Refused
 from gpufrag.restarter.record import PHASE, SUSPENDED, WAITING, RestartRecord
 
 NAME = "train"
+Fault = Callable[[int, str, bool], None]
 
 
 class Killed(BaseException):
     """The restarter's process ends during a call."""
+
+
+def no_fault(number: int, name: str, done: bool) -> None:
+    pass
+
+
+def fail_at(number: int, done: bool, error: BaseException, times: int = 1) -> Fault:
+    """Return a fault at `times` calls from `number` on, before or after they are carried out."""
+    used = itertools.count()
+
+    def fault(at: int, name: str, after: bool) -> None:
+        if at >= number and after == done and next(used) < times:
+            raise error
+
+    return fault
 
 
 @dataclass
@@ -37,24 +53,38 @@ class FakeJob:
     deleting: bool = False
 
     @property
-    def uid(self) -> str:
-        return f"uid-{self.name}"
-
-    @property
     def pod_name(self) -> str:
         return f"{self.name}-{self.generation}"
+
+    def seen(self) -> Job:
+        name, uid, annotations = f"job {self.name}", f"uid-{self.name}", dict(self.annotations)
+        state = {"finished": self.finished, "deleting": self.deleting, "handle": replace(self)}
+        return Job("fake", name, uid, annotations, "nothing else", **state)
+
+
+def call(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Number the call. `fault(number, name, done)` may raise before and after it is carried out."""
+
+    @functools.wraps(method)
+    def run(backend: MemoryBackend, *arguments: Any, **named: Any) -> Any:
+        number = len(backend.calls)
+        backend.calls.append(method.__name__)
+        backend.fault(number, method.__name__, False)
+        result = method(backend, *arguments, **named)
+        backend.fault(number, method.__name__, True)
+        return result
+
+    return run
 
 
 @dataclass
 class MemoryBackend:
-    """Every call is numbered; `fault(number, name, done)` may raise before and after it is carried out."""
-
     jobs: dict[str, FakeJob] = field(default_factory=lambda: {NAME: FakeJob()})
     circuit: dict[str, str] | None = field(default_factory=dict)
     circuit_version: int = 1
     events: list[Decision] = field(default_factory=list)
     calls: list[str] = field(default_factory=list)
-    fault: Callable[[int, str, bool], None] = lambda number, name, done: None
+    fault: Fault = no_fault
     suspensions: int = 0
     stuck: bool = False
     """Whether pods never end."""
@@ -81,103 +111,82 @@ class MemoryBackend:
             elif not job.suspended and not job.pod_lives:
                 job.pod_lives, job.generation = True, job.generation + 1
 
-    def find(self, alert: Alert, earlier: Job | None = None) -> Job:
-        def find() -> Job:
-            for job in self.jobs.values():
-                if job.pod_name == alert.pod and job.pod_lives:
-                    return _seen(job)
-            raise Refused(reasons.POD_GONE)
+    @call
+    def find(self, alert, earlier=None):
+        for job in self.jobs.values():
+            if job.pod_name == alert.pod and job.pod_lives:
+                return job.seen()
+        raise Refused(reasons.POD_GONE)
 
-        found: Job = self._call("find", find)
-        return found
-
-    def series_labels(self, alert: Alert) -> Mapping[str, str]:
+    def series_labels(self, alert):
         return {"pod": alert.pod or ""}
 
-    def read(self, job: Job) -> Job:
-        found: Job = self._call("read", lambda: _seen(self._get(job)))
-        return found
+    @call
+    def read(self, job):
+        return self._get(job).seen()
 
-    def remember(self, job: Job, changes: Changes) -> Job:
-        changed: Job = self._call("remember", lambda: _seen(self._store(job, changes)))
-        return changed
+    @call
+    def remember(self, job, changes):
+        return self._store(job, changes).seen()
 
-    def check(self, job: Job) -> None:
+    def check(self, job):
         if job.handle.suspended:
             raise Refused(reasons.SUSPENDED)
 
-    def stop(self, job: Job, record: RestartRecord, dry_run: bool = False) -> None:
-        def stop() -> None:
-            if not dry_run:
-                order = str(job.handle.generation)
-                stopped = self._store(job, replace(record, phase=SUSPENDED, order=order).annotations())
-                self.suspensions += not stopped.suspended
-                stopped.suspended = True
+    @call
+    def stop(self, job, record, dry_run=False):
+        if not dry_run:
+            stopping = replace(record, phase=SUSPENDED, order=str(job.handle.generation))
+            stopped = self._store(job, stopping.annotations())
+            self.suspensions += not stopped.suspended
+            stopped.suspended = True
 
-        self._call("stop", stop)
+    @call
+    def start(self, job, record):
+        self._store(job, replace(record, phase=WAITING).annotations()).suspended = False
 
-    def start(self, job: Job, record: RestartRecord) -> None:
-        def start() -> None:
-            self._store(job, replace(record, phase=WAITING).annotations()).suspended = False
+    @call
+    def state(self, job):
+        found = self._get(job)
+        if found.suspended:
+            return State(Stage.STOPPING) if found.pod_lives else State(Stage.STOPPED, confirmed=self.confirms)
+        if found.waits_for:
+            return State(Stage.STARTING, found.waits_for, needs_resources=True)
+        new = str(found.generation) != job.record.order
+        return State(Stage.RUNNING) if new and found.pod_lives and found.ready else State(Stage.STARTING, "pods")
 
-        self._call("start", start)
-
-    def state(self, job: Job) -> State:
-        def state() -> State:
-            found = self._get(job)
-            if found.suspended:
-                return State(Stage.STOPPING) if found.pod_lives else State(Stage.STOPPED, confirmed=self.confirms)
-            if found.waits_for:
-                return State(Stage.STARTING, found.waits_for, needs_resources=True)
-            new = str(found.generation) != job.record.order
-            return State(Stage.RUNNING) if new and found.pod_lives and found.ready else State(Stage.STARTING, "pods")
-
-        found: State = self._call("state", state)
-        return found
-
-    def unfinished(self, also_in: Collection[str] = ()) -> Search:
-        def search() -> list[Job]:
-            return [_seen(job) for job in self.jobs.values() if PHASE in job.annotations]
-
+    def unfinished(self, also_in=()):
         try:
-            return Search(self._call("unfinished", search))
+            return Search(self._unfinished())
         except BackendError as error:
             return Search(error=error)
 
-    def notify(self, job: Job, decision: Decision) -> None:
-        self._call("notify", lambda: self.events.append(decision))
+    @call
+    def notify(self, job, decision):
+        self.events.append(decision)
 
-    def load(self) -> tuple[Mapping[str, str], Any]:
-        def load() -> tuple[Mapping[str, str], Any]:
-            if self.circuit is None:
-                raise NotFound("no ConfigMap gpufrag-restarter")
-            return dict(self.circuit), self.circuit_version
+    @call
+    def load(self):
+        if self.circuit is None:
+            raise NotFound("no ConfigMap gpufrag-restarter")
+        return dict(self.circuit), self.circuit_version
 
-        loaded: tuple[Mapping[str, str], Any] = self._call("load", load)
-        return loaded
+    @call
+    def save(self, changes, version):
+        if version != self.circuit_version:
+            raise Conflict("the circuit has changed")
+        self.circuit = _merged(self.circuit or {}, changes)
+        self.circuit_version += 1
 
-    def save(self, changes: Changes, version: Any) -> None:
-        def save() -> None:
-            if version != self.circuit_version:
-                raise Conflict("the circuit has changed")
-            self.circuit = _merged(self.circuit or {}, changes)
-            self.circuit_version += 1
-
-        self._call("save", save)
-
-    def _call(self, name: str, answer: Callable[[], Any]) -> Any:
-        number = len(self.calls)
-        self.calls.append(name)
-        self.fault(number, name, False)
-        result = answer()
-        self.fault(number, name, True)
-        return result
+    @call
+    def _unfinished(self):
+        return [job.seen() for job in self.jobs.values() if PHASE in job.annotations]
 
     def _get(self, job: Job) -> FakeJob:
-        found = next((one for one in self.jobs.values() if one.uid == job.uid), None)
-        if found is None:
-            raise NotFound(f"no {job.name}")
-        return found
+        for one in self.jobs.values():
+            if one.name == job.handle.name:
+                return one
+        raise NotFound(f"no {job.name}")
 
     def _store(self, job: Job, changes: Changes) -> FakeJob:
         found = self._get(job)
@@ -190,27 +199,3 @@ class MemoryBackend:
 
 def _merged(old: Mapping[str, str], changes: Changes) -> dict[str, str]:
     return {key: value for key, value in {**old, **changes}.items() if value is not None}
-
-
-def _seen(job: FakeJob) -> Job:
-    return Job(
-        kind="fake",
-        name=f"job {job.name}",
-        uid=job.uid,
-        annotations=dict(job.annotations),
-        cost="nothing else",
-        finished=job.finished,
-        deleting=job.deleting,
-        handle=replace(job),
-    )
-
-
-def fail_at(number: int, done: bool, error: BaseException, times: int = 1) -> Callable[[int, str, bool], None]:
-    """Return a fault at `times` calls from `number` on, before or after they are carried out."""
-    used = itertools.count()
-
-    def fault(at: int, name: str, after: bool) -> None:
-        if at >= number and after == done and next(used) < times:
-            raise error
-
-    return fault

@@ -23,6 +23,7 @@ from restarter.webhook_bodies import ALERT, body
 
 PATIENCE_S = 20.0
 TOKEN = "an-honest-token-of-some-length"
+BEARER = {"authorization": f"Bearer {TOKEN}"}
 CONFIG: dict[str, Any] = {
     "web": {"listen_address": "127.0.0.1:0"},
     "metrics_web": {"listen_address": "127.0.0.1:0"},
@@ -33,12 +34,10 @@ CONFIG: dict[str, Any] = {
 
 
 @contextmanager
-def api_with_a_job() -> Iterator[FakeApi]:
-    """With a job that has opted in."""
+def api_with_a_job(**spec: Any) -> Iterator[FakeApi]:
+    """With a job that has opted in, and the ConfigMap of the circuit breaker."""
     with fake_api() as one:
-        job = manifests.job()
-        job["metadata"]["annotations"] = {"gpufrag.dev/restart": "true"}
-        one.world.apply(job)
+        one.world.apply(manifests.job(**spec))
         one.world.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": manifests.meta("gpufrag-restarter")})
         yield one
 
@@ -53,11 +52,11 @@ def write_config(folder: Path, **changes: Any) -> Path:
 class Process:
     """One `gpufrag restarter`, which logs to files."""
 
-    def __init__(self, folder: Path, *arguments: str) -> None:
+    def __init__(self, folder: Path, *arguments: object) -> None:
         self._log, self._audit = folder / "log", folder / "audit"
         environment = {**os.environ, "PYTHONPATH": str(Path(gpufrag.__file__).parents[1]), "NO_PROXY": "127.0.0.1"}
         with self._log.open("w") as log, self._audit.open("w") as audit:
-            command = [sys.executable, "-m", "gpufrag", "restarter", *arguments]
+            command = [sys.executable, "-m", "gpufrag", "restarter", *map(str, arguments)]
             self._process = subprocess.Popen(command, stdout=audit, stderr=log, env=environment)
 
     @property
@@ -73,6 +72,21 @@ class Process:
         what = "metrics" if path.startswith(("/metrics", "/-/")) else "alerts"
         (line,) = [line for line in self.log.splitlines() if "msg=listening" in line and f"for={what}" in line]
         return f"http://{line.partition('address=')[2].split()[0]}{path}"
+
+    def get(self, path: str) -> httpx.Response:
+        return httpx.get(self.url(path), headers=BEARER, trust_env=False, timeout=PATIENCE_S)
+
+    def send(self, **labels: str) -> None:
+        """Send an alert with these labels."""
+        content = body(alerts=[{**ALERT, "labels": {**ALERT["labels"], **labels}}])
+        url = self.url("/v1/alerts")
+        answer = httpx.post(url, content=content, headers=BEARER, trust_env=False, timeout=PATIENCE_S)
+        assert answer.status_code == 202
+
+    def count(self, metric: str) -> float:
+        """Return the value of a counter with these labels, for example `calls_total{answer="accepted"}`."""
+        (line,) = [line for line in self.get("/metrics").text.splitlines() if f"_{metric}" in line]
+        return float(line.split()[-1])
 
     def eventually(self, true: Callable[[], bool]) -> None:
         deadline = time.monotonic() + PATIENCE_S
@@ -93,30 +107,12 @@ class Process:
         self._process.wait(PATIENCE_S)
 
 
-def get(process: Process, path: str) -> httpx.Response:
-    headers = {"authorization": f"Bearer {TOKEN}"}
-    return httpx.get(process.url(path), headers=headers, trust_env=False, timeout=PATIENCE_S)
-
-
-def send(process: Process, pod: str) -> int:
-    content = body(alerts=[{**ALERT, "labels": {**ALERT["labels"], "pod": pod}}])
-    headers = {"authorization": f"Bearer {TOKEN}"}
-    url = process.url("/v1/alerts")
-    return httpx.post(url, content=content, headers=headers, trust_env=False, timeout=PATIENCE_S).status_code
-
-
 def pod_of(api: FakeApi) -> str:
     """Return the name of a running pod."""
-    config = api.config()
-    answer = httpx.get(f"{api.url}/api/v1/namespaces/ml/pods", headers=_as(config), trust_env=False)
-    return str(answer.json()["items"][0]["metadata"]["name"])
-
-
-def _as(config: Any) -> dict[str, str]:
-    return {"authorization": f"Bearer {config.user.token}"}
+    return str(api.world.pods()[0]["metadata"]["name"])
 
 
 def suspensions(api: FakeApi) -> list[bool]:
     """Return the values of spec.suspend that were sent."""
-    patches = [json.loads(one.body) for one in api.sent("PATCH", "/jobs/") if one.query.get("dryRun") != "All"]
+    patches = [json.loads(one.body) for one in api.sent("PATCH", "/jobs/") if not one.dry_run]
     return [patch["spec"]["suspend"] for patch in patches if "spec" in patch]

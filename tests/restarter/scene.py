@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gpufrag.restarter.alerts import Alert
 from gpufrag.restarter.backend import Conflict, Job, Stage
 from gpufrag.restarter.kubernetes.backend import KubernetesBackend
 from gpufrag.restarter.kubernetes.client import KubernetesClient
@@ -15,7 +14,8 @@ from gpufrag.restarter.kubernetes.objects import Owner, Pod
 from gpufrag.restarter.kubernetes.targets import Target
 from gpufrag.restarter.record import CLAIMED, SUSPENDED
 from restarter.fake_api import manifests
-from restarter.fake_api.server import TOKEN, FakeApi, fake_api
+from restarter.fake_api.server import TOKEN, FakeApi, User, fake_api
+from restarter.worker_rig import alert
 
 MAX_LOOKS = 60
 """Each takes a request, and so a tick of the fake's time: more than any restart needs."""
@@ -28,27 +28,19 @@ class Scene:
     api: FakeApi
     client: KubernetesClient
     backend: KubernetesBackend
-    job: Job
 
-    @property
-    def owner(self) -> Owner:
-        owner: Owner = self.job.handle.owner
-        return owner
-
-    @property
-    def pod(self) -> Pod:
-        pod: Pod = self.job.handle.pod
-        return pod
-
-    @property
-    def target(self) -> Target:
-        target: Target = self.job.handle.target
-        return target
-
-    def again(self, manifest: dict[str, Any]) -> None:
-        """Start with another such job in a new world."""
+    def start(self, manifest: dict[str, Any]) -> None:
+        """Start this job in an empty cluster."""
         self.api.reset()
-        self.job = _start(self.api, self.backend, manifest)
+        self.api.world.apply(manifest)
+        pod = [one for one in self.api.world.pods() if one["metadata"]["name"].startswith(manifests.NAME)][-1]
+        self.job: Job = self.backend.find(alert(pod["metadata"]["name"]))
+        self.owner: Owner = self.job.handle.owner
+        self.pod: Pod = self.job.handle.pod
+        self.target: Target = self.job.handle.target
+
+    def allow(self, rules: Any, namespace: str = manifests.NAMESPACE) -> None:
+        self.api.users[TOKEN] = User("restarter", tuple(rules), namespace)
 
     def read(self) -> Job:
         return self.backend.read(self.job)
@@ -76,37 +68,23 @@ class Scene:
             if state.stage is Stage.STOPPED and state.confirmed and job.record.phase == SUSPENDED:
                 with contextlib.suppress(Conflict):
                     self.backend.start(job, job.record)
-        raise AssertionError(f"it does not run: {self.stage()}")
+        raise AssertionError(f"it does not run: {state}")
 
     def restart(self) -> None:
         self.stop()
         self.finish()
 
-    def stage(self) -> str:
-        state = self.backend.state(self.read())
-        return f"{state.stage.value} {state.waits_for}".strip()
-
     def until(self, condition: Callable[[], bool]) -> None:
-        assert any(condition() for _ in range(MAX_LOOKS)), f"it never happened: {self.stage()}"
+        assert any(condition() for _ in range(MAX_LOOKS)), "it never happened"
 
 
 @contextlib.contextmanager
-def scene(manifest: dict[str, Any], **certificate: Any) -> Iterator[Scene]:
-    with fake_api(**certificate) as api, contextlib.closing(connected(api)) as client:
-        backend = KubernetesBackend(client, (manifests.NAMESPACE,), lambda: 0.0)
-        yield Scene(api, client, backend, _start(api, backend, manifest))
+def scene(manifest: dict[str, Any]) -> Iterator[Scene]:
+    with fake_api() as api, contextlib.closing(connected(api)) as client:
+        it = Scene(api, client, KubernetesBackend(client, (manifests.NAMESPACE,), lambda: 0.0))
+        it.start(manifest)
+        yield it
 
 
-def connected(api: FakeApi, token: str = TOKEN) -> KubernetesClient:
-    return KubernetesClient(api.config(token), trust_env=False)
-
-
-def pod_alert(pod: str, namespace: str = manifests.NAMESPACE) -> Alert:
-    labels = {"alertname": "GpuMemoryFragmented", "gpufrag_action": "restart", "namespace": namespace, "pod": pod}
-    return Alert("firing", labels, {"description": "A ratio of 9."}, "cafe", 1_799_999_600.0)
-
-
-def _start(api: FakeApi, backend: KubernetesBackend, manifest: dict[str, Any]) -> Job:
-    api.world.apply(manifest)
-    pod = [one for one in api.world.pods() if one["metadata"]["name"].startswith(manifests.NAME)][-1]
-    return backend.find(pod_alert(pod["metadata"]["name"]))
+def connected(api: FakeApi) -> KubernetesClient:
+    return KubernetesClient(api.config(), trust_env=False)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from gpufrag.restarter import reasons
@@ -16,7 +14,7 @@ pytestmark = pytest.mark.real
 
 
 @pytest.mark.parametrize("timeout_s", [10.0, 0.5])
-def test_real_prometheus_answers(tmp_path: Path, timeout_s: float) -> None:
+def test_real_prometheus_answers(tmp_path, timeout_s):
     with prometheus(tmp_path, {}) as real:
         settings = PrometheusSettings(url=real.url, timeout=timeout_s)
         ask = Prometheus(settings)

@@ -6,8 +6,6 @@ import io
 import json
 from html.parser import HTMLParser
 
-import pytest
-
 from gpufrag.restarter import decisions, page
 from gpufrag.restarter.backend import Away, Job
 from gpufrag.restarter.clock import Clock
@@ -45,7 +43,7 @@ class Text(HTMLParser):
         self.text += data
 
 
-def test_newest_decisions_are_kept() -> None:
+def test_newest_decisions_are_kept():
     one, _ = log()
     for number in range(MAX_DECISIONS + 5):
         one.publish(decisions.REFUSED, "daily-budget", str(number))
@@ -53,7 +51,7 @@ def test_newest_decisions_are_kept() -> None:
     assert len(one.latest()) == MAX_DECISIONS
 
 
-def test_any_text_makes_one_json_line() -> None:
+def test_any_text_makes_one_json_line():
     stream = io.StringIO()
     log(stream)[0].publish(decisions.REFUSED, "daily-budget", EVIL, alert(), JOB)
     (line,) = stream.getvalue().splitlines()
@@ -62,7 +60,7 @@ def test_any_text_makes_one_json_line() -> None:
     assert (found["alert"], found["namespace"], found["job"]) == ("GpuMemoryFragmented", "ml", "job train")
 
 
-def test_closed_stdout_is_logged_only(caplog: pytest.LogCaptureFixture) -> None:
+def test_closed_stdout_is_logged_only(caplog):
     stream = io.StringIO()
     stream.close()
     one, shown = log(stream)
@@ -71,19 +69,19 @@ def test_closed_stdout_is_logged_only(caplog: pytest.LogCaptureFixture) -> None:
     assert "cannot write a decision" in caplog.text
 
 
-def test_lost_event_is_counted() -> None:
+def test_lost_event_is_counted():
     one, _ = log(fail=True)
     one.publish(decisions.STARTED, "started", "text", job=JOB)
     assert one.metrics.value(EVENTS_LOST) == 1
 
 
-def test_page_escapes_all_values() -> None:
+def test_page_escapes_all_values():
     found = Text(page.render([Decision(0.0, *[EVIL] * 7)], 0.0, Metrics()).decode())
     assert "script" not in found.tags
     assert found.text.count(EVIL.splitlines()[0]) == 6  # namespace and pod are not shown with a job
 
 
-def test_page_shows_the_state() -> None:
+def test_page_shows_the_state():
     metrics = Metrics()
     assert "circuit breaker unknown" in Text(page.render([], 0.0, metrics).decode()).text
     metrics.set(CIRCUIT_OPEN, 1)

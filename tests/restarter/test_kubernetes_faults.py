@@ -5,280 +5,221 @@ Whatever happens, no job stays suspended, none is restarted twice for one alert,
 
 from __future__ import annotations
 
-import contextlib
-import io
-import json
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from gpufrag.restarter import server
-from gpufrag.restarter.backend import Stage
-from gpufrag.restarter.clock import Clock
+from gpufrag.restarter.backend import Denied, Stage
 from gpufrag.restarter.kubernetes import backend
 from gpufrag.restarter.kubernetes.objects import JOB
 from gpufrag.restarter.kubernetes.permissions import role_rules
-from gpufrag.restarter.metrics import IN_PROGRESS, QUEUE
+from gpufrag.restarter.metrics import IN_PROGRESS
 from gpufrag.restarter.record import PHASE
-from gpufrag.restarter.settings import PolicySettings, RestarterConfig
+from gpufrag.restarter.settings import RestarterConfig
 from restarter.fake_api import manifests
-from restarter.fake_api.faults import CUT, CUT_AFTER, Fault
-from restarter.fake_api.rbac import User
-from restarter.fake_api.served import of
-from restarter.fake_api.server import TOKEN
+from restarter.fake_api.server import ADMIN, CUT, CUT_AFTER
 from restarter.fake_api.world import SETTLE
-from restarter.scene import Scene, pod_alert, scene
+from restarter.memory_backend import Killed
+from restarter.scene import Scene, scene
+from restarter.worker_rig import LIVE, START_S, FakeTime, TimedRestarter, alert
 
-START_S = 1_800_000_000.0
-CONFIG = RestarterConfig(policy=PolicySettings(dry_run=False, namespaces=("ml",)))
-MAX_TURNS = 500
-ROLE_AND_CIRCUIT = [
-    *role_rules([JOB]),
-    {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["get", "patch"]},
-]
-Make = Callable[..., dict[str, Any]]
+CIRCUIT = {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["get", "patch"]}
+RESTARTED = ["started started", "restarted restarted"]
 
 
-class Killed(BaseException):
-    """The process ends here."""
-
-
-@dataclass
 class KilledAfter:
     """A client whose process ends after its call of this number."""
 
-    client: Any
-    number: int
-    calls: int = 0
+    def __init__(self, client: Any, number: int) -> None:
+        self.client, self.left = client, number
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self.client, name)
 
-        def call(*arguments: Any, **named: Any) -> Any:
-            self.calls += 1
+        def call(*arguments, **named):
             answer = method(*arguments, **named)
-            if self.calls == self.number:
+            self.left -= 1
+            if self.left == 0:
                 raise Killed
             return answer
 
         return call
 
 
-class Process:
-    """One restarter, with a clock that moves as far as it asks for."""
+class Rig(TimedRestarter):
+    def __init__(self, it: Scene, client: Any = None, since_s: float = 0.0, namespace: str = "ml") -> None:
+        self.it = it
+        time = FakeTime(START_S + since_s, 100 + since_s)
+        config = RestarterConfig(policy=replace(LIVE, namespaces=(namespace,)))
+        platform = server.kubernetes_platform(config, client or it.client, "ml", time.clock)
+        super().__init__(platform, time, config)
 
-    def __init__(self, it: Scene, client: Any = None, since_s: float = 0.0, config: RestarterConfig = CONFIG) -> None:
-        self.wall_s, self.stream, self._scene = START_S + since_s, io.StringIO(), it
-        clock = Clock(lambda: self.wall_s, lambda: self.wall_s - START_S + 100)
-        platform = server.kubernetes_platform(config, client or it.client, "ml", clock)
-        self.parts = server.assemble(config, platform, clock, self.stream)
+    def start(self) -> Rig:
+        return self.send(alert(self.it.pod.name))
 
-    def send(self) -> None:
-        assert self.parts.worker.offer([pod_alert(self._scene.pod.name)])
-
-    def turn(self) -> None:
-        self.wall_s += max(0.01, min(self.parts.worker.turn(), 10.0))
-
-    def go(self) -> None:
-        """Run until no restart is in progress, the queue is empty, and the job has no phase."""
-        for _ in range(MAX_TURNS):
-            self.turn()
-            if not any(map(self.parts.metrics.value, (IN_PROGRESS, QUEUE))) and not self._has_phase():
-                return
-        raise AssertionError(f"it never ends: {self.stream.getvalue()}")
-
-    def go_until_killed(self) -> bool:
-        try:
-            self.go()
-        except Killed:
-            return True
-        return False
-
-    @property
-    def outcomes(self) -> list[str]:
-        return [json.loads(line)["outcome"] for line in self.stream.getvalue().splitlines()]
-
-    def _has_phase(self) -> bool:
-        """Looked up without a request."""
-        owner = self._scene.owner
-        raw = self._scene.api.world.get(owner.group_version, owner.kind, owner.name, owner.namespace)
-        return PHASE in raw["metadata"]["annotations"]
+    def idle(self) -> bool:
+        """And the job has no phase, which is looked up without a request."""
+        owner = self.it.owner
+        raw = self.it.api.world.get(owner.group_version, owner.kind, owner.name, owner.namespace)
+        return super().idle() and PHASE not in raw["metadata"]["annotations"]
 
 
-def start(it: Scene, make: Make) -> int:
-    """Start the job in a new world. Return how many pods were made for it."""
-    it.again(make())
-    it.api.world.store.create(of("v1", "ConfigMap"), "ml", {"metadata": {"name": "gpufrag-restarter"}})
-    return it.api.world.store.pods_made
+class Case:
+    """A restarter that supports only one kind of job, so its searches are short. A restart replaces `pods` pods."""
+
+    def __init__(self, it: Scene, make: Any) -> None:
+        self.it, self.make = it, make
+        rig = self.rig().start().go()
+        assert rig.outcomes == RESTARTED
+        self.pods = self.new_pods()
+        self.requests = it.api.faults.requests
+
+    def rig(self) -> Rig:
+        """Start the job in a new cluster. Return a restarter."""
+        self.it.start(self.make())
+        self.it.api.world.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "gpufrag-restarter"}})
+        self.made = self.it.api.world.pods_made
+        return Rig(self.it)
+
+    def new_pods(self) -> int:
+        self.it.api.world.tick(SETTLE)
+        return self.it.api.world.pods_made - self.made
+
+    def assert_whole(self) -> None:
+        new = self.new_pods()
+        assert new in (0, self.pods)
+        job = self.it.read()
+        assert self.it.backend.state(job).stage is Stage.RUNNING if new else self.it.pods()
+        assert job.record.phase is None
+        assert not self.it.read().handle.owner.status.get("failed")
+        assert not (job.handle.owner.status.get("retryCount") or 0) > 1
+
+    def assert_restarted(self) -> None:
+        self.assert_whole()
+        assert self.new_pods() == self.pods
 
 
-@contextlib.contextmanager
-def only(make: Make, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
-    """The restarter supports only this kind, so its searches are short."""
+@pytest.fixture
+def case(request, monkeypatch):
+    make = getattr(request, "param", manifests.job)
     with scene(make()) as it:
         monkeypatch.setattr(backend, "TARGETS", {it.target.kind: it.target})
-        yield it
+        yield Case(it, make)
 
 
-def pods_of_a_restart(it: Scene, make: Make) -> int:
-    made, process = start(it, make), Process(it)
-    process.send()
-    process.go()
-    assert process.outcomes == ["started", "restarted"]
-    it.api.world.tick(SETTLE)
-    return it.api.world.store.pods_made - made
+every_kind = pytest.mark.parametrize("case", manifests.ALL, indirect=True, ids=lambda make: make.__name__)
 
 
-def assert_whole(it: Scene, made: int, pods: int) -> None:
-    it.api.world.tick(SETTLE)
-    new = it.api.world.store.pods_made - made
-    assert new in (0, pods)
-    job = it.read()
-    assert it.backend.state(job).stage is Stage.RUNNING if new else it.pods()
-    assert job.record.phase is None
-    assert not job.handle.owner.status.get("failed")
-    assert not (job.handle.owner.status.get("retryCount") or 0) > 1
+@every_kind
+def test_restarter_killed_after_any_call(case):
+    killed, number = True, 0
+    while killed:
+        number += 1
+        case.rig()
+        killed = Rig(case.it, KilledAfter(case.it.client, number)).start().go_until_killed()
+        Rig(case.it, since_s=3600.0).go()
+        case.assert_whole()
+    assert number > 10
 
 
-@pytest.mark.parametrize("make", manifests.ALL, ids=lambda make: make.__name__)
-def test_restarter_killed_after_any_call(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    with only(make, monkeypatch) as it:
-        pods, killed, number = pods_of_a_restart(it, make), True, 0
-        while killed:
-            number += 1
-            made = start(it, make)
-            first = Process(it, KilledAfter(it.client, number))
-            first.send()
-            killed = first.go_until_killed()
-            Process(it, since_s=3600.0).go()
-            assert_whole(it, made, pods)
-        assert number > 10
+def any_request_may_fail(case, fault):
+    for number in range(1, case.requests + 1):
+        rig = case.rig()
+        case.it.api.faults.at(number, fault)
+        rig.start().go()
+        case.it.api.faults.clear()
+        case.assert_restarted()
 
 
-@pytest.mark.parametrize(
-    ("make", "fault"),
-    [(manifests.job, CUT), *((make, CUT_AFTER) for make in manifests.ALL)],
-    ids=lambda one: getattr(one, "__name__", ""),
-)
-def test_any_request_may_fail(make: Make, fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
-    with only(make, monkeypatch) as it:
-        pods = pods_of_a_restart(it, make)
-        for number in range(1, it.api.faults.requests + 1):
-            made = start(it, make)
-            process = Process(it)
-            it.api.faults.at(number, fault)
-            process.send()
-            process.go()
-            it.api.faults.clear()
-            assert_whole(it, made, pods)
-            assert it.api.world.store.pods_made - made == pods, f"request {number}"
+@every_kind
+def test_any_answer_may_be_lost(case):
+    any_request_may_fail(case, CUT_AFTER)
 
 
-def suspended(it: Scene) -> tuple[int, Process]:
-    made, process = start(it, manifests.job), Process(it)
-    process.send()
-    while not it.api.world.get("batch/v1", "Job", "train")["spec"].get("suspend"):
-        process.turn()
-    return made, process
+def test_any_request_may_be_lost(case):
+    any_request_may_fail(case, CUT)
 
 
-def test_outage_while_the_job_is_suspended(monkeypatch: pytest.MonkeyPatch) -> None:
-    with only(manifests.job, monkeypatch) as it:
-        made, process = suspended(it)
-        it.api.faults.always(CUT)
-        for _ in range(12):
-            process.turn()
-        it.api.faults.clear()
-        process.go()
-        assert_whole(it, made, 2)
-        assert process.outcomes[-1] == "restarted"
+@pytest.fixture
+def suspended(case):
+    """A restarter that has suspended the job."""
+    rig = case.rig().start()
+    return rig.until(lambda: case.it.api.world.get("batch/v1", "Job", "train")["spec"].get("suspend"))
 
 
-def test_lost_permission_does_not_block_other_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
-    with only(manifests.job, monkeypatch) as it:
-        made, process = suspended(it)
-        it.api.users[TOKEN] = User("restarter", (), "ml")
-        while process.parts.metrics.value(IN_PROGRESS):
-            process.turn()
-        assert process.outcomes[-1] == "failed"
-        it.api.users[TOKEN] = User("restarter")
-        process.wall_s += 300
-        process.go()
-        assert_whole(it, made, 2)
-        assert process.outcomes[-2:] == ["taken-over", "restarted"]
+def test_outage_while_the_job_is_suspended(case, suspended):
+    case.it.api.faults.always(CUT)
+    for _ in range(12):
+        suspended.turn()
+    case.it.api.faults.clear()
+    assert suspended.go().outcomes[-1] == "restarted restarted"
+    case.assert_restarted()
 
 
-def test_terminating_namespace_loses_events_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    with only(manifests.job, monkeypatch) as it:
-        made, process = start(it, manifests.job), Process(it)
-        it.api.world.terminating.add("ml")
-        process.send()
-        for _ in range(40):
-            process.turn()
-        it.api.world.terminating.clear()
-        process.go()
-        assert_whole(it, made, 2)
-        assert it.api.world.events() == []
+def test_lost_permission_does_not_block_other_restarts(case, suspended):
+    case.it.allow(())
+    suspended.until(lambda: not suspended.metrics.value(IN_PROGRESS))
+    assert suspended.outcomes[-1].startswith("failed")
+    case.it.allow(ADMIN)
+    suspended.time.move(300)
+    assert suspended.go().outcomes[-2:] == ["taken-over unfinished", "restarted restarted"]
+    case.assert_restarted()
 
 
-def test_two_restarters_with_one_alert_restart_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    with only(manifests.job, monkeypatch) as it:
-        made = start(it, manifests.job)
-        processes = [Process(it) for _ in range(2)]
-        for process in processes:
-            process.send()
-        for _ in range(60):
-            for process in processes:
-                process.turn()
-        assert_whole(it, made, 2)
-        assert it.api.world.store.pods_made - made == 2
-        assert it.read().record.count == 1
+def test_terminating_namespace_loses_events_only(case):
+    rig = case.rig().start()
+    case.it.api.world.terminating.add("ml")
+    for _ in range(40):
+        rig.turn()
+    case.it.api.world.terminating.clear()
+    rig.go()
+    case.assert_whole()
+    assert case.it.api.world.events() == []
 
 
-def lists(it: Scene) -> int:
-    return len(
-        [one for one in it.api.log if one.method == "GET" and one.path.count("/") == 6 and "pods" not in one.path]
-    )
+def test_two_restarters_with_one_alert_restart_once(case):
+    rigs = [case.rig().start(), Rig(case.it).start()]
+    for rig in rigs * 60:
+        rig.turn()
+    case.assert_restarted()
+    assert case.it.read().record.count == 1
 
 
-def test_forbidden_lists_are_not_requested_by_every_search() -> None:
-    with scene(manifests.job()) as it:
-        now = [0.0]
-        it.backend.steady = lambda: now[0]
-        rules = [{"apiGroups": ["batch"], "resources": ["jobs"], "verbs": ["list"]}]
-        it.api.users[TOKEN] = User("restarter", tuple(rules), "ml")
-        counts = []
-        for seconds in (0.0, 300.0, 300.0, 3600.0):
-            now[0] += seconds
-            before = lists(it)
-            assert it.backend.unfinished().error is None
-            counts.append(lists(it) - before)
-        assert counts == [10, 1, 1, 10]
+def test_job_in_a_namespace_no_longer_configured_is_resumed(case, suspended):
+    case.it.allow([*role_rules([JOB]), CIRCUIT])
+    assert Rig(case.it, namespace="other").go().outcomes == ["taken-over unfinished", "restarted restarted"]
+    case.assert_restarted()
 
 
-def test_search_without_any_permission_is_an_error() -> None:
-    with scene(manifests.job()) as it:
-        it.api.users[TOKEN] = User("restarter", (), "ml")
-        assert [type(it.backend.unfinished().error).__name__ for _ in range(3)] == ["Denied"] * 3
-        it.api.users[TOKEN] = User("restarter")
+@pytest.fixture
+def it():
+    with scene(manifests.job()) as one:
+        yield one
+
+
+def test_forbidden_lists_are_not_requested_by_every_search(it):
+    now = [0.0]
+    it.backend.steady = lambda: now[0]
+    it.allow([{"apiGroups": ["batch"], "resources": ["jobs"], "verbs": ["list"]}])
+    counts = []
+    for seconds in (0.0, 300.0, 300.0, 3600.0):
+        now[0] += seconds
+        it.api.log.clear()
         assert it.backend.unfinished().error is None
+        counts.append(len([one for one in it.api.log if "/namespaces/" in one.path]))
+    assert counts == [10, 1, 1, 10]
 
 
-def test_job_in_a_namespace_no_longer_configured_is_resumed(monkeypatch: pytest.MonkeyPatch) -> None:
-    with only(manifests.job, monkeypatch) as it:
-        made, _ = suspended(it)
-        other = replace(CONFIG, policy=replace(CONFIG.policy, namespaces=("other",)))
-        it.api.users[TOKEN] = User("restarter", tuple(ROLE_AND_CIRCUIT), "ml")
-        process = Process(it, config=other)
-        process.go()
-        assert_whole(it, made, 2)
-        assert process.outcomes == ["taken-over", "restarted"]
+def test_search_without_any_permission_is_an_error(it):
+    it.allow(())
+    assert [type(it.backend.unfinished().error) for _ in range(3)] == [Denied] * 3
+    it.allow(ADMIN)
+    assert it.backend.unfinished().error is None
 
 
-def test_inaccessible_namespace_of_earlier_restarts_is_reported() -> None:
-    with scene(manifests.job()) as it:
-        it.api.users[TOKEN] = User("restarter", namespace="ml")
-        search = it.backend.unfinished(["gone"])
-        assert (search.error, search.unsearched) == (None, frozenset({"gone"}))
+def test_inaccessible_namespace_of_earlier_restarts_is_reported(it):
+    it.allow(ADMIN)
+    search = it.backend.unfinished(["gone"])
+    assert (search.error, search.unsearched) == (None, frozenset({"gone"}))

@@ -7,9 +7,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -21,169 +19,156 @@ from gpufrag.restarter.record import BY, ORDER, PHASE, WAITING
 from gpufrag.wire.control_server import ControlServer
 from gpufrag.wire.error_counter import ErrorCounter
 from gpufrag.wire.supervised_job import SupervisedJob, encode
-from restarter.threaded_rig import ThreadedRestarter, alert, eventually, restarting
-from supervisor.supervised_process import Supervised
+from restarter.threaded_rig import restarting
+from restarter.worker_rig import job_alert
+from supervisor.supervised_process import Supervised, eventually
 
 JOB = "echo count $GPUFRAG_RESTART_COUNT >> $LOG; echo ready >> $LOG; while :; do sleep 0.1; done"
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Iterator[Supervised]:
-    one = Supervised(tmp_path, "--name", "train", "--", "sh", "-c", JOB)
-    one.until("ready")
-    assert one.socket
-    yield one
-    one.close()
+def start(tmp_path):
+    """Start a job; all of them share a folder."""
+    started = []
+
+    def run(name="train"):
+        folder = tmp_path / f"job-{len(started)}" if started else tmp_path
+        folder.mkdir(exist_ok=True)
+        if started:
+            (folder / "agents").symlink_to(tmp_path / "agents")
+        started.append(Supervised(folder, "--name", name, "--", "sh", "-c", JOB))
+        started[-1].until("ready")
+        eventually(lambda: record_of(started[-1]))
+        return started[-1]
+
+    yield run
+    for job in started:
+        job.close()
+
+
+def record_of(job):
+    """Return the paths of its record: one, once it is written."""
+    return list(job.folder.glob(f"*-{job.process.pid}-*.job.json"))
 
 
 @pytest.fixture
-def restarter(tmp_path: Path) -> Iterator[ThreadedRestarter]:
-    with restarting(tmp_path, target="process", process={"folder": "agents"}) as one:
+def job(start):
+    return start()
+
+
+@pytest.fixture
+def restarter(tmp_path):
+    with restarting(tmp_path) as one:
         yield one
 
 
-def test_alert_restarts_its_job_once(job: Supervised, restarter: ThreadedRestarter) -> None:
-    restarter.send(alert("train"), alert("train"))
+@pytest.fixture
+def backend(job):
+    return LocalBackend(job.folder, timeout_s=0.2)
+
+
+def test_alert_restarts_its_job_once(job, restarter, tmp_path):
+    restarter.send("train", "train")
     restarter.until("started started", "restarted restarted")
     assert [line for line in job.lines if line.startswith("count")] == ["count 0", "count 1"]
     assert job.job.annotations["gpufrag.dev/restart-count"] == "1"
-    assert "gpufrag.dev/restart-phase" not in job.job.annotations
-
-
-def test_job_keeps_its_cooldown(job: Supervised, restarter: ThreadedRestarter, tmp_path: Path) -> None:
-    restarter.send(alert("train"))
-    restarter.until("started started", "restarted restarted")
-    with restarting(tmp_path, target="process", process={"folder": "agents"}) as another:
-        another.send(alert("train"))
+    assert PHASE not in job.job.annotations
+    with restarting(tmp_path) as another:
+        another.send("train")
         another.until("refused cooldown")
 
 
-def test_dry_run_changes_nothing(job: Supervised, tmp_path: Path) -> None:
-    with restarting(tmp_path, target="process", process={"folder": "agents"}, policy={}) as restarter:
-        restarter.send(alert("train"))
+def test_dry_run_changes_nothing(job, tmp_path):
+    with restarting(tmp_path, policy={}) as restarter:
+        restarter.send("train")
         restarter.until("would-restart dry-run")
     assert (job.job.version, job.job.restarts) == (1, 0)
 
 
-@pytest.mark.parametrize(
-    ("name", "reason"), [("other", "no-supervisor"), ("", "no-supervisor"), ("../train", "no-supervisor")]
-)
-def test_alert_about_an_unknown_job_is_refused(
-    job: Supervised, restarter: ThreadedRestarter, name: str, reason: str
-) -> None:
-    restarter.send(alert(name))
-    restarter.until(f"refused {reason}")
+@pytest.mark.parametrize("name", ["other", "", "../train"])
+def test_alert_about_an_unknown_job_is_refused(job, restarter, name):
+    restarter.send(name)
+    restarter.until("refused no-supervisor")
 
 
-def test_two_jobs_of_one_name_are_refused(job: Supervised, restarter: ThreadedRestarter, tmp_path: Path) -> None:
-    second = tmp_path / "second"
-    second.mkdir()
-    (second / "agents").symlink_to(job.folder)
-    other = Supervised(second, "--name", "train", "--", "sh", "-c", JOB)
-    try:
-        other.until("ready")
-        restarter.send(alert("train"))
-        restarter.until("refused ambiguous-name")
-    finally:
-        other.close()
+def test_two_jobs_of_one_name_are_refused(job, start, restarter):
+    start()
+    restarter.send("train")
+    restarter.until("refused ambiguous-name")
 
 
 @pytest.fixture
-def stopped(tmp_path: Path, job: Supervised) -> Iterator[Supervised]:
+def stopped(job, start):
     """Another job, whose supervisor is stopped."""
-    folder = tmp_path / "stopped"
-    folder.mkdir()
-    (folder / "agents").symlink_to(job.folder)
-    one = Supervised(folder, "--name", "stopped", "--", "sh", "-c", JOB)
-    eventually(lambda: record_of(one))
+    one = start("stopped")
     os.kill(one.process.pid, signal.SIGSTOP)
     yield one
     os.kill(one.process.pid, signal.SIGCONT)
-    one.close()
 
 
-def record_of(job: Supervised) -> list[Path]:
-    """Return its record, once it is written."""
-    return list(job.folder.glob(f"*-{job.process.pid}-*.job.json"))
-
-
-def quick(job: Supervised) -> LocalBackend:
-    return LocalBackend(job.folder, timeout_s=0.2)
-
-
-def test_stopped_supervisor_delays_no_other_job(job: Supervised, stopped: Supervised) -> None:
-    backend = quick(job)
-    assert backend.find(alert("train")).name == "job train"
+def test_stopped_supervisor_delays_no_other_job(backend, stopped):
+    assert backend.find(job_alert("train")).name == "job train"
     assert backend.unfinished() == Search([])
     with pytest.raises(Away, match="no usable answer"):
-        backend.find(alert("stopped"))
+        backend.find(job_alert("stopped"))
 
 
 @pytest.mark.parametrize("torn", [False, True])
-def test_stopped_supervisor_in_a_restart_makes_the_search_incomplete(
-    job: Supervised, stopped: Supervised, torn: bool
-) -> None:
+def test_stopped_supervisor_in_a_restart_makes_the_search_incomplete(backend, stopped, torn):
     (record,) = record_of(stopped)
     marked = {**json.loads(record.read_text()), "annotations": {PHASE: WAITING}}
     record.write_text("{" if torn else json.dumps(marked))
-    search = quick(job).unfinished()
+    search = backend.unfinished()
     assert (search.jobs, type(search.error)) == ([], Away)
     assert f"-{stopped.process.pid}-" in str(search.error)
 
 
-def test_silent_sockets_cost_one_timeout_together(job: Supervised) -> None:
-    silent = []
-    for number in range(20):
-        listener = socket.socket(socket.AF_UNIX)
+def test_silent_sockets_cost_one_timeout_together(job):
+    silent = [socket.socket(socket.AF_UNIX) for _ in range(20)]
+    for number, listener in enumerate(silent):
         listener.bind(str(job.folder / f"host-{os.getpid()}-{number + 1}.job.sock"))
         listener.listen()
-        silent.append(listener)
     began_s = time.monotonic()
-    assert LocalBackend(job.folder, timeout_s=1.0).find(alert("train")).name == "job train"
+    assert LocalBackend(job.folder, timeout_s=1.0).find(job_alert("train")).name == "job train"
     assert time.monotonic() - began_s < 10
     for listener in silent:
         listener.close()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives a socket to another user")
-def test_sockets_of_one_user_do_not_hide_those_of_another(job: Supervised, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sockets_of_one_user_do_not_hide_those_of_another(job, monkeypatch):
     """A hard link to a socket is another name for it, so many names cost nothing."""
     monkeypatch.setattr(local, "MAX_SUPERVISORS", 3)
-    folder, own = job.folder, job.socket
+    own = job.socket
     os.chown(own, 12345, -1)
-    names = [folder / f"a-{os.getpid()}-{number}.job.sock" for number in range(1, 6)]
+    names = [job.folder / f"a-{os.getpid()}-{number}.job.sock" for number in range(1, 6)]
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(str(names[0]))
         silent.listen()
         for name in names[1:]:
             os.link(names[0], name)
-        found = LocalBackend(folder)._sockets()
+        found = LocalBackend(job.folder)._sockets()
     assert len(found) == 4
     assert own.name in [file.name for file in found]
     for name in names:
         name.unlink()
 
 
-@pytest.mark.parametrize("named", ["another", "itself"])
-def test_lying_supervisor_is_not_believed(tmp_path: Path, named: str) -> None:
+@pytest.mark.parametrize("pid", [1, os.getpid()], ids=["another process", "itself"])
+def test_lying_supervisor_is_not_believed(tmp_path, pid):
     """It binds a socket under another process's name, or claims to be another process."""
-    lie = SupervisedJob("train", "mallory", 1, 1, 1, 0, True)
-    pid = os.getpid() if named == "itself" else 1
-    server = ControlServer(
-        tmp_path / f"host-{pid}-1.job.sock", {"job": lambda request: {"job": encode(lie)}}, ErrorCounter()
-    )
+    lie = {"job": encode(SupervisedJob("train", "mallory", 1, 1, 1, 0, True))}
+    server = ControlServer(tmp_path / f"host-{pid}-1.job.sock", {"job": lambda request: lie}, ErrorCounter())
     try:
         with pytest.raises(Away, match=f"process {os.getpid()} listens there|claims to be process 1"):
-            LocalBackend(tmp_path).find(alert("train"))
+            LocalBackend(tmp_path).find(job_alert("train"))
     finally:
         server.close()
 
 
-def test_supervisor_cannot_name_the_processes_of_another_job(job: Supervised, monkeypatch: pytest.MonkeyPatch) -> None:
-    backend = quick(job)
-    found = backend.find(alert("train"))
-    own = frozenset(found.handle.processes)
-    asked: list[frozenset[int]] = []
+def test_supervisor_cannot_name_the_processes_of_another_job(backend, monkeypatch):
+    found = backend.find(job_alert("train"))
+    own, asked = frozenset(found.handle.processes), []
     monkeypatch.setattr(local, "ask_folder", lambda folder, name, fields, pids, action: asked.append(pids))
     monkeypatch.setattr(backend, "_ask", lambda *_: replace(found.handle, processes=(1, os.getpid(), *own)))
     backend.ranks(found)(RankCommand("prepare", {}))
@@ -194,22 +179,21 @@ def test_supervisor_cannot_name_the_processes_of_another_job(job: Supervised, mo
     assert "cannot see that its processes descend" in reason
 
 
-def test_pause_file_pauses(job: Supervised, restarter: ThreadedRestarter) -> None:
+def test_pause_file_pauses(job, restarter):
     job.socket.with_suffix(".pause").touch()
-    restarter.send(alert("train"))
+    restarter.send("train")
     restarter.until("refused paused")
 
 
-def test_ended_job_is_left_alone(job: Supervised, restarter: ThreadedRestarter) -> None:
+def test_ended_job_is_left_alone(job, restarter):
     os.kill(job.process.pid, signal.SIGHUP)
     job.end()
-    restarter.send(alert("train"))
+    restarter.send("train")
     restarter.until("refused no-supervisor")
 
 
-def test_record_is_compared_and_swapped(job: Supervised) -> None:
-    backend = quick(job)
-    found = backend.find(alert("train"))
+def test_record_is_compared_and_swapped(backend):
+    found = backend.find(job_alert("train"))
     assert backend.remember(found, {BY: "me"}).record.by == "me"
     with pytest.raises(Conflict):
         backend.remember(found, {BY: "another"})
@@ -217,18 +201,20 @@ def test_record_is_compared_and_swapped(job: Supervised) -> None:
         backend.read(replace(found, uid="1-2"))
 
 
-@pytest.mark.parametrize("dry_run", [False, True])
-def test_order_that_was_never_sent_is_not_sent_later(job: Supervised, tmp_path: Path, dry_run: bool) -> None:
+@pytest.mark.parametrize(
+    ("sent", "dry_run", "outcome", "starts"),
+    [
+        (True, False, "restarted restarted", 2),
+        (False, False, "ended no-effect", 1),
+        (False, True, "ended no-effect", 1),
+    ],
+)
+def test_restart_of_a_killed_restarter_is_completed(job, tmp_path, sent, dry_run, outcome, starts):
+    """An order that was never sent is not sent later."""
     assert job.ask("remember", version=1, annotations={PHASE: WAITING, ORDER: "0"})["ok"]
-    with restarting(tmp_path, target="process", process={"folder": "agents"}, policy={"dry_run": dry_run}) as restarter:
-        restarter.until("taken-over unfinished", "ended no-effect")
-    assert not job.ask("job")["job"]["annotations"]
-    assert job.lines.count("ready") == 1
-
-
-def test_restart_of_a_killed_restarter_is_completed(job: Supervised, tmp_path: Path) -> None:
-    assert job.ask("remember", version=1, annotations={PHASE: WAITING, ORDER: "0"})["ok"]
-    assert job.ask("restart", restarts=0)["ok"]
-    with restarting(tmp_path, target="process", process={"folder": "agents"}) as restarter:
-        restarter.until("taken-over unfinished", "restarted restarted")
-    assert job.lines.count("ready") == 2
+    if sent:
+        assert job.ask("restart", restarts=0)["ok"]
+    with restarting(tmp_path, policy={"dry_run": dry_run}) as restarter:
+        restarter.until("taken-over unfinished", outcome)
+    assert not job.job.annotations
+    assert job.lines.count("ready") == starts

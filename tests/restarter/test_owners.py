@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from functools import partial
 from typing import Any
 
 import pytest
 
-from gpufrag.restarter.kubernetes.client import KubernetesClient
-from gpufrag.restarter.kubernetes.owners import MAX_OWNERS, resolve
+from gpufrag.restarter.kubernetes import owners
 from gpufrag.restarter.reasons import Refused
 from restarter.fake_api import manifests
-from restarter.fake_api.served import of
-from restarter.fake_api.server import FakeApi, fake_api
-from restarter.scene import scene
+from restarter.fake_api.server import fake_api
+from restarter.scene import connected, scene
 
 TOPMOST = {
     "job": "Job.batch",
@@ -30,78 +29,81 @@ TOPMOST = {
 
 
 @pytest.fixture
-def api() -> Iterator[FakeApi]:
+def api():
     with fake_api() as one:
         yield one
 
 
 @pytest.fixture
-def client(api: FakeApi) -> Iterator[KubernetesClient]:
-    one = KubernetesClient(api.config(), trust_env=False)
-    yield one
-    one.close()
+def resolve(api):
+    with contextlib.closing(connected(api)) as client:
+        yield partial(owners.resolve, client, "ml")
 
 
-def pod(name: str, owner: dict[str, Any] | None = None) -> dict[str, Any]:
-    manifest = manifests.bare_pod(name)
-    references = {"ownerReferences": [{**owner, "controller": True}]} if owner else {}
+@pytest.fixture
+def reason(resolve):
+    """The reason why a pod's owner is refused."""
+
+    def reason(*pod: str) -> str:
+        with pytest.raises(Refused) as refused:
+            resolve(*pod)
+        return refused.value.reason.label
+
+    return reason
+
+
+def owned(manifest: dict[str, Any], owner: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """Return the manifest with a reference to its owner."""
+    meta = owner["metadata"]
+    reference = {"apiVersion": owner["apiVersion"], "kind": owner["kind"], "name": meta["name"], "uid": meta["uid"]}
+    references = {"ownerReferences": [{**reference, "controller": True, **changes}]}
     return {**manifest, "metadata": {**manifest["metadata"], **references}}
 
 
-def reference(raw: dict[str, Any], **changed: str) -> dict[str, Any]:
-    kind = {"apiVersion": raw["apiVersion"], "kind": raw["kind"]}
-    return {**kind, "name": raw["metadata"]["name"], "uid": raw["metadata"]["uid"], **changed}
-
-
-def refusal(client: KubernetesClient, name: str, uid: str | None = None) -> str:
-    with pytest.raises(Refused) as refused:
-        resolve(client, "ml", name, uid)
-    return refused.value.reason.label
-
-
 @pytest.mark.parametrize("make", manifests.ALL, ids=lambda make: make.__name__)
-def test_topmost_owner_is_found(make: Any) -> None:
+def test_topmost_owner_is_found(make):
     with scene(make()) as it:
         assert it.job.kind == TOPMOST[make.__name__]
 
 
-def test_later_pod_of_the_same_name_is_another(api: FakeApi, client: KubernetesClient) -> None:
-    uid = api.world.apply(pod("one"))["metadata"]["uid"]
-    assert refusal(client, "one", f"{uid}0") == "pod-replaced"
-    assert refusal(client, "one", uid) == "bare-pod"
-    assert refusal(client, "two") == "pod-gone"
+def test_later_pod_of_the_same_name_is_another(api, reason):
+    uid = api.world.apply(manifests.bare_pod("one"))["metadata"]["uid"]
+    assert reason("one", f"{uid}0") == "pod-replaced"
+    assert reason("one", uid) == "bare-pod"
+    assert reason("two") == "pod-gone"
 
 
-@pytest.mark.parametrize("uid", ["11111111-0000-4000-8000-000000000000", ""])
-def test_owner_must_have_the_referenced_uid(api: FakeApi, client: KubernetesClient, uid: str) -> None:
+@pytest.mark.parametrize(
+    ("changes", "label"),
+    [
+        ({"uid": "11111111-0000-4000-8000-000000000000"}, "job-gone"),
+        ({"uid": ""}, "job-gone"),
+        ({"controller": False}, "bare-pod"),
+    ],
+)
+def test_reference_must_name_the_controller_and_its_uid(api, reason, changes, label):
     job = api.world.apply(manifests.job())
-    api.world.apply(pod("forged", reference(job, uid=uid)), settle=False)
-    assert refusal(client, "forged") == "job-gone"
+    api.world.apply(owned(manifests.bare_pod("forged"), job, **changes), settle=False)
+    assert reason("forged") == label
 
 
-def test_labels_prove_nothing(api: FakeApi, client: KubernetesClient) -> None:
-    job = api.world.apply(manifests.job())
-    manifest = pod("forged")
-    manifest["metadata"]["labels"] = {"job-name": "train", "controller-uid": job["metadata"]["uid"]}
-    api.world.apply(manifest)
-    assert refusal(client, "forged") == "bare-pod"
+def test_labels_prove_nothing(api, reason):
+    job, pod = api.world.apply(manifests.job()), manifests.bare_pod("forged")
+    pod["metadata"]["labels"] = {"job-name": "train", "controller-uid": job["metadata"]["uid"]}
+    api.world.apply(pod)
+    assert reason("forged") == "bare-pod"
 
 
-def test_owner_that_is_no_controller_is_ignored(api: FakeApi, client: KubernetesClient) -> None:
-    job = api.world.apply(manifests.job())
-    manifest = pod("kept", reference(job))
-    manifest["metadata"]["ownerReferences"][0]["controller"] = False
-    api.world.apply(manifest)
-    assert refusal(client, "kept") == "bare-pod"
+@pytest.fixture
+def owned_job(api):
+    """Create a job whose own controller is of this kind, and the job's pod."""
 
+    def make(version: str, kind: str, make: Any = manifests.job) -> None:
+        above = {"apiVersion": version, "kind": kind, "metadata": {"name": "above", "uid": "u"}}
+        job = api.world.apply(owned(make(), above), settle=False)
+        api.world.apply(owned(manifests.bare_pod("one"), job), settle=False)
 
-def owned_job(api: FakeApi, version: str, kind: str, make: Any = manifests.job) -> None:
-    job = make()
-    job["metadata"]["ownerReferences"] = [
-        {"apiVersion": version, "kind": kind, "name": "above", "uid": "u", "controller": True}
-    ]
-    made = api.world.apply(job, settle=False)
-    api.world.apply(pod("one", reference(made)), settle=False)
+    return make
 
 
 @pytest.mark.parametrize(
@@ -113,31 +115,28 @@ def owned_job(api: FakeApi, version: str, kind: str, make: Any = manifests.job) 
         ("example.com/v1", "Thing", manifests.job_set),
     ],
 )
-def test_job_of_an_unknown_controller_is_refused(
-    api: FakeApi, client: KubernetesClient, version: str, kind: str, make: Any
-) -> None:
+def test_job_of_an_unknown_controller_is_refused(owned_job, resolve, version, kind, make):
     """That controller would undo the change, or lose its job."""
-    owned_job(api, version, kind, make)
+    owned_job(version, kind, make)
     with pytest.raises(Refused, match=f"{kind}.{version.partition('/')[0]} ml/above") as refused:
-        resolve(client, "ml", "one")
+        resolve("one")
     assert refused.value.reason.label == "unknown-controller"
 
 
-def test_job_of_a_cron_job_is_restarted(api: FakeApi, client: KubernetesClient) -> None:
-    owned_job(api, "batch/v1", "CronJob")
-    assert str(resolve(client, "ml", "one").owner.ref) == "Job.batch ml/train"
+def test_job_of_a_cron_job_is_restarted(owned_job, resolve):
+    owned_job("batch/v1", "CronJob")
+    assert str(resolve("one").owner.ref) == "Job.batch ml/train"
 
 
-def test_owners_in_a_ring_are_refused(api: FakeApi, client: KubernetesClient) -> None:
-    one = api.world.apply(pod("a"))
-    two = api.world.apply(pod("b", reference(one)))
-    one["metadata"]["ownerReferences"] = [{**reference(two), "controller": True}]
-    assert refusal(client, "a") == "too-many-owners"
-    assert len([call for call in api.log if call.method == "GET"]) == 1 + MAX_OWNERS
+def test_owners_in_a_ring_are_refused(api, reason):
+    one = api.world.apply(manifests.bare_pod("a"))
+    two = api.world.apply(owned(manifests.bare_pod("b"), one))
+    one["metadata"] = owned(one, two)["metadata"]
+    assert reason("a") == "too-many-owners"
+    assert len([call for call in api.log if call.method == "GET"]) == 1 + owners.MAX_OWNERS
 
 
-def test_ray_cluster_without_a_ray_job_is_refused(api: FakeApi, client: KubernetesClient) -> None:
-    api.world.store.create(of("ray.io/v1", "RayCluster"), "ml", {"metadata": {"name": "shared"}, "spec": {}})
-    raw = api.world.get("ray.io/v1", "RayCluster", "shared")
-    api.world.apply(pod("worker", reference(raw)))
-    assert refusal(client, "worker") == "unknown-controller"
+def test_ray_cluster_without_a_ray_job_is_refused(api, reason):
+    cluster = {"apiVersion": "ray.io/v1", "kind": "RayCluster", "metadata": {"name": "shared"}, "spec": {}}
+    api.world.apply(owned(manifests.bare_pod("worker"), api.world.apply(cluster)))
+    assert reason("worker") == "unknown-controller"

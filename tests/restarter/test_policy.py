@@ -83,7 +83,7 @@ CASES: list[tuple[Reason | None, Facts]] = [
 
 
 @pytest.mark.parametrize(("reason", "facts"), CASES)
-def test_policy_gives_the_expected_reason(reason: Reason | None, facts: Facts) -> None:
+def test_policy_gives_the_expected_reason(reason, facts):
     decision = decide(facts, SETTINGS)
     assert (decision.reason if isinstance(decision, Refused) else None) == reason
 
@@ -101,44 +101,44 @@ def test_policy_gives_the_expected_reason(reason: Reason | None, facts: Facts) -
         (replace(GOOD, waited_s=960.0), "(16 min)"),
     ],
 )
-def test_refusal_shows_the_figures(facts: Facts, text: str) -> None:
+def test_refusal_shows_the_figures(facts, text):
     assert text in str(decide(facts, SETTINGS))
 
 
 @pytest.mark.parametrize(("labels", "refused"), [({}, True), ({"cluster": "b"}, True), ({"cluster": "a"}, False)])
-def test_alert_without_the_required_label_is_refused(labels: dict[str, str], refused: bool) -> None:
+def test_alert_without_the_required_label_is_refused(labels, refused):
     facts = replace(GOOD, alert=replace(ALERT, labels={**LABELS, **labels}))
     decision = decide(facts, replace(SETTINGS, alert_labels={"cluster": "a"}))
     assert (isinstance(decision, Refused) and decision.reason == reasons.WRONG_ALERT_LABELS) == refused
 
 
-def test_disabled_policy_refuses_everything() -> None:
+def test_disabled_policy_refuses_everything():
     decision = decide(GOOD, replace(SETTINGS, enabled=False))
     assert isinstance(decision, Refused)
     assert decision.reason == reasons.DISABLED
 
 
-def test_default_settings_restart_nothing() -> None:
+def test_default_settings_restart_nothing():
     assert (PolicySettings().dry_run, PolicySettings().namespaces) == (True, ())
 
 
 @pytest.mark.parametrize(("age_s", "before", "count"), [(3800.0, 0, 1), (9000.0, 1, 0)])
-def test_approval_counts_restarts_that_did_not_help(age_s: float, before: int, count: int) -> None:
+def test_approval_counts_restarts_that_did_not_help(age_s, before, count):
     assert decide(ineffective(age_s, before), SETTINGS) == Approved(count)
 
 
 @pytest.mark.parametrize(
     ("restarts", "seconds"), [(0, 1800.0), (1, 1800.0), (2, 3600.0), (3, 7200.0), (7, 86400.0), (10**6, 86400.0)]
 )
-def test_cooldown_doubles_up_to_a_day(restarts: int, seconds: float) -> None:
+def test_cooldown_doubles_up_to_a_day(restarts, seconds):
     assert cooldown_s(restarts, SETTINGS) == seconds
 
 
-def test_cooldown_above_a_day_is_kept() -> None:
+def test_cooldown_above_a_day_is_kept():
     assert cooldown_s(5, replace(SETTINGS, cooldown=2 * DAY_S)) == 2 * DAY_S
 
 
-def test_waits_are_minutes_from_one_minute_on() -> None:
+def test_waits_are_minutes_from_one_minute_on():
     assert [format_wait(seconds) for seconds in (-1.0, 59.0, 60.0, 600.0)] == ["0 s", "59 s", "1 min", "10 min"]
 
 
@@ -172,7 +172,7 @@ CHANGES = st.fixed_dictionaries(
 
 
 @given(RECORDS, POLICIES, CHANGES)
-def test_approved_job_meets_every_limit(record: RestartRecord, settings: PolicySettings, changes: Any) -> None:
+def test_approved_job_meets_every_limit(record, settings, changes):
     facts = recorded(record, **changes)
     if isinstance(decide(facts, settings), Refused):
         return
@@ -186,13 +186,13 @@ def test_approved_job_meets_every_limit(record: RestartRecord, settings: PolicyS
 
 
 @given(RECORDS, POLICIES, CHANGES, st.integers(0, len(CHECKS) - 1))
-def test_every_check_can_refuse(record: RestartRecord, settings: PolicySettings, changes: Any, number: int) -> None:
+def test_every_check_can_refuse(record, settings, changes, number):
     facts = recorded(record, **changes)
     if CHECKS[number](facts, settings) is not None:
         assert isinstance(decide(facts, settings), Refused)
 
 
 @given(st.dictionaries(st.sampled_from([*RestartRecord().annotations(), PAUSE, OPT_IN]), st.text()))
-def test_any_annotations_give_a_decision(annotations: dict[str, str]) -> None:
+def test_any_annotations_give_a_decision(annotations):
     decision = decide(replace(GOOD, job=replace(JOB, annotations=annotations)), SETTINGS)
     assert isinstance(decision, Refused) or annotations[OPT_IN] == "true"

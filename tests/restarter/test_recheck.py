@@ -6,7 +6,6 @@ import json
 import shutil
 import subprocess
 import threading
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ from hypothesis import strategies as st
 from gpufrag.errors import Unavailable
 from gpufrag.restarter import reasons
 from gpufrag.restarter.alerts import Alert
-from gpufrag.restarter.reasons import Reason
 from gpufrag.restarter.recheck import NoAnswer, Prometheus, check, checker, matchers
 from gpufrag.restarter.settings import PrometheusSettings
 from restarter.worker_rig import Rig, alert
@@ -44,14 +42,12 @@ def pod_of(alert: Alert) -> dict[str, str]:
         (1.0, float("nan"), reasons.STALE_SAMPLE),
     ],
 )
-def test_alert_holds_while_it_fires_on_fresh_samples(
-    firing: float | None, age_s: float | None, reason: Reason | None
-) -> None:
+def test_alert_holds_while_it_fires_on_fresh_samples(firing, age_s, reason):
     refusal = check(alert(), SETTINGS, lambda query: firing if "ALERTS" in query else age_s, pod_of)
     assert (refusal.reason if refusal else None) == reason
 
 
-def test_prometheus_that_does_not_answer_confirms_nothing() -> None:
+def test_prometheus_that_does_not_answer_confirms_nothing():
     def query(text: str) -> float:
         raise NoAnswer("Prometheus answered 503")
 
@@ -73,7 +69,7 @@ def queries(settings: PrometheusSettings = SETTINGS, worst_pod: str = "", **labe
     return asked
 
 
-def test_queries_contain_the_configured_labels_only() -> None:
+def test_queries_contain_the_configured_labels_only():
     assert queries(namespace="ml", job_name="train", cluster="a", severity="warning", worst_pod="train-1") == [
         'count(ALERTS{alertname="X",alertstate="firing",gpufrag_action="restart",'
         'job="",job_name="train",namespace="ml",pod=""})',
@@ -82,14 +78,14 @@ def test_queries_contain_the_configured_labels_only() -> None:
 
 
 @given(st.text())
-def test_label_value_stays_inside_its_quotes(value: str) -> None:
+def test_label_value_stays_inside_its_quotes(value):
     parsed = promql_parser.parse(f"ALERTS{matchers({'alertname': value})}")
     (matcher,) = parsed.matchers.matchers
     assert matcher.value == value
 
 
 @pytest.fixture
-def promtool() -> str:
+def promtool():
     found = shutil.which("promtool")
     if found is None:
         pytest.skip("promtool is not installed (Debian: the package prometheus)")
@@ -134,9 +130,7 @@ def judge(promtool: str, folder: Path, at: str, expected: dict[str, float | None
 
 @pytest.mark.real
 @pytest.mark.parametrize(("at", "count", "age_s"), [("5m", 1, 0), ("10m15s", 1, 15), ("20m", None, None)])
-def test_queries_find_the_alert_and_its_newest_sample(
-    promtool: str, tmp_path: Path, at: str, count: float | None, age_s: float | None
-) -> None:
+def test_queries_find_the_alert_and_its_newest_sample(promtool, tmp_path, at, count, age_s):
     first, second = queries(**JOB, worst_pod="train-0")
     judge(promtool, tmp_path, at, {first: count, second: age_s})
 
@@ -151,9 +145,7 @@ def test_queries_find_the_alert_and_its_newest_sample(
         ({**JOB, "pod": EVIL}, "", None, None),
     ],
 )
-def test_forged_alert_is_not_confirmed(
-    promtool: str, tmp_path: Path, labels: dict[str, str], worst_pod: str, count: float | None, age_s: float | None
-) -> None:
+def test_forged_alert_is_not_confirmed(promtool, tmp_path, labels, worst_pod, count, age_s):
     first, second = queries(worst_pod=worst_pod, **labels)
     judge(promtool, tmp_path, "5m", {first: count, second: age_s})
 
@@ -186,7 +178,7 @@ class FakePrometheus(HTTPServer):
 
 
 @pytest.fixture
-def prometheus() -> Iterator[FakePrometheus]:
+def prometheus():
     server = FakePrometheus()
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
@@ -202,7 +194,7 @@ def vector(*values: str, **changes: object) -> bytes:
     return json.dumps({"status": "success", "data": data, **changes}).encode()
 
 
-def test_token_is_read_for_each_query(prometheus: FakePrometheus, tmp_path: Path) -> None:
+def test_token_is_read_for_each_query(prometheus, tmp_path):
     token = tmp_path / "token"
     token.write_text("secret\n")
     prometheus.answer = 200, vector("42.5")
@@ -216,7 +208,7 @@ def test_token_is_read_for_each_query(prometheus: FakePrometheus, tmp_path: Path
         ask("up")
 
 
-def test_no_series_is_none(prometheus: FakePrometheus) -> None:
+def test_no_series_is_none(prometheus):
     prometheus.answer = 200, vector()
     assert Prometheus(prometheus.settings())("up") is None
 
@@ -236,7 +228,7 @@ def test_no_series_is_none(prometheus: FakePrometheus) -> None:
         (200, b" " * (2 << 20)),
     ],
 )
-def test_unusable_answer_is_an_error(prometheus: FakePrometheus, answer: tuple[int, bytes]) -> None:
+def test_unusable_answer_is_an_error(prometheus, answer):
     prometheus.answer = answer
     with pytest.raises(NoAnswer):
         Prometheus(prometheus.settings())("up")
@@ -244,7 +236,7 @@ def test_unusable_answer_is_an_error(prometheus: FakePrometheus, answer: tuple[i
 
 
 @pytest.mark.parametrize("content", [None, b"", b"\xff\xfe"])
-def test_unusable_token_file_is_an_error_at_start(tmp_path: Path, content: bytes | None) -> None:
+def test_unusable_token_file_is_an_error_at_start(tmp_path, content):
     token = tmp_path / "token"
     if content is not None:
         token.write_bytes(content)
@@ -252,12 +244,12 @@ def test_unusable_token_file_is_an_error_at_start(tmp_path: Path, content: bytes
         checker(PrometheusSettings(url="https://x", bearer_file=token), pod_of)
 
 
-def test_unusable_ca_file_is_an_error_at_start(tmp_path: Path) -> None:
+def test_unusable_ca_file_is_an_error_at_start(tmp_path):
     with pytest.raises(Unavailable, match="CA file"):
         checker(PrometheusSettings(url="https://x", ca_file=tmp_path / "none"), pod_of)
 
 
-def test_job_whose_alert_ended_is_not_touched(prometheus: FakePrometheus) -> None:
+def test_job_whose_alert_ended_is_not_touched(prometheus):
     prometheus.answer = 200, vector()
     rig = Rig()
     rig.worker.recheck = checker(prometheus.settings(), pod_of)

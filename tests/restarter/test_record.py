@@ -29,26 +29,26 @@ def kept(one: RestartRecord) -> dict[str, str]:
 
 
 @given(RECORDS)
-def test_record_written_is_record_read(one: RestartRecord) -> None:
+def test_record_written_is_record_read(one):
     assert RestartRecord.read(kept(one)) == one
 
 
 @given(st.dictionaries(st.sampled_from(OURS) | st.text(), st.text()))
-def test_any_annotations_can_be_read(annotations: dict[str, str]) -> None:
+def test_any_annotations_can_be_read(annotations):
     found = RestartRecord.read(annotations)
     assert RestartRecord.read(kept(found)) == found
 
 
-def test_empty_record_has_no_annotations() -> None:
+def test_empty_record_has_no_annotations():
     assert (kept(RestartRecord()), RestartRecord.read({})) == ({}, RestartRecord())
 
 
-def test_unknown_phase_counts_as_waiting() -> None:
+def test_unknown_phase_counts_as_waiting():
     assert RestartRecord.read({PHASE: "of a later version"}).phase == WAITING
 
 
 @given(RECORDS, SECONDS)
-def test_claim_is_recorded(one: RestartRecord, now: float) -> None:
+def test_claim_is_recorded(one, now):
     claimed = one.claimed(now, "me-1", "cafe", ineffective=1)
     assert claimed.count >= one.count
     assert now in claimed.history_s
@@ -57,6 +57,6 @@ def test_claim_is_recorded(one: RestartRecord, now: float) -> None:
     assert (claimed.fingerprint, claimed.ineffective) == ("cafe", 1)
 
 
-def test_latest_restart_is_the_newest_of_all_times() -> None:
+def test_latest_restart_is_the_newest_of_all_times():
     assert RestartRecord(at_s=5.0, history_s=(1.0, 9.0)).latest_s == 9.0
     assert RestartRecord().latest_s is None

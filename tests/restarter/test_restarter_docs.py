@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 
 import pytest
 
@@ -68,7 +67,7 @@ TABLES = {
 
 
 @pytest.mark.parametrize(("path", "name"), TABLES, ids=lambda one: one if isinstance(one, str) else one.stem)
-def test_generated_table_is_up_to_date(path: Path, name: str) -> None:
+def test_generated_table_is_up_to_date(path, name):
     text = path.read_text(encoding="utf-8")
     before, begin, rest = text.partition(f"<!-- {name}: begin -->\n")
     _, end, after = rest.partition(f"<!-- {name}: end -->")
@@ -77,7 +76,7 @@ def test_generated_table_is_up_to_date(path: Path, name: str) -> None:
     kept(path, before + begin + TABLES[path, name] + end + after)
 
 
-def test_page_names_reasons_of_the_code() -> None:
+def test_page_names_reasons_of_the_code():
     labels = {reason.label for reason in REASONS}
     for name in ("cluster-kept", "shared-cluster", "interactive-mode", "no-retry", "no-retries-left"):
         assert name in labels

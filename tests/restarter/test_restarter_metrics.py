@@ -12,9 +12,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from gpufrag.metrics import TABLE
 from gpufrag.metrics.exposition import write
 from gpufrag.restarter import metrics
-from gpufrag.restarter.backend import Away, BackendError, Conflict, Denied, Invalid, NotFound, TooMany
-from gpufrag.restarter.metrics import BOUNDS_S, COUNTER, ROWS, Metrics, Row
-from gpufrag.restarter.reasons import DAILY_BUDGET, REASONS, Reason, Refused
+from gpufrag.restarter.backend import Away, Conflict, Denied, Invalid, NotFound, TooMany
+from gpufrag.restarter.metrics import BOUNDS_S, COUNTER, ROWS, Metrics
+from gpufrag.restarter.reasons import DAILY_BUDGET, REASONS, Refused
 
 CIRCUIT = "gpufrag_restarter_circuit_open[]"
 
@@ -39,31 +39,31 @@ def samples(values: Metrics) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_metric_has_a_valid_name_and_help(row: Row) -> None:
+def test_metric_has_a_valid_name_and_help(row):
     assert re.fullmatch(r"gpufrag_restarter_[a-z_]+", row.name)
     assert row.name.endswith("_total") == (row.kind == COUNTER)
     assert row.help.endswith(".")
 
 
-def test_metric_names_are_unique() -> None:
+def test_metric_names_are_unique():
     names = [row.name for row in (*ROWS, *TABLE)]
     assert len(set(names)) == len(names)
 
 
-def test_every_reason_is_exported_from_the_start() -> None:
+def test_every_reason_is_exported_from_the_start():
     found = samples(Metrics())
     for reason in REASONS:
         assert found[f"gpufrag_restarter_refused_total[('reason', '{reason.label}')]"] == 0
 
 
-def test_unknown_value_is_absent() -> None:
+def test_unknown_value_is_absent():
     assert not [name for name in samples(Metrics()) if "last_success" in name or name == CIRCUIT]
     values = busy()
     values.set(metrics.CIRCUIT_OPEN, None)
     assert CIRCUIT not in samples(values)
 
 
-def test_histogram_counts_up_to_its_bounds() -> None:
+def test_histogram_counts_up_to_its_bounds():
     values = Metrics()
     for seconds in (0.5, 5.0, 1000.0):
         values.observe(metrics.CHECKPOINT, seconds)
@@ -76,12 +76,12 @@ def test_histogram_counts_up_to_its_bounds() -> None:
 
 
 @pytest.mark.parametrize("accept", ["", "application/openmetrics-text"])
-def test_any_label_value_is_escaped(accept: str) -> None:
+def test_any_label_value_is_escaped(accept):
     assert rb"odd \"reason\"\n" in write(busy(), accept)[1]
 
 
 @pytest.mark.real
-def test_promtool_accepts_the_metrics() -> None:
+def test_promtool_accepts_the_metrics():
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("no promtool command: apt-get install prometheus")
@@ -90,7 +90,7 @@ def test_promtool_accepts_the_metrics() -> None:
 
 
 @pytest.mark.parametrize("reason", REASONS, ids=lambda reason: reason.label)
-def test_reason_has_a_label_a_text_and_a_remedy(reason: Reason) -> None:
+def test_reason_has_a_label_a_text_and_a_remedy(reason):
     assert re.fullmatch(r"[a-z]+(-[a-z]+)*", reason.label)
     assert reason.text
     assert reason.remedy
@@ -109,10 +109,10 @@ def test_reason_has_a_label_a_text_and_a_remedy(reason: Reason) -> None:
         (Away("x"), "backend-unavailable"),
     ],
 )
-def test_backend_error_gives_a_reason(error: BackendError, label: str) -> None:
+def test_backend_error_gives_a_reason(error, label):
     assert error.refusal().reason.label == label
 
 
-def test_refusal_shows_cause_and_remedy() -> None:
+def test_refusal_shows_cause_and_remedy():
     text = str(Refused(DAILY_BUDGET, "4 of 4"))
     assert text.startswith("the job has used its restarts of the last 24 hours (4 of 4); fix the cause")

@@ -17,7 +17,7 @@ from gpufrag.restarter.kubernetes.targets import NODE_NAME, TARGETS, OldPods, Su
 from gpufrag.restarter.reasons import Reason, Refused
 from gpufrag.restarter.record import PHASE, SUSPENDED, WAITING, RestartRecord
 from restarter.fake_api import manifests
-from restarter.fake_api.faults import Fault
+from restarter.fake_api.server import Fault
 from restarter.scene import Scene, scene
 
 Make = Callable[..., dict[str, Any]]
@@ -27,7 +27,7 @@ every_suspendable_kind = pytest.mark.parametrize("make", SUSPENDABLE, ids=lambda
 
 
 @every_kind
-def test_restart_replaces_the_pods(make: Make) -> None:
+def test_restart_replaces_the_pods(make):
     with scene(make()) as it:
         before = it.pods()
         it.restart()
@@ -36,7 +36,7 @@ def test_restart_replaces_the_pods(make: Make) -> None:
 
 
 @every_kind
-def test_restarted_job_stays_as_it_is(make: Make) -> None:
+def test_restarted_job_stays_as_it_is(make):
     with scene(make()) as it:
         it.restart()
         kept = it.pods()
@@ -45,7 +45,7 @@ def test_restarted_job_stays_as_it_is(make: Make) -> None:
 
 
 @every_kind
-def test_job_is_not_running_before_its_pods_are_new(make: Make) -> None:
+def test_job_is_not_running_before_its_pods_are_new(make):
     """The status still looks good at that moment, because no controller has acted yet."""
     with scene(make()) as it:
         it.api.world.grace_ticks = 10**9
@@ -54,7 +54,7 @@ def test_job_is_not_running_before_its_pods_are_new(make: Make) -> None:
 
 
 @every_suspendable_kind
-def test_no_new_pod_exists_while_an_old_one_lives(make: Make) -> None:
+def test_no_new_pod_exists_while_an_old_one_lives(make):
     """Two pods of one rank at once would write the same checkpoint."""
     with scene(make()) as it:
         it.api.world.grace_ticks = 10**9
@@ -66,7 +66,7 @@ def test_no_new_pod_exists_while_an_old_one_lives(make: Make) -> None:
         assert not old & {one["metadata"]["uid"] for one in it.api.world.pods()}
 
 
-def test_record_and_change_are_one_patch() -> None:
+def test_record_and_change_are_one_patch():
     with scene(manifests.job()) as it:
         it.stop()
         (sent,) = it.api.sent("PATCH")
@@ -77,7 +77,7 @@ def test_record_and_change_are_one_patch() -> None:
         assert body["metadata"]["resourceVersion"]
 
 
-def test_of_two_restarters_one_stops_the_job() -> None:
+def test_of_two_restarters_one_stops_the_job():
     with scene(manifests.job()) as it:
         it.backend.stop(it.job, it.job.record)
         with pytest.raises(Conflict):
@@ -85,7 +85,7 @@ def test_of_two_restarters_one_stops_the_job() -> None:
 
 
 @every_kind
-def test_dry_run_changes_nothing(make: Make) -> None:
+def test_dry_run_changes_nothing(make):
     with scene(make()) as it:
         before = it.pods()
         it.backend.stop(it.job, it.job.record, dry_run=True)
@@ -95,13 +95,13 @@ def test_dry_run_changes_nothing(make: Make) -> None:
         assert it.pods() == before
 
 
-def test_job_set_restart_is_not_counted() -> None:
+def test_job_set_restart_is_not_counted():
     with scene(manifests.job_set()) as it:
         it.restart()
         assert "restarts" not in it.read().handle.owner.status
 
 
-def test_volcano_counts_one_restart_and_gets_one_command() -> None:
+def test_volcano_counts_one_restart_and_gets_one_command():
     with scene(manifests.volcano_job()) as it:
         it.restart()
         status = it.read().handle.owner.status
@@ -109,21 +109,21 @@ def test_volcano_counts_one_restart_and_gets_one_command() -> None:
         assert len(it.api.sent("POST", "/commands")) == 1
 
 
-def test_waiting_command_is_accepted() -> None:
+def test_waiting_command_is_accepted():
     with scene(manifests.volcano_job()) as it:
         it.api.faults.on("POST", "/commands", Fault(409))
         it.stop()
         assert it.read().record.order == "0"
 
 
-def test_only_the_pods_own_group_is_recreated() -> None:
+def test_only_the_pods_own_group_is_recreated():
     with scene(manifests.leader_worker_set()) as it:
         before = it.pods()
         it.restart()
         assert len(before & it.pods()) == 2
 
 
-def test_groups_without_recreation_are_rolled_out() -> None:
+def test_groups_without_recreation_are_rolled_out():
     with scene(manifests.leader_worker_set(restartPolicy="None")) as it:
         before = it.pods()
         it.restart()
@@ -131,14 +131,14 @@ def test_groups_without_recreation_are_rolled_out() -> None:
 
 
 @pytest.mark.parametrize("make", [manifests.job, manifests.job_set], ids=lambda make: make.__name__)
-def test_completed_indexes_are_not_awaited(make: Make) -> None:
+def test_completed_indexes_are_not_awaited(make):
     with scene(make()) as it:
-        it.api.world.end_pod(next(pod["metadata"]["name"] for pod in it.api.world.pods()), succeeded=True)
+        it.api.world.end_pod(next(pod["metadata"]["name"] for pod in it.api.world.pods()))
         it.restart()
         assert len(it.pods()) == 1
 
 
-def test_template_that_was_changed_back_is_no_success() -> None:
+def test_template_that_was_changed_back_is_no_success():
     """An operator that owns a Deployment reverts the change; its status then looks complete with the old pods."""
     with scene(manifests.deployment()) as it:
         template = it.owner.spec["template"]
@@ -150,7 +150,7 @@ def test_template_that_was_changed_back_is_no_success() -> None:
         assert "changed the pod template back" in state.waits_for
 
 
-def test_eviction_reaches_no_other_pod() -> None:
+def test_eviction_reaches_no_other_pod():
     with scene(manifests.workflow()) as it:
         gone = replace(it.pod, uid="11111111-0000-4000-8000-000000000000")
         it.target.stop(it.client, it.owner, gone, RestartRecord(), False)
@@ -158,7 +158,7 @@ def test_eviction_reaches_no_other_pod() -> None:
         assert it.pod.uid in it.pods()
 
 
-def test_conflict_over_the_same_pod_is_an_error() -> None:
+def test_conflict_over_the_same_pod_is_an_error():
     with scene(manifests.workflow()) as it:
         it.api.faults.on("POST", "/eviction", Fault(409))
         with pytest.raises(Conflict):
@@ -166,7 +166,7 @@ def test_conflict_over_the_same_pod_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("make", [manifests.leader_worker_set, manifests.workflow, manifests.volcano_job])
-def test_order_without_effect_is_seen(make: Make) -> None:
+def test_order_without_effect_is_seen(make):
     """The restarter was killed after it stored the record and before it sent the order."""
     with scene(make()) as it:
         order = "0" if it.job.kind == str(kinds.VOLCANO_JOB) else f"{it.pod.name}/{it.pod.uid}"
@@ -207,7 +207,7 @@ REFUSED = [
 @pytest.mark.parametrize(
     ("reason", "manifest"), REFUSED, ids=lambda one: one.label if isinstance(one, Reason) else one["kind"]
 )
-def test_harmful_restart_is_refused(reason: Reason, manifest: dict[str, Any]) -> None:
+def test_harmful_restart_is_refused(reason, manifest):
     with scene(manifest) as it:
         with pytest.raises(Refused) as refused:
             it.backend.check(it.job)
@@ -216,7 +216,7 @@ def test_harmful_restart_is_refused(reason: Reason, manifest: dict[str, Any]) ->
 
 
 @pytest.mark.parametrize("make", [manifests.job, manifests.pytorch_job], ids=lambda make: make.__name__)
-def test_own_controller_as_manager_is_accepted(make: Make) -> None:
+def test_own_controller_as_manager_is_accepted(make):
     own = {manifests.job: "kubernetes.io/job-controller", manifests.pytorch_job: "kubeflow.org/training-operator"}[make]
     path = {"managedBy": own} if make is manifests.job else {"runPolicy": {"managedBy": own}}
     with scene(changed(make, **path)) as it:
@@ -224,7 +224,7 @@ def test_own_controller_as_manager_is_accepted(make: Make) -> None:
 
 
 @every_suspendable_kind
-def test_suspended_job_is_left_alone(make: Make) -> None:
+def test_suspended_job_is_left_alone(make):
     with scene(make()) as it:
         it.stop()
         with pytest.raises(Refused) as refused:
@@ -243,7 +243,7 @@ def test_suspended_job_is_left_alone(make: Make) -> None:
         ("", "train(7)", False),
     ],
 )
-def test_workflow_needs_a_retry_for_the_evicted_step(limit: str, node: str, refused: bool) -> None:
+def test_workflow_needs_a_retry_for_the_evicted_step(limit, node, refused):
     manifest = manifests.workflow(retryPolicy="Always", **({"limit": limit} if limit else {}))
     owner = owner_of(manifest)
     pod = Pod("ml", "train-0", "u0", annotations={NODE_NAME: node})
@@ -255,7 +255,7 @@ def test_workflow_needs_a_retry_for_the_evicted_step(limit: str, node: str, refu
     return None
 
 
-def test_every_kind_is_tested() -> None:
+def test_every_kind_is_tested():
     made = {(make()["apiVersion"], make()["kind"]) for make in manifests.ALL}
     assert made == {(kinds.group_version(kind), kind.kind) for kind in TARGETS}
     assert all(TARGETS[kind].kind == kind for kind in TARGETS)
@@ -308,13 +308,13 @@ def state(manifest: dict[str, Any], pods: tuple[Pod, ...], status: Any = None, o
         ((READY, READY, OLD), "pods from before the restart are still there: train-old"),
     ],
 )
-def test_job_runs_when_all_new_pods_are_ready(pods: tuple[Pod, ...], waits_for: str) -> None:
+def test_job_runs_when_all_new_pods_are_ready(pods, waits_for):
     expected = State(Stage.STARTING, waits_for) if waits_for else State(Stage.RUNNING)
     assert state(manifests.job(), pods) == expected
 
 
 @pytest.mark.parametrize("make", [manifests.job, manifests.volcano_job, manifests.workflow])
-def test_unschedulable_pod_waits_for_resources(make: Make) -> None:
+def test_unschedulable_pod_waits_for_resources(make):
     waiting = replace(READY, ready=False, unschedulable="Unschedulable: 0/8 nodes are available")
     status = {"version": 1, "state": {"phase": "Running"}}
     assert state(make(), (waiting, READY), status) == State(
@@ -322,12 +322,12 @@ def test_unschedulable_pod_waits_for_resources(make: Make) -> None:
     )
 
 
-def test_queued_volcano_job_waits_for_resources() -> None:
+def test_queued_volcano_job_waits_for_resources():
     found = state(manifests.volcano_job(), (), {"version": 1, "state": {"phase": "Pending"}})
     assert found == State(Stage.STARTING, "Volcano reports the phase Pending", needs_resources=True)
 
 
-def test_autoscaled_cluster_may_be_smaller_than_before() -> None:
+def test_autoscaled_cluster_may_be_smaller_than_before():
     scaled = {"rayClusterSpec": {"enableInTreeAutoscaling": True}}
     assert state(manifests.ray_job(), (READY,)).stage is Stage.STARTING
     assert state(manifests.ray_job(), (READY,), **scaled).stage is Stage.RUNNING
@@ -342,12 +342,12 @@ def test_autoscaled_cluster_may_be_smaller_than_before() -> None:
         ((replace(OLD, deleting=True),), REPORTED_SUSPENDED, (Stage.STOPPING, False)),
     ],
 )
-def test_suspended_job_is_stopped_without_pods(pods: tuple[Pod, ...], status: Any, expected: Any) -> None:
+def test_suspended_job_is_stopped_without_pods(pods, status, expected):
     found = state(manifests.job(), pods, status, suspend=True)
     assert (found.stage, found.confirmed) == expected
 
 
-def test_job_reported_as_suspended_does_not_run() -> None:
+def test_job_reported_as_suspended_does_not_run():
     assert state(manifests.job(), (READY, READY), REPORTED_SUSPENDED).stage is Stage.STARTING
 
 
@@ -355,7 +355,7 @@ DONE = {"observedGeneration": 2, "replicas": 2, "updatedReplicas": 2, "readyRepl
 
 
 @pytest.mark.parametrize("make", [manifests.deployment, manifests.stateful_set, manifests.leader_worker_set])
-def test_rollout_is_complete_when_every_count_is(make: Make) -> None:
+def test_rollout_is_complete_when_every_count_is(make):
     assert rolled_out(owner_of(make(), DONE))
     for key in DONE:
         assert not rolled_out(owner_of(make(), {**DONE, key: 1}))
@@ -365,7 +365,7 @@ def test_rollout_is_complete_when_every_count_is(make: Make) -> None:
 
 
 @pytest.mark.parametrize("make", [manifests.leader_worker_set, manifests.workflow])
-def test_evicted_pod_must_be_gone(make: Make) -> None:
+def test_evicted_pod_must_be_gone(make):
     def found(*pods: Pod) -> Stage:
         return state(make(), pods, DONE, order="train-0/u0").stage
 
@@ -376,11 +376,11 @@ def test_evicted_pod_must_be_gone(make: Make) -> None:
 
 
 @pytest.mark.parametrize("order", ["", "x", "2026 -1", " 99999999999"])
-def test_any_order_can_be_read(order: str) -> None:
+def test_any_order_can_be_read(order):
     assert OldPods.parse(order).count == 1
 
 
-def test_selector_has_the_form_of_a_url() -> None:
+def test_selector_has_the_form_of_a_url():
     expressions = [
         {"key": "a", "operator": "In", "values": ["1", "2"]},
         {"key": "b", "operator": "NotIn", "values": ["3"]},
@@ -391,7 +391,7 @@ def test_selector_has_the_form_of_a_url() -> None:
     assert selector_of(selector) == "x=y,a in (1,2),b notin (3),c,!d"
 
 
-def test_ray_pods_are_those_of_the_current_cluster() -> None:
+def test_ray_pods_are_those_of_the_current_cluster():
     target = TARGETS[kinds.RAY_JOB]
     assert isinstance(target, Suspend)
     assert target.selector(owner_of(manifests.ray_job(), {"rayClusterName": "train-abc"})) == "ray.io/cluster=train-abc"
@@ -402,7 +402,7 @@ def volcano_that_is_slow(it: Scene) -> None:
     it.api.faults.on("POST", "/commands", Fault(201, body=b"{}"))
 
 
-def test_order_in_progress_is_not_visible_yet() -> None:
+def test_order_in_progress_is_not_visible_yet():
     with scene(manifests.volcano_job()) as it:
         volcano_that_is_slow(it)
         it.stop()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -21,7 +20,7 @@ from running_server import PATIENCE, Running, received, running
 
 
 @pytest.fixture
-def rig() -> Rig:
+def rig():
     return Rig()
 
 
@@ -30,12 +29,12 @@ def post(server: Running, content: bytes, path: str = "/v1/alerts") -> httpx.Res
 
 
 @pytest.fixture
-def server(rig: Rig) -> Iterator[Running]:
+def server(rig):
     with running(rig.webhook.service(), request_timeout=1.0) as one:
         yield one
 
 
-def test_alerts_are_accepted_at_once(rig: Rig, server: Running) -> None:
+def test_alerts_are_accepted_at_once(rig, server):
     answer = post(server, body())
     assert (answer.status_code, answer.text) == (202, "accepted\n")
     assert rig.metrics.value(metrics.QUEUE) == 2
@@ -44,12 +43,12 @@ def test_alerts_are_accepted_at_once(rig: Rig, server: Running) -> None:
 
 
 @pytest.mark.parametrize(("content", "answer"), [(b"{", "malformed"), (body(version="5"), "version")])
-def test_invalid_call_is_rejected_and_counted(rig: Rig, server: Running, content: bytes, answer: str) -> None:
+def test_invalid_call_is_rejected_and_counted(rig, server, content, answer):
     assert post(server, content).status_code == 400
     assert rig.metrics.value(metrics.CALLS, answer) == 1
 
 
-def test_full_queue_is_answered_503() -> None:
+def test_full_queue_is_answered_503():
     rig = Rig()
     rig.worker._queue = AlertQueue(3)
     with running(rig.webhook.service()) as server:
@@ -60,14 +59,14 @@ def test_full_queue_is_answered_503() -> None:
     assert rig.metrics.value(metrics.QUEUE) == 2  # all of a call, or none
 
 
-def test_large_body_is_not_read(rig: Rig, server: Running) -> None:
+def test_large_body_is_not_read(rig, server):
     with server.connect() as client:
         client.sendall(f"POST /v1/alerts HTTP/1.1\r\nHost: x\r\nContent-Length: {MAX_BODY + 1}\r\n\r\n".encode())
         assert received(client).startswith(b"HTTP/1.1 413 ")
     assert post(server, body(alerts=[ALERT] * 900)).status_code == 202
 
 
-def test_slow_body_is_cut_off(server: Running) -> None:
+def test_slow_body_is_cut_off(server):
     with server.connect() as client:
         client.sendall(b"POST /v1/alerts HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
         assert received(client) == b""
@@ -99,7 +98,7 @@ def statuses(rig: Rig, contents: list[bytes]) -> set[int]:
 
 
 @pytest.mark.parametrize("chunk", range(10))
-def test_broken_bodies_never_cause_a_500(chunk: int) -> None:
+def test_broken_bodies_never_cause_a_500(chunk):
     chance = random.Random(100 + chunk)
     rig = Rig()
     rig.worker._queue = AlertQueue(10_000)
@@ -109,7 +108,7 @@ def test_broken_bodies_never_cause_a_500(chunk: int) -> None:
     assert rig.metrics.value(metrics.REFUSED_ALERTS, "internal-error") == 0
 
 
-def test_decisions_can_be_read(rig: Rig, server: Running) -> None:
+def test_decisions_can_be_read(rig, server):
     rig.send().go()
     found = server.get("/v1/decisions").json()
     assert [one["outcome"] for one in found] == ["restarted", "started"]
@@ -119,7 +118,7 @@ def test_decisions_can_be_read(rig: Rig, server: Running) -> None:
     )
 
 
-def test_circuit_can_be_closed(rig: Rig, server: Running) -> None:
+def test_circuit_can_be_closed(rig, server):
     rig.webhook.circuit.open("for a test")
     assert rig.metrics.value(metrics.CIRCUIT_OPEN) == 1
     assert server.get("/v1/circuit/close").status_code == 405
@@ -131,13 +130,13 @@ def test_circuit_can_be_closed(rig: Rig, server: Running) -> None:
 
 @pytest.mark.parametrize("path", ["/v1/alerts", "/v1/circuit/close"])
 @pytest.mark.parametrize("header", ["origin", "sec-fetch-site"])
-def test_request_of_a_web_page_is_rejected(rig: Rig, server: Running, path: str, header: str) -> None:
+def test_request_of_a_web_page_is_rejected(rig, server, path, header):
     answer = httpx.post(server.url(path), content=body(), headers={header: "x"}, trust_env=False, timeout=PATIENCE)
     assert answer.status_code == 403
     assert rig.metrics.value(metrics.QUEUE) is None
 
 
-def test_circuit_that_cannot_be_stored_is_not_closed() -> None:
+def test_circuit_that_cannot_be_stored_is_not_closed():
     rig = Rig(backend=MemoryBackend(circuit=None))
     with running(rig.webhook.service()) as server:
         assert post(server, b"", "/v1/circuit/close").status_code == 503

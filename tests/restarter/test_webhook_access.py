@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ssl
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,12 +22,12 @@ TOKEN = "an-honest-token-of-some-length"
 
 
 @pytest.fixture
-def rig() -> Rig:
+def rig():
     return Rig()
 
 
 @pytest.fixture
-def serve(rig: Rig) -> Iterator[Callable[..., Running]]:
+def serve(rig):
     """Serve the rig's webhook; keyword arguments are `token` and WebSettings."""
     with contextlib.ExitStack() as stack:
 
@@ -48,14 +47,14 @@ def bearer(token: str) -> dict[str, dict[str, str]]:
 
 
 @pytest.fixture
-def token(tmp_path: Path) -> Path:
+def token(tmp_path):
     path = tmp_path / "token"
     path.write_text(f"{TOKEN}\n")
     return path
 
 
 @pytest.mark.parametrize("path", ["/", "/v1/alerts", "/v1/decisions", "/v1/circuit/close", "/none"])
-def test_every_path_requires_authentication(serve: Any, token: Path, path: str) -> None:
+def test_every_path_requires_authentication(serve, token, path):
     server = serve(token)
     for arguments in (
         {},
@@ -67,11 +66,11 @@ def test_every_path_requires_authentication(serve: Any, token: Path, path: str) 
         assert server.get(path, **arguments).status_code == 401
 
 
-def test_token_is_accepted(serve: Any, token: Path) -> None:
+def test_token_is_accepted(serve, token):
     assert post(serve(token), body(), **bearer(TOKEN)).status_code == 202
 
 
-def test_token_is_replaced_without_a_restart(serve: Any, token: Path) -> None:
+def test_token_is_replaced_without_a_restart(serve, token):
     server = serve(token)
     new = "another-token-of-some-length"
     token.write_text(f"{TOKEN}\n{new}\n")
@@ -82,7 +81,7 @@ def test_token_is_replaced_without_a_restart(serve: Any, token: Path) -> None:
     assert post(server, body(), **bearer(new)).status_code == 401
 
 
-def test_web_config_users_and_token_are_accepted(serve: Any, token: Path, tmp_path: Path) -> None:
+def test_web_config_users_and_token_are_accepted(serve, token, tmp_path):
     hashed = bcrypt.hashpw(b"secret", bcrypt.gensalt(4)).decode()
     web = tmp_path / "web.yml"
     web.write_text(f"basic_auth_users: {{am: '{hashed}'}}")
@@ -92,7 +91,7 @@ def test_web_config_users_and_token_are_accepted(serve: Any, token: Path, tmp_pa
     assert post(server, body(), **bearer(TOKEN)).status_code == 202
 
 
-def test_client_certificate_is_required(serve: Any, tmp_path: Path, certificate: Any, make_certificate: Any) -> None:
+def test_client_certificate_is_required(serve, tmp_path, certificate, make_certificate):
     client = make_certificate("alertmanager")
     keys = f"cert_file: {certificate.cert}, key_file: {certificate.key}, client_ca_file: {client.cert}"
     web = tmp_path / "web.yml"
@@ -107,7 +106,7 @@ def test_client_certificate_is_required(serve: Any, tmp_path: Path, certificate:
 
 
 @pytest.mark.parametrize("text", ["", "\n\n", "short", f"{TOKEN}\nshort\n"])
-def test_file_without_a_valid_token_is_an_error(tmp_path: Path, text: str) -> None:
+def test_file_without_a_valid_token_is_an_error(tmp_path, text):
     path = tmp_path / "token"
     path.write_text(text)
     with pytest.raises(BadInput, match="a token of at least 16 characters"):
@@ -115,6 +114,6 @@ def test_file_without_a_valid_token_is_an_error(tmp_path: Path, text: str) -> No
     assert not TokenFile(path).admits(b"Bearer short")
 
 
-def test_missing_token_file_is_an_error(tmp_path: Path) -> None:
+def test_missing_token_file_is_an_error(tmp_path):
     with pytest.raises(Unavailable, match="token: No such file"):
         TokenFile(tmp_path / "token").check()

@@ -10,17 +10,17 @@ import pytest
 from gpufrag.checkpoint.protocol import CheckpointFailed
 from gpufrag.restarter import metrics
 from gpufrag.restarter.alerts import Alert
-from gpufrag.restarter.backend import Away, Denied, Job
-from gpufrag.restarter.checkpoint import Checkpoint, Saving
+from gpufrag.restarter.backend import Denied
+from gpufrag.restarter.checkpoint import Checkpoint
 from gpufrag.restarter.clock import Deduplicator, LocalHistory
-from gpufrag.restarter.record import CLAIMED, DAY_S, PHASE
+from gpufrag.restarter.record import BY, CLAIMED, DAY_S, PHASE
 from gpufrag.restarter.settings import CheckpointSettings, RestarterConfig
 from gpufrag.restarter.worker import STUCK_S, AlertQueue, QueuedAlert
 from restarter.memory_backend import FakeJob, MemoryBackend
 from restarter.worker_rig import LIVE, START_S, Rig, alert
 
 
-def test_alert_restarts_its_job_once() -> None:
+def test_alert_restarts_its_job_once():
     rig = Rig().send().go()
     assert rig.outcomes == ["started started", "restarted restarted"]
     assert [event.outcome for event in rig.backend.events] == ["started", "restarted"]
@@ -30,27 +30,27 @@ def test_alert_restarts_its_job_once() -> None:
     assert rig.metrics.value(metrics.LAST_SUCCESS) == pytest.approx(START_S, abs=60)
 
 
-def test_event_shows_the_alert_and_the_cost() -> None:
+def test_event_shows_the_alert_and_the_cost():
     text = Rig().send().go().backend.events[0].text
     assert "GpuMemoryFragmented fires. Job train: a ratio of 9." in text
     assert "No checkpoint was requested" in text
     assert "Cost: nothing else." in text
 
 
-def test_alerts_of_all_ranks_are_one_restart() -> None:
+def test_alerts_of_all_ranks_are_one_restart():
     rig = Rig().send(*[alert()] * 8).send(*[alert()] * 8).go()
     assert rig.backend.suspensions == 1
     assert rig.metrics.value(metrics.DEDUPLICATED) == 15
 
 
-def test_next_alert_waits_for_the_cooldown() -> None:
+def test_next_alert_waits_for_the_cooldown():
     rig = Rig().send().go().send().go()
     assert rig.outcomes[-1] == "refused cooldown"
     assert rig.backend.suspensions == 1
     assert rig.metrics.value(metrics.REFUSED_ALERTS, "cooldown") == 1
 
 
-def test_dry_run_changes_nothing() -> None:
+def test_dry_run_changes_nothing():
     rig = Rig(replace(LIVE, dry_run=True))
     before = replace(rig.backend.job)
     rig.send().go().send().go()
@@ -59,32 +59,19 @@ def test_dry_run_changes_nothing() -> None:
     assert [event.outcome for event in rig.backend.events] == ["would-restart"]
 
 
-def deny(rig: Rig, seconds: float) -> None:
-    ends_s = rig.time.steady_s + seconds
-
-    def fault(number: int, name: str, done: bool) -> None:
-        if rig.time.steady_s < ends_s:
-            raise Denied("401")
-
-    rig.backend.fault = fault
-
-
-def test_denied_request_is_reported_once_and_tried_again() -> None:
-    rig = Rig().send()
-    deny(rig, 300)
-    rig.go()
+def test_denied_request_is_reported_once_and_tried_again():
+    rig = Rig().send().fail(error=Denied("401"), seconds=300).go()
     assert rig.outcomes == ["refused forbidden", "started started", "restarted restarted"]
     assert rig.metrics.value(metrics.REFUSED_ALERTS, "forbidden") == 1
 
 
-def test_alert_is_dropped_after_max_wait() -> None:
-    rig = Rig().send()
-    deny(rig, 10**6)
-    assert rig.go().outcomes == ["refused forbidden"]
+def test_alert_is_dropped_after_max_wait():
+    rig = Rig().send().fail(error=Denied("401")).go()
+    assert rig.outcomes == ["refused forbidden"]
     assert LIVE.max_wait <= rig.time.steady_s - 100 < LIVE.max_wait + 60
 
 
-def test_refusal_is_repeated_only_after_a_while() -> None:
+def test_refusal_is_repeated_only_after_a_while():
     rig = Rig(backend=MemoryBackend({"train": FakeJob(annotations={})}))
     rig.send(alert(), alert()).go()
     assert rig.outcomes == ["refused not-opted-in"]
@@ -102,13 +89,13 @@ def test_refusal_is_repeated_only_after_a_while() -> None:
         ({"labels": {**alert().labels, "pod": "other-1"}}, "pod-gone"),
     ],
 )
-def test_alert_that_cannot_restart_is_refused(changes: dict[str, object], reason: str) -> None:
+def test_alert_that_cannot_restart_is_refused(changes, reason):
     rig = Rig().send(alert(**changes)).go()
     assert rig.outcomes == [f"refused {reason}"]
     assert rig.backend.suspensions == 0
 
 
-def test_second_job_waits_for_the_first() -> None:
+def test_second_job_waits_for_the_first():
     backend = MemoryBackend({"train": FakeJob(), "other": FakeJob("other")})
     rig = Rig(backend=backend).send(alert(), alert("other-1"))
     rig.turn()
@@ -122,7 +109,7 @@ class SlowCheckpointer:
     def __init__(self, end: Checkpoint | CheckpointFailed) -> None:
         self.end = end
 
-    def save(self, job: Job, timeout_s: float) -> Saving:
+    def save(self, job, timeout_s):
         for _ in range(3):
             yield 1.0
         if isinstance(self.end, CheckpointFailed):
@@ -130,45 +117,37 @@ class SlowCheckpointer:
         return self.end
 
 
-def test_checkpoint_comes_before_the_stop() -> None:
+def test_checkpoint_comes_before_the_stop():
     rig = Rig(checkpointer=SlowCheckpointer(Checkpoint("Saved at step 70.", saved=True, step=70))).send()
     rig.turn()
     assert (rig.backend.record.phase, rig.backend.suspended) == (CLAIMED, False)
-    rig.go()
-    assert "Saved at step 70." in rig.backend.events[0].text
+    assert "Saved at step 70." in rig.go().backend.events[0].text
 
 
-def test_failed_checkpoint_keeps_the_job_running() -> None:
-    rig = Rig(checkpointer=SlowCheckpointer(CheckpointFailed("rank 3 did not answer"))).send().go()
-    assert rig.outcomes == ["refused checkpoint-failed"]
-    assert (rig.backend.suspensions, rig.backend.record.phase) == (0, None)
-    assert "rank 3 did not answer" in rig.backend.events[0].text
+@pytest.mark.parametrize(
+    ("on_timeout", "outcome", "text"),
+    [
+        ("abort", "refused checkpoint-failed", "rank 3 did not answer"),
+        ("restart", "restarted restarted", "No checkpoint (rank 3 did not answer)"),
+    ],
+)
+def test_failed_checkpoint_prevents_the_restart_unless_configured(on_timeout, outcome, text):
+    config = RestarterConfig(checkpoint=CheckpointSettings(on_timeout=on_timeout))
+    rig = Rig(config=config, checkpointer=SlowCheckpointer(CheckpointFailed("rank 3 did not answer"))).send().go()
+    assert rig.outcomes[-1] == outcome
+    assert (rig.backend.suspensions, rig.backend.record.phase) == (int(on_timeout == "restart"), None)
+    assert text in rig.backend.events[0].text
 
 
-def test_restart_without_checkpoint_if_configured() -> None:
-    config = RestarterConfig(checkpoint=CheckpointSettings(on_timeout="restart"))
-    rig = Rig(config=config, checkpointer=SlowCheckpointer(CheckpointFailed("too late"))).send().go()
-    assert rig.outcomes[-1] == "restarted restarted"
-    assert "No checkpoint (too late)" in rig.backend.events[0].text
-
-
-def test_worker_is_ready_after_the_first_complete_search() -> None:
-    rig = Rig()
-    ends_s = rig.time.steady_s + 60
-
-    def away(number: int, name: str, done: bool) -> None:
-        if rig.time.steady_s < ends_s:
-            raise Away("503")
-
-    rig.backend.fault = away
+def test_worker_is_ready_after_the_first_complete_search():
+    rig = Rig().fail(seconds=60)
     rig.turn()
     assert not rig.worker.ready
-    while rig.time.steady_s < ends_s + 20:
-        rig.turn()
+    rig.until(lambda: rig.time.steady_s >= 180)
     assert rig.worker.ready
 
 
-def test_stuck_worker_is_not_alive() -> None:
+def test_stuck_worker_is_not_alive():
     rig, entered, resume = Rig(), threading.Event(), threading.Event()
 
     def hang(number: int, name: str, done: bool) -> None:
@@ -188,40 +167,36 @@ def test_stuck_worker_is_not_alive() -> None:
     assert not rig.worker.alive
 
 
-def claimed_by(by: str) -> Rig:
+@pytest.fixture
+def claimed():
     rig = Rig()
-    rig.backend.job.annotations |= {PHASE: CLAIMED, "gpufrag.dev/restart-by": by}
+    rig.backend.job.annotations |= {PHASE: CLAIMED, BY: "a process that died"}
     return rig
 
 
-def search_for(rig: Rig, seconds: float) -> bool:
-    """Let time pass; return whether the claim is still there."""
+def is_claimed_after(rig: Rig, seconds: float) -> bool:
     ends_s = rig.time.steady_s + seconds
-    while rig.time.steady_s < ends_s:
-        rig.turn()
-    return rig.backend.record.phase == CLAIMED
+    return rig.until(lambda: rig.time.steady_s >= ends_s).backend.record.phase == CLAIMED
 
 
-def test_abandoned_claim_is_removed_after_twice_the_checkpoint_timeout() -> None:
-    rig = claimed_by("a process that died")
-    assert search_for(rig, 2 * CheckpointSettings().timeout)
-    assert not search_for(rig, 400.0)
-    assert rig.outcomes == ["taken-over unfinished"]
-    assert rig.backend.suspensions == 0
+def test_abandoned_claim_is_removed_after_twice_the_checkpoint_timeout(claimed):
+    assert is_claimed_after(claimed, 2 * CheckpointSettings().timeout)
+    assert not is_claimed_after(claimed, 400.0)
+    assert claimed.outcomes == ["taken-over unfinished"]
+    assert claimed.backend.suspensions == 0
 
 
-def test_claim_of_another_process_starts_a_new_wait() -> None:
-    rig = claimed_by("one")
-    assert search_for(rig, 900.0)
-    rig.backend.job.annotations["gpufrag.dev/restart-by"] = "another"
-    assert search_for(rig, 900.0)
+def test_claim_of_another_process_starts_a_new_wait(claimed):
+    assert is_claimed_after(claimed, 900.0)
+    claimed.backend.job.annotations[BY] = "another"
+    assert is_claimed_after(claimed, 900.0)
 
 
 def item(due_s: float = 0.0, name: str = "") -> QueuedAlert:
     return QueuedAlert(Alert("firing", {"alertname": name}), 0.0, due_s)
 
 
-def test_queue_takes_all_alerts_of_a_call_or_none() -> None:
+def test_queue_takes_all_alerts_of_a_call_or_none():
     queue = AlertQueue(3)
     assert queue.put([item(), item()])
     assert not queue.put([item(), item()])
@@ -230,7 +205,7 @@ def test_queue_takes_all_alerts_of_a_call_or_none() -> None:
     assert len(queue) == 4
 
 
-def test_queue_returns_due_alerts_in_order() -> None:
+def test_queue_returns_due_alerts_in_order():
     queue = AlertQueue(9)
     queue.put([item(5.0, "late"), item(0.0, "one"), item(1.0, "two")])
     taken = [queue.take(2.0) for _ in range(3)]
@@ -239,7 +214,7 @@ def test_queue_returns_due_alerts_in_order() -> None:
 
 
 @pytest.mark.parametrize("first", ["put", "wait"])
-def test_queue_wait_ends_when_something_is_put(first: str) -> None:
+def test_queue_wait_ends_when_something_is_put(first):
     queue = AlertQueue(9)
     waiter = threading.Thread(target=queue.wait, args=(60.0,), daemon=True)
     if first == "put":
@@ -251,7 +226,7 @@ def test_queue_wait_ends_when_something_is_put(first: str) -> None:
     assert not waiter.is_alive()
 
 
-def test_local_history_counts_per_job_for_a_day() -> None:
+def test_local_history_counts_per_job_for_a_day():
     history = LocalHistory()
     for at, uid in enumerate(["a", "a", "b"]):
         history.begin(uid, float(at))
@@ -261,6 +236,6 @@ def test_local_history_counts_per_job_for_a_day() -> None:
     assert history.within(2 * DAY_S, DAY_S + 2, "a") == 0
 
 
-def test_deduplicator_forgets_after_a_while() -> None:
+def test_deduplicator_forgets_after_a_while():
     recent = Deduplicator(300.0)
     assert [recent.seen("x", at) for at in (0.0, 299.0, 300.0, 301.0)] == [False, True, False, True]

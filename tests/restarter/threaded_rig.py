@@ -1,81 +1,59 @@
-"""A restarter for processes or Slurm, with its worker in a thread and real time."""
+"""A restarter for the processes of this host, with its worker in a thread and real time."""
 
 from __future__ import annotations
 
 import io
 import json
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from gpufrag.restarter import server, settings
-from gpufrag.restarter.alerts import Alert
+from restarter.worker_rig import job_alert
+from supervisor.supervised_process import PATIENCE_S, eventually
 
-PATIENCE_S = 60.0
-
-
-def alert(job_name: str, **changes: Any) -> Alert:
-    labels = {"alertname": "GpuMemoryFragmented", "gpufrag_action": "restart", "job": "gpufrag", "job_name": job_name}
-    made = Alert("firing", labels, {"description": "A ratio of 9."}, "cafe", time.time() - 400)
-    return replace(made, **changes)
+CONFIG: dict[str, Any] = {
+    "target": "process",
+    "process": {"folder": "agents"},
+    "state_file": "state.json",
+    "policy": {"dry_run": False},
+    "checkpoint": {"on_timeout": "restart"},
+    "restart": {"run_timeout": "40s"},
+}
 
 
 class ThreadedRestarter:
     def __init__(self, config: settings.RestarterConfig) -> None:
         self.stream = io.StringIO()
-        self.platform = server.connect(config)
-        self.worker = server.assemble(config, self.platform, stream=self.stream).worker
-        self._thread = threading.Thread(target=self.worker.run, daemon=True)
+        self.worker = server.assemble(config, server.connect(config), stream=self.stream).worker
+        self.thread = threading.Thread(target=self.worker.run, daemon=True)
 
-    def send(self, *alerts: Alert) -> None:
-        assert self.worker.offer(alerts)
+    def send(self, *job_names: str) -> None:
+        assert self.worker.offer(map(job_alert, job_names))
 
     @property
     def decisions(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.stream.getvalue().splitlines()]
 
-    @property
-    def outcomes(self) -> list[str]:
-        return [f"{one['outcome']} {one['reason']}" for one in self.decisions]
-
     def until(self, *outcomes: str) -> None:
         """Wait until exactly these decisions have been made."""
-        eventually(lambda: self.outcomes == list(outcomes), lambda: f"{self.decisions}")
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def end(self) -> None:
-        self.worker.stop()
-        self._thread.join(PATIENCE_S)
+        eventually(
+            lambda: [f"{one['outcome']} {one['reason']}" for one in self.decisions] == list(outcomes),
+            lambda: f"{self.decisions}",
+        )
 
 
 @contextmanager
-def restarting(folder: Path, **raw: Any) -> Iterator[ThreadedRestarter]:
-    """Run a restarter whose config is `raw`, with defaults that suit tests."""
+def restarting(folder: Path, **changes: Any) -> Iterator[ThreadedRestarter]:
+    """Run a restarter whose config is CONFIG with these changes."""
     path = folder / "restarter.yaml"
-    defaults = {
-        "policy": {"dry_run": False},
-        "checkpoint": {"on_timeout": "restart"},
-        "restart": {"run_timeout": "40s"},
-    }
-    path.write_text(json.dumps({"state_file": "state.json", **defaults, **raw}), encoding="utf-8")
+    path.write_text(json.dumps({**CONFIG, **changes}), encoding="utf-8")
     restarter = ThreadedRestarter(settings.load(path))
-    restarter.start()
+    restarter.thread.start()
     try:
         yield restarter
     finally:
-        restarter.end()
-
-
-def eventually(condition: Callable[[], Any], otherwise: Callable[[], str] = lambda: "it never happened") -> Any:
-    deadline = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline:
-        if answer := condition():
-            return answer
-        time.sleep(0.05)
-    raise AssertionError(otherwise())
+        restarter.worker.stop()
+        restarter.thread.join(PATIENCE_S)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +10,7 @@ from supervisor.supervised_process import Supervised
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., Supervised]]:
+def start(tmp_path):
     started: list[Supervised] = []
 
     def run(*words: str, **how: Any) -> Supervised:

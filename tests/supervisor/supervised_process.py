@@ -16,17 +16,17 @@ from gpufrag.wire.supervised_job import SOCKET, SupervisedJob, decode
 from unix_sockets import connect
 
 EXPORTER = Path(gpufrag.__file__).parents[1]
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
-def eventually(what: Callable[[], Any]) -> Any:
-    """The first true answer. Fails after PATIENCE_S."""
+def eventually(condition: Callable[[], Any], otherwise: Callable[[], str] = lambda: "it did not happen") -> Any:
+    """Return the first true answer. Fails after PATIENCE_S."""
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
-        if answer := what():
+        if answer := condition():
             return answer
         time.sleep(0.02)
-    raise AssertionError("it did not happen")
+    raise AssertionError(otherwise())
 
 
 class Supervised:
@@ -47,14 +47,15 @@ class Supervised:
         return self.log.read_text(encoding="utf-8").splitlines()
 
     def until(self, line: str, times: int = 1) -> None:
-        eventually(lambda: self.lines.count(line) >= times or self._ended())
+        def written() -> bool:
+            found = self.lines.count(line) >= times
+            assert found or self.process.poll() is None, f"{self.process.returncode}, {self.lines}, {self.stderr}"
+            return found
 
-    def _ended(self) -> None:
-        if self.process.poll() is not None:
-            raise AssertionError(f"it ended: {self.process.returncode}, {self.lines}, {self.told}")
+        eventually(written)
 
     @property
-    def told(self) -> str:
+    def stderr(self) -> str:
         self.errors.seek(0)
         return self.errors.read()
 

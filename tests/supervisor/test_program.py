@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,7 +17,7 @@ while :; do sleep 0.1; done
 
 
 @pytest.fixture
-def script(tmp_path: Path) -> Callable[[str], Path]:
+def script(tmp_path):
     def write(text: str) -> Path:
         path = tmp_path / "program"
         path.write_text(text, encoding="utf-8")
@@ -29,27 +27,27 @@ def script(tmp_path: Path) -> Callable[[str], Path]:
     return write
 
 
-def test_executable_command_has_no_obstacle(script: Any) -> None:
+def test_executable_command_has_no_obstacle(script):
     path = script("#!/bin/sh -e\n")
     assert restart_obstacle(str(path), {}) is None
     assert restart_obstacle("program", {"PATH": f"/nowhere:{path.parent}"}) is None
     assert restart_obstacle("sh", {}) is None  # by the path that the system has where there is none
 
 
-def test_missing_command_is_an_obstacle(script: Any) -> None:
+def test_missing_command_is_an_obstacle(script):
     path = script("")
     path.chmod(0o600)
     assert restart_obstacle(str(path), {}) == f"'{path}' no longer exists or is not executable; restore it"
     assert "'program' no longer exists" in str(restart_obstacle("program", {"PATH": "/nowhere"}))
 
 
-def test_missing_interpreter_is_an_obstacle(script: Any) -> None:
+def test_missing_interpreter_is_an_obstacle(script):
     path = script("#!/venv/that/was/replaced/python -u\n")
     assert f"'/venv/that/was/replaced/python', the interpreter of '{path}'" in str(restart_obstacle(str(path), {}))
 
 
 @pytest.mark.parametrize("dry_run", [True, False])
-def test_job_whose_program_is_gone_keeps_running(start: Any, script: Any, dry_run: bool) -> None:
+def test_job_whose_program_is_gone_keeps_running(start, script, dry_run):
     path = script(SCRIPT.format(at_term="echo told >> $LOG"))
     it = start("--name", "train", "--", str(path))
     it.until("ready")
@@ -61,22 +59,22 @@ def test_job_whose_program_is_gone_keeps_running(start: Any, script: Any, dry_ru
     assert (it.job.running, it.lines) == (True, ["ready"])
 
 
-def test_failed_start_is_retried(start: Any, script: Any) -> None:
+def test_failed_start_is_retried(start, script):
     path = script(SCRIPT.format(at_term="mv $0 $0.away"))
     it = start("--name", "train", "--", str(path))
     it.until("ready")
     assert it.ask("restart", restarts=0)["ok"]
-    eventually(lambda: "cannot start train again: No such file or directory; retrying" in it.told)
+    eventually(lambda: "cannot start train again: No such file or directory; retrying" in it.stderr)
     assert (it.job.running, it.job.restarts) == (False, 0)
     path.with_name("program.away").rename(path)
     it.until("ready", 2)
-    assert (it.job.running, it.job.restarts, it.told.count("retrying")) == (True, 1, 1)
+    assert (it.job.running, it.job.restarts, it.stderr.count("retrying")) == (True, 1, 1)
 
 
-def test_signal_ends_the_retries(start: Any, script: Any) -> None:
+def test_signal_ends_the_retries(start, script):
     it = start("--", str(script(SCRIPT.format(at_term="rm $0"))))
     it.until("ready")
     assert it.ask("restart", restarts=0)["ok"]
-    eventually(lambda: "again: No such file or directory; retrying" in it.told)
+    eventually(lambda: "again: No such file or directory; retrying" in it.stderr)
     it.process.terminate()
     assert (it.end(), it.lines) == (3, ["ready"])

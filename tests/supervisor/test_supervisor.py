@@ -7,7 +7,6 @@ import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -47,7 +46,7 @@ def pids(lines: list[str]) -> list[int]:
     return [int(line.split()[1]) for line in lines if line.startswith("pid ")]
 
 
-def test_restart_runs_the_command_with_its_count(start: Any) -> None:
+def test_restart_runs_the_command_with_its_count(start):
     it = start("--name", "train", *job())
     it.until("ready")
     assert (it.job.name, it.job.restarts, it.job.running, it.job.annotations) == ("train", 0, True, {})
@@ -58,10 +57,10 @@ def test_restart_runs_the_command_with_its_count(start: Any) -> None:
     assert not alive(first)
     assert alive(second)
     assert it.job.restarts == 1
-    assert "restart 1 of train" in it.told
+    assert "restart 1 of train" in it.stderr
 
 
-def test_concurrent_orders_restart_once(start: Any) -> None:
+def test_concurrent_orders_restart_once(start):
     it = start(*job())
     it.until("ready")
     assert it.socket.stat().st_mode & 0o777 == 0o600
@@ -73,7 +72,7 @@ def test_concurrent_orders_restart_once(start: Any) -> None:
     assert it.lines.count("ready") == 2
 
 
-def test_dry_run_changes_nothing(start: Any) -> None:
+def test_dry_run_changes_nothing(start):
     it = start(*job())
     it.until("ready")
     assert it.ask("restart", restarts=0, dry_run=True)["job"]["restarts"] == 0
@@ -81,7 +80,7 @@ def test_dry_run_changes_nothing(start: Any) -> None:
     assert (it.job.version, it.job.annotations, it.lines.count("SIGTERM")) == (1, {}, 0)
 
 
-def test_annotations_require_the_current_version(start: Any) -> None:
+def test_annotations_require_the_current_version(start):
     it = start(*job())
     it.until("ready")
     assert it.ask("remember", version=1, annotations={"a": "b", "c": "d"})["job"]["version"] == 2
@@ -91,7 +90,7 @@ def test_annotations_require_the_current_version(start: Any) -> None:
     assert it.ask("remember", version=3, annotations={"a": 7})["ok"] is False
 
 
-def test_pause_file_is_reported(start: Any) -> None:
+def test_pause_file_is_reported(start):
     it = start(*job())
     it.until("ready")
     it.socket.with_suffix(".pause").touch()
@@ -99,7 +98,7 @@ def test_pause_file_is_reported(start: Any) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2])
-def test_signals_are_passed_on_once(start: Any, number: signal.Signals) -> None:
+def test_signals_are_passed_on_once(start, number):
     it = start(*job())
     it.until("ready")
     it.process.send_signal(number)
@@ -109,7 +108,7 @@ def test_signals_are_passed_on_once(start: Any, number: signal.Signals) -> None:
     assert [line for line in it.lines if line.startswith("SIG")] == [number.name, "SIGTERM"]
 
 
-def test_job_ended_by_user_is_not_restarted(start: Any) -> None:
+def test_job_ended_by_user_is_not_restarted(start):
     it = start(*job())
     it.until("ready")
     it.process.send_signal(signal.SIGINT)  # which it survives
@@ -118,19 +117,19 @@ def test_job_ended_by_user_is_not_restarted(start: Any) -> None:
 
 
 @pytest.mark.parametrize("words", [["sh", "-c", "exit 7"], [sys.executable, "-c", "raise SystemExit(7)"]])
-def test_exit_code_is_the_jobs(start: Any, words: list[str]) -> None:
+def test_exit_code_is_the_jobs(start, words):
     it = start("--", *words)
-    assert (it.end(), it.told, list(it.folder.iterdir())) == (7, "", [])
+    assert (it.end(), it.stderr, list(it.folder.iterdir())) == (7, "", [])
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGUSR1, signal.SIGINT])
-def test_job_ended_by_a_signal_ends_the_same_way(start: Any, number: signal.Signals) -> None:
+def test_job_ended_by_a_signal_ends_the_same_way(start, number):
     it = start("--", "sh", "-c", f"kill -{number:d} $$")
     assert it.end() == -number  # which a shell shows as 128 + n
     assert list(it.folder.iterdir()) == []
 
 
-def test_job_finished_during_a_restart_stays_ended(start: Any) -> None:
+def test_job_finished_during_a_restart_stays_ended(start):
     it = start(*job(code=0))
     it.until("ready")
     assert it.ask("restart", restarts=0)["ok"]
@@ -138,7 +137,7 @@ def test_job_finished_during_a_restart_stays_ended(start: Any) -> None:
     assert it.lines.count("ready") == 1
 
 
-def test_job_ended_during_a_restart_stays_ended(start: Any) -> None:
+def test_job_ended_during_a_restart_stays_ended(start):
     it = start(
         "--grace",
         "20s",
@@ -154,7 +153,7 @@ def test_job_ended_during_a_restart_stays_ended(start: Any) -> None:
     assert (it.end(), it.lines.count("ready")) == (5, 1)
 
 
-def test_processes_of_all_sessions_are_killed_after_the_grace(start: Any) -> None:
+def test_processes_of_all_sessions_are_killed_after_the_grace(start):
     it = start("--grace", "300ms", "--", "sh", "-c", SHELL_WITH_A_CHILD)
     it.until("ready")
     it.until("child")
@@ -162,14 +161,14 @@ def test_processes_of_all_sessions_are_killed_after_the_grace(start: Any) -> Non
     assert it.ask("restart", restarts=0)["ok"]
     it.until("child", 2)
     assert [alive(pid) for pid in before] == [False, False]
-    assert "did not end within 0.3 s of SIGTERM; sending SIGKILL" in it.told
+    assert "did not end within 0.3 s of SIGTERM; sending SIGKILL" in it.stderr
     it.process.kill()
     it.process.wait()
     for pid in pids(it.lines)[2:]:
         os.kill(pid, signal.SIGKILL)  # they ignore SIGTERM
 
 
-def test_killed_supervisor_leaves_no_job(start: Any) -> None:
+def test_killed_supervisor_leaves_no_job(start):
     it = start(*job())
     it.until("ready")
     it.process.kill()
@@ -182,7 +181,7 @@ def test_killed_supervisor_leaves_no_job(start: Any) -> None:
     assert list(it.folder.iterdir()) == []
 
 
-def test_stop_and_continue_reach_the_job(start: Any) -> None:
+def test_stop_and_continue_reach_the_job(start):
     it = start(*job())
     it.until("ready")
     (pid,) = pids(it.lines)
@@ -198,7 +197,7 @@ def state(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
-def test_failed_first_start_is_one_line(start: Any) -> None:
+def test_failed_first_start_is_one_line(start):
     it = start("--", "/")
     assert it.end() == 1
-    assert it.told == "gpufrag: cannot run '/': Permission denied; give an executable program\n"
+    assert it.stderr == "gpufrag: cannot run '/': Permission denied; give an executable program\n"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from supervisor.test_supervisor import READY, job, pids, state
 
 
 @pytest.fixture
-def unread() -> Iterator[int]:
+def unread():
     """A pipe whose reader has gone."""
     reader, writer = os.pipe()
     os.close(reader)
@@ -31,22 +30,22 @@ def assert_restarts(it: Any) -> None:
     assert (it.end(), it.lines[-1]) == (3, "SIGTERM")
 
 
-def test_restart_works_with_a_broken_stderr(start: Any, unread: int) -> None:
+def test_restart_works_with_a_broken_stderr(start, unread):
     assert_restarts(start(*job(), stderr=unread))
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
-def test_restart_works_with_a_full_log(start: Any) -> None:
+def test_restart_works_with_a_full_log(start):
     with Path("/dev/full").open("w", encoding="utf-8") as full:
         assert_restarts(start(*job(), stderr=full))
 
 
-def test_restart_works_without_a_stderr(start: Any) -> None:
+def test_restart_works_without_a_stderr(start):
     assert_restarts(start(*job(), stderr=None, preexec_fn=lambda: os.close(2)))
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT, signal.SIGQUIT])
-def test_ignored_signal_does_not_end_restarts(start: Any, number: signal.Signals) -> None:
+def test_ignored_signal_does_not_end_restarts(start, number):
     it = start("--", "sh", "-c", READY, preexec_fn=lambda: signal.signal(number, signal.SIG_IGN))
     it.until("ready")
     it.process.send_signal(number)
@@ -55,16 +54,16 @@ def test_ignored_signal_does_not_end_restarts(start: Any, number: signal.Signals
     assert not it.job.ending
 
 
-def test_end_of_restarts_is_logged_once(start: Any) -> None:
+def test_end_of_restarts_is_logged_once(start):
     it = start("--name", "train", *job())
     it.until("ready")
     for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGINT):
         it.process.send_signal(number)
         it.until(number.name)
-    assert it.told == "gpufrag: received SIGHUP; will not restart train again\n"
+    assert it.stderr == "gpufrag: received SIGHUP; will not restart train again\n"
 
 
-def test_stopped_job_can_be_restarted(start: Any) -> None:
+def test_stopped_job_can_be_restarted(start):
     it = start("--grace", "300ms", *job())
     it.until("ready")
     (pid,) = pids(it.lines)
@@ -74,9 +73,9 @@ def test_stopped_job_can_be_restarted(start: Any) -> None:
     it.until("ready", 2)
 
 
-def test_failed_cleanup_keeps_the_exit_code(start: Any) -> None:
+def test_failed_cleanup_keeps_the_exit_code(start):
     it = start(*job(code=0))
     it.until("ready")
     it.socket.with_suffix(".pause").mkdir()  # a folder cannot be unlinked
     it.process.terminate()
-    assert (it.end(), "cannot" in it.told) == (0, False)
+    assert (it.end(), "cannot" in it.stderr) == (0, False)

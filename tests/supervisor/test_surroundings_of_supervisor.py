@@ -27,20 +27,20 @@ def leave(folder: Path, host: str) -> socket.socket:
 
 
 @pytest.mark.parametrize(("host", "left"), [("here", 0), ("there", 3), ("not-here", 3)])
-def test_only_this_hosts_stale_files_are_removed(tmp_path: Path, host: str, left: int) -> None:
+def test_only_this_hosts_stale_files_are_removed(tmp_path, host, left):
     with leave(tmp_path, host):
         remove_stale_files(tmp_path, "here")
     assert len(list(tmp_path.iterdir())) == left
 
 
-def test_files_of_a_listening_supervisor_stay(tmp_path: Path) -> None:
+def test_files_of_a_listening_supervisor_stay(tmp_path):
     with leave(tmp_path, "here") as listener:
         listener.listen()
         remove_stale_files(tmp_path, "here")
     assert len(list(tmp_path.iterdir())) == 3
 
 
-def test_file_that_cannot_be_removed_keeps_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_that_cannot_be_removed_keeps_no_other(tmp_path, monkeypatch):
     leave(tmp_path, "here").close()
     unlink = Path.unlink
 
@@ -54,7 +54,7 @@ def test_file_that_cannot_be_removed_keeps_no_other(tmp_path: Path, monkeypatch:
     assert [path.name.endswith(SOCKET) for path in tmp_path.iterdir()] == [True]
 
 
-def test_user_without_a_passwd_entry_has_its_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_without_a_passwd_entry_has_its_number(tmp_path, monkeypatch):
     def missing(uid: int) -> None:
         raise KeyError(uid)
 
@@ -63,7 +63,7 @@ def test_user_without_a_passwd_entry_has_its_number(tmp_path: Path, monkeypatch:
     assert supervisor._job(FileName("here", 7, 1)).user == str(os.geteuid())
 
 
-def test_missing_terminal_leaves_the_signal_mask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_terminal_leaves_the_signal_mask(tmp_path, monkeypatch):
     monkeypatch.setattr(command, "TERMINAL", tmp_path / "none")
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     assert not command.lend_terminal(os.getpgrp())

@@ -8,7 +8,6 @@ import pty
 import signal
 import sys
 import termios
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,7 +17,7 @@ from supervisor.test_supervisor import job, pids, state
 
 
 @pytest.fixture
-def terminal() -> Iterator[tuple[int, int]]:
+def terminal():
     """Our end, and the job's."""
     ours, theirs = pty.openpty()
     yield ours, theirs
@@ -39,13 +38,13 @@ def at(theirs: int) -> dict[str, Any]:
 READ = "import os; print(input(), file=open(os.environ['LOG'], 'a'))"
 
 
-def test_job_reads_from_the_terminal(start: Any, terminal: tuple[int, int]) -> None:
+def test_job_reads_from_the_terminal(start, terminal):
     it = start("--", sys.executable, "-c", READ, **at(terminal[1]))
     os.write(terminal[0], b"hello\n")
     assert (it.end(), it.lines) == (0, ["hello"])
 
 
-def test_ctrl_c_reaches_the_job_once(start: Any, terminal: tuple[int, int]) -> None:
+def test_ctrl_c_reaches_the_job_once(start, terminal):
     it = start(*job(), **at(terminal[1]))
     it.until("ready")
     os.write(terminal[0], b"\x03")
@@ -53,7 +52,7 @@ def test_ctrl_c_reaches_the_job_once(start: Any, terminal: tuple[int, int]) -> N
     assert it.lines.count("SIGINT") == 1
 
 
-def test_ctrl_z_stops_job_and_supervisor(start: Any, terminal: tuple[int, int]) -> None:
+def test_ctrl_z_stops_job_and_supervisor(start, terminal):
     it = start(*job(), **at(terminal[1]))
     it.until("ready")
     (pid,) = pids(it.lines)

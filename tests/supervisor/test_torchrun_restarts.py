@@ -6,14 +6,13 @@ import importlib.util
 import os
 import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gpufrag.wire.supervised_job import Elastic
-from restarter.threaded_rig import ThreadedRestarter, alert, restarting
+from restarter.threaded_rig import restarting
 from supervisor.supervised_process import Supervised, alive, eventually
 
 pytestmark = [
@@ -36,9 +35,9 @@ while True:
 
 
 @pytest.fixture
-def receiver(tmp_path: Path) -> Iterator[ThreadedRestarter]:
+def receiver(tmp_path):
     (tmp_path / "agents").mkdir()
-    with restarting(tmp_path, target="process", process={"folder": "agents"}) as one:
+    with restarting(tmp_path) as one:
         yield one
 
 
@@ -60,23 +59,23 @@ def pids(it: Supervised) -> list[int]:
     return [int(line.split()[-1]) for line in it.lines if "pid" in line]
 
 
-def test_in_place_restarts_only_the_workers(start: Any, receiver: ThreadedRestarter, tmp_path: Path) -> None:
+def test_in_place_restarts_only_the_workers(start, receiver, tmp_path):
     it = torchrun(start, tmp_path, "--in-place", max_restarts=1)
-    receiver.send(alert("train"))
+    receiver.send("train")
     receiver.until("started started", "restarted restarted")
     eventually(lambda: counts(it) == ["0 0", "0 0", "1 0", "1 0"])
     assert it.job.elastic == Elastic(max_restarts=1, restarts=1)
     assert [alive(pid) for pid in pids(it)] == [False, False, True, True]
 
 
-def test_in_place_without_restarts_left_is_refused(start: Any, receiver: ThreadedRestarter, tmp_path: Path) -> None:
+def test_in_place_without_restarts_left_is_refused(start, receiver, tmp_path):
     it = torchrun(start, tmp_path, "--in-place", max_restarts=0)
-    receiver.send(alert("train"))
+    receiver.send("train")
     receiver.until("refused no-elastic-restarts-left")
     assert all(alive(pid) for pid in pids(it))
 
 
-def test_workers_restarted_by_torchrun_are_a_conflict(start: Any, tmp_path: Path) -> None:
+def test_workers_restarted_by_torchrun_are_a_conflict(start, tmp_path):
     it = torchrun(start, tmp_path, "--in-place", max_restarts=2)
     (worker, _) = pids(it)
     os.kill(worker, signal.SIGTERM)
@@ -84,16 +83,16 @@ def test_workers_restarted_by_torchrun_are_a_conflict(start: Any, tmp_path: Path
     assert it.ask("restart", restarts=0) == {"ok": True, "refused": "conflict"}
 
 
-def test_full_restart_replaces_all_workers(start: Any, receiver: ThreadedRestarter, tmp_path: Path) -> None:
+def test_full_restart_replaces_all_workers(start, receiver, tmp_path):
     it = torchrun(start, tmp_path, max_restarts=0)
-    receiver.send(alert("train"))
+    receiver.send("train")
     receiver.until("started started", "restarted restarted")
     eventually(lambda: counts(it) == ["0 0", "0 0", "0 1", "0 1"])
     assert [alive(pid) for pid in pids(it)] == [False, False, True, True]
     assert sum("saved" in line for line in it.lines) == 2
 
 
-def test_killed_supervisor_leaves_no_worker(start: Any, tmp_path: Path) -> None:
+def test_killed_supervisor_leaves_no_worker(start, tmp_path):
     it = torchrun(start, tmp_path, max_restarts=0)
     it.process.kill()
     eventually(lambda: not any(alive(pid) for pid in pids(it)))

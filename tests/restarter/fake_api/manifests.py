@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from restarter.fake_api.pods import TEMPLATE
+from restarter.fake_api.controllers import TEMPLATE
 
 NAME = "train"
 NAMESPACE = "ml"

@@ -2,64 +2,58 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from restarter.fake_api import serving_controllers, training_controllers
-from restarter.fake_api.job_controller import JobController
-from restarter.fake_api.pods import POD, collect_garbage, run_kubelet, set_status
-from restarter.fake_api.served import of
-from restarter.fake_api.store import Store
+from restarter.fake_api.controllers import collect_garbage, controllers, run_kubelet
+from restarter.fake_api.store import POD, Raw, Store, of
 
 NAMESPACE = "ml"
 SETTLE = 25
 """Ticks after which nothing changes any more."""
 
 
-class World:
+class World(Store):
     """Time is counted in requests, so no test waits for a clock."""
 
     def __init__(self) -> None:
-        self.store = Store()
+        super().__init__()
         self.grace_ticks = 2
         """How long a deleted pod keeps running."""
         self.terminating: set[str] = set()
         """Namespaces that are being deleted: nothing is created there, and patches are accepted."""
-        self._jobs = JobController(self.store)
+        self._controllers = controllers()
 
     def tick(self, times: int = 1) -> None:
         """Run every controller once, then the kubelet."""
-        with self.store.lock:
+        with self.lock:
             for _ in range(times):
-                self.store.ticks += 1
-                self._jobs.reconcile()
-                training_controllers.reconcile(self.store)
-                serving_controllers.reconcile(self.store)
-                run_kubelet(self.store, self.grace_ticks)
-                collect_garbage(self.store, self.grace_ticks)
+                self.ticks += 1
+                for served, controller in self._controllers.items():
+                    for raw in self.of_kind(served):
+                        controller(self, raw)
+                run_kubelet(self, self.grace_ticks)
+                collect_garbage(self)
 
-    def apply(self, manifest: dict[str, Any], settle: bool = True) -> dict[str, Any]:
+    def apply(self, manifest: Raw, settle: bool = True) -> Raw:
         """Create the object and run the controllers until it runs. Returns the live object."""
         namespace = manifest["metadata"].get("namespace", NAMESPACE)
-        with self.store.lock:
-            raw = self.store.create(of(manifest["apiVersion"], manifest["kind"]), namespace, manifest)
+        with self.lock:
+            raw = self.create(of(manifest["apiVersion"], manifest["kind"]), namespace, manifest)
             self.tick(SETTLE if settle else 0)
             return raw
 
-    def get(self, group_version: str, kind: str, name: str, namespace: str = NAMESPACE) -> dict[str, Any]:
-        with self.store.lock:
-            return self.store.get(of(group_version, kind), namespace, name)
+    def get(self, group_version: str, kind: str, name: str, namespace: str = NAMESPACE) -> Raw:
+        with self.lock:
+            return self.find(of(group_version, kind), namespace, name)
 
-    def pods(self, namespace: str = NAMESPACE) -> list[dict[str, Any]]:
-        with self.store.lock:
-            return self.store.of_kind(POD, namespace)
+    def pods(self) -> list[Raw]:
+        with self.lock:
+            return self.of_kind(POD, NAMESPACE)
 
-    def events(self, namespace: str = NAMESPACE) -> list[dict[str, Any]]:
-        with self.store.lock:
-            return self.store.of_kind(of("events.k8s.io/v1", "Event"), namespace)
+    def events(self) -> list[Raw]:
+        with self.lock:
+            return self.of_kind(of("events.k8s.io/v1", "Event"), NAMESPACE)
 
-    def end_pod(self, name: str, succeeded: bool, namespace: str = NAMESPACE) -> None:
-        """Let its containers exit."""
-        with self.store.lock:
-            pod = self.store.get(POD, namespace, name)
-            set_status(self.store, pod, {"phase": "Succeeded" if succeeded else "Failed"})
+    def end_pod(self, name: str) -> None:
+        """Let its containers exit with 0."""
+        with self.lock:
+            self.set_status(self.find(POD, NAMESPACE, name), {"phase": "Succeeded"})
             self.tick()
