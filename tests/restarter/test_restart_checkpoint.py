@@ -1,4 +1,4 @@
-"""The checkpoint before a restart: simulated ranks, and real sidecars, one in each of two pods, which also defragment."""
+"""Ranks save or defragment before a restart: simulated ranks, and real sidecars, one in each of two pods."""
 
 from __future__ import annotations
 
