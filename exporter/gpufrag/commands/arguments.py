@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
+from argparse import ArgumentTypeError, _ActionsContainer
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from ..errors import BadInput, UsageError
 from ..units import format_bytes
+
+
+def option(
+    parser: _ActionsContainer, flag: str, metavar: str, text: str, read: Callable[[str], Any] = str, **more: Any
+) -> None:
+    """Add a flag with a value. `read` parses the value and may raise UsageError or BadInput."""
+
+    def parsed(value: str) -> Any:
+        try:
+            return read(value)
+        except (BadInput, UsageError) as error:
+            raise ArgumentTypeError(str(error)) from None
+
+    parser.add_argument(flag, metavar=metavar, help=text, type=parsed, **more)
 
 
 def folder_name(text: str) -> Path:

@@ -10,7 +10,8 @@ from ..attach.inject import bootstrap, injector
 from ..attach.result import agent_socket, poll, read_report, report_path
 from ..attach.target import PAYLOAD, REMOTE_EXEC, Caller, Target, examine
 from ..errors import Unavailable, UsageError
-from ..units import argument, parse_duration
+from ..units import parse_duration
+from .arguments import option
 
 BUSY = "its main thread sleeps or is in a long call into C"
 RISK = """Attach to process {pid} (Python {major}.{minor})?
@@ -32,13 +33,8 @@ FAILURES = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("pid", metavar="PID", type=int, help="the training process itself, not its launcher")
     parser.add_argument("--yes", action="store_true", help="do not ask for confirmation, for scripts")
-    parser.add_argument(
-        "--wait",
-        metavar="DURATION",
-        type=argument(parse_duration),
-        default=20.0,
-        help="how long to wait for the process to answer (default: 20s)",
-    )
+    text = "how long to wait for the process to answer (default: 20s)"
+    option(parser, "--wait", "DURATION", text, parse_duration, default=20.0)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..units import argument
-from .arguments import folder_name
+from .arguments import folder_name, option
 
 if TYPE_CHECKING:
     from ..doctor.checks import Outcome
@@ -18,46 +17,27 @@ if TYPE_CHECKING:
     from ..web.client import Client
 
 MAX_MANIFESTS = 16 << 20
+SIDECAR = "http://127.0.0.1:9836"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     host = parser.add_argument_group("this host")
     host.add_argument("--host", action="store_true", help="check this host (default if nothing else is chosen)")
-    host.add_argument(
-        "--folder",
-        metavar="DIR",
-        type=argument(folder_name),
-        help="folder that ranks and sidecar share (default: as for gpufrag run)",
-    )
-    host.add_argument(
-        "--sidecar",
-        metavar="URL",
-        default="http://127.0.0.1:9836",
-        help="address of the sidecar (default: http://127.0.0.1:9836)",
-    )
+    option(host, "--folder", "DIR", "folder that ranks and sidecar share (default: as for gpufrag run)", folder_name)
+    option(host, "--sidecar", "URL", f"address of the sidecar (default: {SIDECAR})", default=SIDECAR)
     cluster = parser.add_argument_group("a Kubernetes cluster")
     cluster.add_argument("--kubernetes", action="store_true", help="check a cluster")
-    cluster.add_argument("--namespace", metavar="NAME", help="namespace of the jobs (default: this pod's own)")
-    cluster.add_argument(
-        "--release-namespace", metavar="NAME", default="gpufrag", help="namespace of the restarter (default: gpufrag)"
-    )
-    cluster.add_argument(
-        "--restarter",
-        metavar="NAME",
-        default="gpufrag-restarter",
-        help="name of its Deployment (default: gpufrag-restarter)",
-    )
-    cluster.add_argument("--kubeconfig", metavar="FILE", type=Path, help="kubeconfig file (default: $KUBECONFIG)")
-    cluster.add_argument("--context", metavar="NAME", help="context of the kubeconfig (default: its current context)")
+    option(cluster, "--namespace", "NAME", "namespace of the jobs (default: this pod's own)")
+    option(cluster, "--release-namespace", "NAME", "namespace of the restarter (default: gpufrag)", default="gpufrag")
+    text = "name of its Deployment (default: gpufrag-restarter)"
+    option(cluster, "--restarter", "NAME", text, default="gpufrag-restarter")
+    option(cluster, "--kubeconfig", "FILE", "kubeconfig file (default: $KUBECONFIG)", Path)
+    option(cluster, "--context", "NAME", "context of the kubeconfig (default: its current context)")
     other = parser.add_argument_group("a Prometheus, and manifests")
-    other.add_argument("--prometheus", metavar="URL", help="check a Prometheus, for example http://prometheus:9090")
-    other.add_argument("--bearer-file", metavar="FILE", type=Path, help="file with the bearer token for Prometheus")
-    other.add_argument(
-        "--manifests",
-        metavar="FILE",
-        help="check rendered manifests (output of kubectl kustomize); - reads standard input",
-    )
-    parser.add_argument("--ca-file", metavar="FILE", type=Path, help="CA certificates for https addresses")
+    option(other, "--prometheus", "URL", "check a Prometheus, for example http://prometheus:9090")
+    option(other, "--bearer-file", "FILE", "file with the bearer token for Prometheus", Path)
+    option(other, "--manifests", "FILE", "check rendered manifests (output of kubectl kustomize); - for standard input")
+    option(parser, "--ca-file", "FILE", "CA certificates for https addresses", Path)
     parser.add_argument("--json", action="store_true", help="print JSON: subject, check, result and text of each check")
 
 

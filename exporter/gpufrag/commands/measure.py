@@ -7,38 +7,25 @@ import json
 import sys
 from dataclasses import replace
 
-from ..errors import BadInput, UsageError
+from ..errors import UsageError
 from ..model.heap import Heap
-from ..model.settings import Settings, read_conf
+from ..model.settings import read_conf
 from ..reports import measure, terminal
 from ..snapshot_file import name_of, read
-from ..units import argument, parse_memory, whole
-from .arguments import refuse_more_free_than_there_is
+from ..units import parse_memory, whole
+from .arguments import option, refuse_more_free_than_there_is
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    size = argument(parse_memory)
     parser.add_argument(
         "file", metavar="FILE", help="torch's snapshot (pickle or JSON, gzipped or not); - for standard input"
     )
-    parser.add_argument("--driver-free", metavar="SIZE", type=size, help="the device's free memory at the snapshot")
-    parser.add_argument(
-        "--driver-size", metavar="SIZE", type=size, help="the device's size (torch.cuda.mem_get_info() returns both)"
-    )
-    parser.add_argument("--limit", metavar="SIZE", type=size, help="the process's limit (default: the device's size)")
-    parser.add_argument("--device", metavar="D", type=argument(whole(0)), help="only this device (default: all)")
-    parser.add_argument(
-        "--stream",
-        metavar="N",
-        type=argument(whole(0)),
-        help="stream of the next request (default: the one with most memory)",
-    )
-    parser.add_argument(
-        "--alloc-conf",
-        metavar="TEXT",
-        type=_settings,
-        help="PYTORCH_CUDA_ALLOC_CONF of the process, if the file does not name it",
-    )
+    option(parser, "--driver-free", "SIZE", "the device's free memory at the snapshot", parse_memory)
+    option(parser, "--driver-size", "SIZE", "its size (torch.cuda.mem_get_info() returns both)", parse_memory)
+    option(parser, "--limit", "SIZE", "the process's limit (default: the device's size)", parse_memory)
+    option(parser, "--device", "D", "only this device (default: all)", whole(0))
+    option(parser, "--stream", "N", "stream of the next request (default: the one with most memory)", whole(0))
+    option(parser, "--alloc-conf", "TEXT", "PYTORCH_CUDA_ALLOC_CONF of the process, if the file has none", read_conf)
     parser.add_argument("--json", action="store_true", help="print JSON (sizes in bytes, null if unknown)")
 
 
@@ -62,13 +49,6 @@ def run(options: argparse.Namespace) -> int:
     if not saved.knows_settings:
         print("note: the file records no allocator settings; torch's defaults are assumed (see --alloc-conf)")
     return 0
-
-
-def _settings(text: str) -> Settings:
-    try:
-        return read_conf(text)
-    except BadInput as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _narrowed(heap: Heap, name: str, options: argparse.Namespace) -> Heap:

@@ -15,10 +15,9 @@ from ..oom_log import log_chunks, read_log
 from ..reports import oom, terminal
 from ..sidecar.oom_files import Look, read_all
 from ..sidecar.sample_files import Skip
-from ..units import argument
 from ..wire.folder import FileName, ReportName, to_read
 from ..wire.oom_report import OomReport
-from .arguments import folder_name
+from .arguments import folder_name, option
 
 MOST = 1000
 """Reports that are read, the newest."""
@@ -48,9 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     showing.add_argument("id", metavar="ID", help="id from `gpufrag oom list`, or the name of the report's file")
     explain.add_argument("file", metavar="FILE", help="a job's log, compressed or not; - for standard input")
     for child in (listing, showing):
-        child.add_argument(
-            "--folder", metavar="DIR", type=argument(folder_name), help="the agents' folder (default: $GPUFRAG_DIR)"
-        )
+        option(child, "--folder", "DIR", "the agents' folder (default: $GPUFRAG_DIR)", folder_name)
     for child in (listing, showing, explain):
         child.add_argument("--json", action="store_true", help="print JSON (sizes in bytes, null if unknown)")
 

@@ -12,34 +12,18 @@ from ..model.trace.whatif import begin, shape
 from ..reports import replay as report
 from ..reports import terminal
 from ..snapshot_file.recording import read_recording, read_run_of
-from ..units import argument, parse_memory, whole
-from .arguments import release
+from ..units import parse_memory, whole
+from .arguments import option, release
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    size = argument(parse_memory)
     parser.add_argument("file", metavar="FILE", help="snapshot with history (pickle), or a recorded trace in JSON")
-    parser.add_argument(
-        "--settings",
-        metavar="CONF",
-        type=_conf,
-        help="PYTORCH_CUDA_ALLOC_CONF to replay with (default: the recorded one; '' for torch's defaults)",
-    )
-    parser.add_argument(
-        "--limit", metavar="SIZE", type=size, help="memory limit to replay with (default: the limit while recording)"
-    )
-    parser.add_argument(
-        "--recorded-limit",
-        metavar="SIZE",
-        type=size,
-        help="memory limit while recording (default: the one in the file)",
-    )
-    parser.add_argument(
-        "--device", metavar="D", type=argument(whole(0)), help="device to replay, if the snapshot has several"
-    )
-    parser.add_argument(
-        "--torch", metavar="RELEASE", type=argument(release), help="torch release, if the file does not name it"
-    )
+    text = "PYTORCH_CUDA_ALLOC_CONF to replay with (default: the recorded one; '' for torch's defaults)"
+    option(parser, "--settings", "CONF", text, _conf)
+    option(parser, "--limit", "SIZE", "limit to replay with (default: the limit while recording)", parse_memory)
+    option(parser, "--recorded-limit", "SIZE", "limit while recording (default: the one in the file)", parse_memory)
+    option(parser, "--device", "D", "device to replay, if the snapshot has several", whole(0))
+    option(parser, "--torch", "RELEASE", "torch release, if the file does not name it", release)
     parser.add_argument(
         "--json", action="store_true", help="print the final heap as a snapshot, and all figures, as JSON"
     )
@@ -70,8 +54,5 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _conf(text: str) -> str:
-    try:
-        read_conf(text)
-    except BadInput as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+    read_conf(text)
     return text

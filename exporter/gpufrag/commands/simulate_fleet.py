@@ -4,39 +4,22 @@ from __future__ import annotations
 
 import argparse
 
-from ..units import argument, parse_duration, whole
+from ..units import parse_duration, whole
+from .arguments import option
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    some, duration = argument(whole(1, 100_000)), argument(parse_duration)
-    parser.add_argument("--jobs", metavar="N", type=some, default=4, help="number of jobs (default: 4)")
-    parser.add_argument("--ranks", metavar="N", type=some, default=8, help="ranks per job (default: 8)")
-    parser.add_argument(
-        "--faulty", metavar="N", type=argument(whole(0)), default=1, help="jobs with a fragmenting rank (default: 1)"
-    )
-    parser.add_argument(
-        "--play",
-        metavar="TIME",
-        type=duration,
-        default=300.0,
-        help="time until that rank is fragmented, such as 10m (default: 5m)",
-    )
-    parser.add_argument(
-        "--restart",
-        metavar="TIME",
-        type=duration,
-        default=1800.0,
-        help="time until its job restarts, such as 1h (default: 30m)",
-    )
-    parser.add_argument(
-        "--host", metavar="ADDRESS", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)"
-    )
-    parser.add_argument(
-        "--port",
-        type=argument(whole(0, 65535)),
-        default=9836,
-        help="port to listen on; 0 chooses a free one (default: 9836)",
-    )
+    some = whole(1, 100_000)
+    option(parser, "--jobs", "N", "number of jobs (default: 4)", some, default=4)
+    option(parser, "--ranks", "N", "ranks per job (default: 8)", some, default=8)
+    option(parser, "--faulty", "N", "jobs with a fragmenting rank (default: 1)", whole(0), default=1)
+    text = "time until that rank is fragmented, such as 10m (default: 5m)"
+    option(parser, "--play", "TIME", text, parse_duration, default=300.0)
+    text = "time until its job restarts, such as 1h (default: 30m)"
+    option(parser, "--restart", "TIME", text, parse_duration, default=1800.0)
+    option(parser, "--host", "ADDRESS", "address to listen on (default: 127.0.0.1)", default="127.0.0.1")
+    text = "port to listen on; 0 chooses a free one (default: 9836)"
+    option(parser, "--port", "PORT", text, whole(0, 65535), default=9836)
     parser.add_argument(
         "--no-detail", dest="detail", action="store_false", help="leave out metrics that no bundled alert uses"
     )
