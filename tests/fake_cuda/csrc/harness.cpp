@@ -270,7 +270,7 @@ class Run {
   // As torch.cuda.graph(): a capture on a stream of its own into a pool of its own.
   void capture(unsigned long number, size_t on) {
     if (!on) throw std::runtime_error("the default stream cannot capture");
-    pools_[number] = {{0, ++pool_count_}, true, on};
+    pools_[number] = {{++pool_count_, 0}, true, on};  // the second number is that of a pool which the user made
     set_stream(on);
     cudaStream_t handle = stream(on).stream();
     begin_pool(allocator_, pools_[number].id, [](cudaStream_t used) {

@@ -24,7 +24,7 @@ from helpers import GOLDEN_NAMES, TESTS, GoldenCase, golden_case_named
 DIFFERENTIAL = TESTS / "fixtures" / "differential"
 RANDOM_NAMES = tuple(sorted(path.name.removesuffix(".json.gz") for path in DIFFERENTIAL.glob("*.json.gz")))
 NAMES = (*GOLDEN_NAMES, *RANDOM_NAMES)
-TIMING = {"differential-13": 103, "differential-134": 475, "differential-65": 613}
+TIMING = {"differential-13": 103, "differential-65": 613}
 """Recordings whose retries depend on when the GPU was done, and the first event of a call where they may differ."""
 LIBRARIES_IN_BETWEEN = ("train-cap4", "train-cap4-maxsplit64", "train-default")
 """Cases whose address space has holes that cuBLAS and others made: there the recorded addresses must be given."""

@@ -103,6 +103,9 @@ class Allocator:
         """Mark the pool as ended with its graph or MemPool: a flush now releases its free segments."""
         self._pools[pool].released = True
 
+    def is_released(self, pool: tuple[int, int]) -> bool:
+        return pool in self._pools and self._pools[pool].released
+
     def adopt(self, segment: Segment) -> list[Block]:
         """Add a recorded segment and return its blocks. Expects segments in address order."""
         pair = self._pools.get(segment.pool) or self.add_pool(segment.pool)
@@ -156,6 +159,10 @@ class Allocator:
     def foresee(self, request: int, stream: int, pool: tuple[int, int]) -> Foreseen | None:
         """Return what malloc would release for a request; None if cached memory serves it."""
         return self._supply.foresee(*self._supply.arena(request, stream, pool))
+
+    def is_exhausted(self, request: int, stream: int) -> bool:
+        """Return whether the default pool has no memory for a request, in the cache or from the driver."""
+        return not self._supply.has_memory(*self._supply.arena(request, stream, DEFAULT_POOL))
 
     def free(self, block: Block) -> None:
         """Free the block. Raises ValueError if it is not allocated."""

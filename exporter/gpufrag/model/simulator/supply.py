@@ -140,6 +140,10 @@ class Supply:
                 return Foreseen(gone, False)
         return Foreseen(gone, self._may_flush(arena))
 
+    def has_memory(self, arena: Arena, size: int) -> bool:
+        """Return whether the cache or the driver can serve a request without a flush."""
+        return self._cached(arena, size) is not None or self._fits(arena, size, [])
+
     def _cached(self, arena: Arena, size: int) -> Block | None:
         """Return the cached block for a request; with max_split_size only one of similar size."""
         block = arena.free.first(size) if arena.pool.page is None else expandable.best_fit(arena, size)

@@ -14,8 +14,8 @@ from itertools import takewhile
 
 from ...errors import BadInput
 from ..allocatable import Driver
-from ..heap import DEFAULT_POOL
-from ..settings import SEGMENT_GRID, SMALL_REQUEST, Settings
+from ..heap import ALLOCATED, DEFAULT_POOL, Heap, Segment
+from ..settings import MIN_BLOCK, SEGMENT_GRID, SMALL_REQUEST, Settings
 from ..simulator.addresses import AddressSpace
 from ..simulator.allocator import Allocator
 from ..simulator.blocks import Block
@@ -39,6 +39,7 @@ from .program import (
 FLUSH_OR_EMPTY_CACHE = "flush or empty_cache"
 FLUSH_OR_COLLECTION = "flush or garbage collection"
 FLUSH_OR_CAPTURE = "flush or CUDA graph capture"
+FLUSH_OR_MEMPOOL = "flush or request in a MemPool"
 
 
 def read_program(
@@ -67,15 +68,17 @@ def places(events: Sequence[Event]) -> list[tuple[int, int]]:
     return [(event.address or 0, event.size) for event in events if event.action == "segment_alloc"]
 
 
-def unsplit_pools(events: Sequence[Event], settings: Settings) -> frozenset[tuple[int, int]]:
-    """Return the MemPools created with no_split, as far as the trace shows it.
+def unsplit_pools(events: Sequence[Event], end: Heap) -> frozenset[tuple[int, int]]:
+    """Return the MemPools created with no_split, as far as the trace and its last heap show it.
 
-    In such a pool every block is at a segment's start, at least once although the rest of another segment was large
-    enough.
+    In such a pool every block is at a segment's start. It is proven by a block of `end` with a rest that another pool
+    would have split off, or by a new segment although the rest of another one was large enough.
     """
+    settings = end.settings
     made: dict[int, int] = {}
     live: dict[int, tuple[Event, int]] = {}  # in private pools: the allocation, and the rest of its segment
-    proven, split = set(), set()
+    split: set[tuple[int, int]] = set()
+    proven = {segment.pool for segment in end.segments if segment.private and _has_unsplit_block(segment, settings)}
     for event in events:
         address = event.address
         if event.action in GROWS and event.pool != DEFAULT_POOL and address is not None:
@@ -99,6 +102,16 @@ def unsplit_pools(events: Sequence[Event], settings: Settings) -> frozenset[tupl
     return frozenset(proven - split)
 
 
+def _has_unsplit_block(segment: Segment, settings: Settings) -> bool:
+    """Return whether a live block is larger than its request by so much that torch splits it in other pools."""
+    tail = MIN_BLOCK - 1 if segment.small or segment.expandable else SMALL_REQUEST
+    largest = None if segment.small or segment.expandable else settings.max_split_size
+    return any(
+        state is ALLOCATED and size - wanted > tail and (largest is None or wanted < largest)
+        for size, wanted, state in zip(segment.sizes, map(settings.round, segment.requested), segment.states)
+    )
+
+
 def _has_completions(events: Sequence[Event]) -> bool:
     """Return whether the trace has free_completed events; without them, addresses are reused with no completion."""
     freed: set[int | None] = set()
@@ -110,6 +123,32 @@ def _has_completions(events: Sequence[Event]) -> bool:
         elif event.action == ALLOC and event.address in freed:
             return False
     return True
+
+
+def _driver_bytes(size: int) -> int:
+    """Return the free memory that the driver needs for a segment."""
+    return -(-size // SEGMENT_GRID) * SEGMENT_GRID + SEGMENT_GRID
+
+
+def _capacity_changes(events: Sequence[Event], reserved: int, capacity: int | None) -> bool:
+    """Return whether the trace shows that another process took or returned driver memory."""
+    if capacity is None:
+        return False
+    for event in events:
+        if event.action in GROWS:
+            if reserved + _driver_bytes(event.size) > capacity:
+                return True
+            reserved += event.size
+        elif event.action in SHRINKS:
+            reserved -= event.size
+        elif event.action == OOM and event.address is not None and event.address + reserved != capacity:
+            return True
+    return False
+
+
+def _is_of_graph(pool: tuple[int, int]) -> bool:
+    """Return whether a pool belongs to a CUDA graph alone; torch numbers those of users in the second place."""
+    return pool[0] > 0
 
 
 class _Reader:
@@ -128,19 +167,31 @@ class _Reader:
         self._emptying = False
         self._reserved = allocator.reserved
         self._capacity = allocator.capacity
-        self._capacity_changes = False
+        self._capacity_changes = _capacity_changes(events, self._reserved, self._capacity)
         self._grown = self._least = 0
         """The least driver memory for this process that explains the segments created since the last call."""
         self._capture_pools: set[tuple[int, int]] = set()
+        self._flushing_pools: set[tuple[int, int]] = set()
+        """Private pools of which a request flushed the cache, so they belong to MemPools."""
+        self._unclear: list[int] = []
+        """Failed requests that released nothing, in a flush or in a capture: their operations."""
+        self._at = 0
         self._operations: list[Operation] = []
         self._allocator = allocator
         self._twin = Replay(Program(self._operations, 0), allocator, made)
 
     def program(self) -> Program:
         self._no_request()
+        for index in self._unclear:
+            operation = self._operations[index]
+            if operation.pool in self._capture_pools:
+                self._operations[index] = operation._replace(kind=FAIL_IN_CAPTURE)
+            elif operation.pool not in self._flushing_pools:
+                self._doubts[FLUSH_OR_CAPTURE] += 1
         return Program(tuple(self._operations), self._allocations, self._strangers, dict(self._doubts))
 
     def read(self, index: int, event: Event) -> None:
+        self._at = index
         action = event.action
         if action == ALLOC:
             self._alloc(index, event)
@@ -149,8 +200,7 @@ class _Reader:
         elif action == FREE_COMPLETED:
             self._complete(index, event)
         elif action in GROWS:
-            size = -(-event.size // SEGMENT_GRID) * SEGMENT_GRID + SEGMENT_GRID
-            self._least = max(self._least, self._reserved + size)
+            self._least = max(self._least, self._reserved + _driver_bytes(event.size))
             self._reserved += event.size
             self._grown += event.size
         elif action in SHRINKS:
@@ -223,12 +273,13 @@ class _Reader:
         self._emptying = False
         least, self._least = self._least, 0
         if self._capacity is not None and least > self._capacity:
-            self._capacity_changes = True
             self._set_capacity(least)
         if operation.kind == FAIL or self._retried or any(isinstance(item, Event) for item in self._trail):
             self._settle(operation, capacity)
+            self._note_shared(operation)
         else:
             self._append_completed(self._trail)  # type: ignore[arg-type]
+            self._note_shared(operation)
             self._operations.append(operation)
         self._trail, self._retried, self._grown = [], False, 0
 
@@ -237,7 +288,6 @@ class _Reader:
         self._twin.run()
         failed = operation.kind == FAIL
         if capacity is not None and capacity != self._capacity:
-            self._capacity_changes |= self._capacity is not None
             self._set_capacity(capacity)
             self._twin.run()
         foreseen = self._allocator.foresee(*operation[2:])
@@ -249,7 +299,9 @@ class _Reader:
         first = self._trail.index(gone[0]) if gone else len(self._trail)
         done, late = completed[:first], completed[first:]
         early, foreseen = self._explain(operation, done, gone, late)
-        if foreseen is None and failed and not gone and not late:
+        if foreseen is not None and foreseen.flushes and self._is_end_of_pool(gone, operation.pool):
+            foreseen = None
+        if failed and not gone and not late and (foreseen is None or _is_of_graph(operation.pool)):
             self._append_completed(done)
             self._operations.append(operation._replace(kind=FAIL_IN_CAPTURE))
             self._twin.run()
@@ -264,21 +316,52 @@ class _Reader:
             self._append_emptied(gone)
             self._operations.append(operation)
             return
+        unclear = False
+        if foreseen.flushes and gone and operation.pool != DEFAULT_POOL:
+            self._flushing_pools.add(operation.pool)
         if foreseen.flushes and not self._retried:
             if not failed:
                 self._doubts[FLUSH_OR_EMPTY_CACHE] += 1
-            elif not self._trail and (operation.pool != DEFAULT_POOL or self._capture_pools):
-                self._doubts[FLUSH_OR_CAPTURE] += 1
+            elif not self._trail and (operation.pool != DEFAULT_POOL or self._is_in_capture()):
+                unclear = True
         self._append_completed(done[:early])
         self._append_released(gone[len(foreseen.released) :])
         if foreseen.flushes:
             self._flush_twin(operation, foreseen.released)
+        if unclear:
+            self._unclear.append(len(self._operations))
         self._operations.append(operation)
         if not foreseen.flushes:
             self._twin.run()
         self._append_completed([*done[early:], *late])
         if foreseen.flushes:
             self._twin.position = len(self._operations)
+
+    def _is_end_of_pool(self, gone: Sequence[Event], requested: tuple[int, int]) -> bool:
+        """Return whether a MemPool's end released the segments: torch then releases those of its pool alone."""
+        pools = {event.pool for event in gone}
+        return (
+            len(pools - {requested}) == len(pools) == 1
+            and all(pool[1] and not self._allocator.is_released(pool) for pool in pools)
+            and not self._retried
+            and self._allocator.settings.torch >= (2, 8)
+        )
+
+    def _is_in_capture(self) -> bool:
+        """Return whether the requests before and after belong to a CUDA graph: a request of a default pool on another
+        stream then cannot flush the cache."""
+        before = next((op for op in reversed(self._operations) if op.kind in (MALLOC, FAIL, FAIL_IN_CAPTURE)), None)
+        after = next((event for event in self._events[self._at + 1 :] if event.action in (ALLOC, OOM)), None)
+        pools = (before.pool if before else DEFAULT_POOL, after.pool if after else DEFAULT_POOL)
+        return all(_is_of_graph(pool) or pool in self._capture_pools for pool in pools)
+
+    def _note_shared(self, operation: Operation) -> None:
+        """Count a doubt if a MemPool with use_on_oom may have served the request after a flush (torch 2.8, 2.9)."""
+        settings = self._allocator.settings
+        if operation.kind == MALLOC and operation.pool[1] and (2, 8) <= settings.torch < (2, 10):
+            self._twin.run()
+            if self._allocator.is_exhausted(operation.size, operation.stream):
+                self._doubts[FLUSH_OR_MEMPOOL] += 1
 
     def _explain_by_capacity(
         self, operation: Operation, done: Sequence[Operation], gone: Sequence[Event], late: Sequence[Operation]
@@ -318,7 +401,9 @@ class _Reader:
             flush = None
         if plain and flush is not None:
             self._doubts[FLUSH_OR_COLLECTION] += 1
-        if plain:
+        last = next((op for op in reversed(self._operations) if op.kind != CAPACITY), None)
+        waited = any(last is None or completed.allocation != last.allocation for completed in done)
+        if plain and (flush is None or not waited):  # blocks that waited for a stream rather ended in a flush
             return len(done), foreseen
         if flush is None and self._retried:
             return 0, Foreseen([], True)

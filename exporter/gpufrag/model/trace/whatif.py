@@ -9,7 +9,7 @@ from functools import cached_property
 from ..allocatable import Driver, limited
 from ..fragmentation import measure
 from ..heap import INACTIVE, Heap
-from ..settings import SEGMENT_GRID, Settings
+from ..settings import SEGMENT_GRID, SMALL_REQUEST, Settings
 from ..simulator.addresses import AddressSpace
 from ..simulator.allocator import Allocator
 from ..simulator.blocks import Block
@@ -92,8 +92,8 @@ def read_run(events: Sequence[Event], end: Heap, driver: Driver, recorded_limit:
     beginning = rewind(events, end)
     recorded = tuple(places(events))
     if recorded_limit is None:
-        recorded_limit = _limit_behind(beginning, end)
-    unsplit = unsplit_pools(beginning.events, end.settings)
+        recorded_limit = limited(driver, end.settings).limit or _limit_behind(beginning, end)
+    unsplit = unsplit_pools(beginning.events, end)
     twin = Allocator(end.settings, replace(driver, limit=recorded_limit), AddressSpace(recorded))
     made = _adopt(twin, beginning.heap, unsplit)
     program = read_program([*beginning.allocations, *beginning.events], allocator=twin, made=made)
@@ -115,7 +115,8 @@ def _limit_behind(beginning: Beginning, end: Heap) -> int | None:
             reserved -= event.size
         elif event.action == OOM and event.address is not None:
             wanted = end.settings.segment_size(event.size)
-            if wanted <= Driver.usable(event.address):
+            page = end.settings.page_size(event.size <= SMALL_REQUEST) if end.settings.expandable_segments else 1
+            if -(-wanted // page) * page <= Driver.usable(event.address):
                 least = min(reserved + wanted, least or reserved + wanted)
     if least is None or least <= most:
         return None
