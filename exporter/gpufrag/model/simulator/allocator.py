@@ -118,8 +118,17 @@ class Allocator:
                 self._take_over(block)
         return blocks
 
-    def malloc(self, request: int, stream: int = 0, pool: tuple[int, int] = DEFAULT_POOL) -> Block | None:
-        """Return the block that serves a request of `request` bytes; None is an out-of-memory error."""
+    def malloc(
+        self,
+        request: int,
+        stream: int = 0,
+        pool: tuple[int, int] = DEFAULT_POOL,
+        lender: tuple[int, int] | None = None,
+    ) -> Block | None:
+        """Return the block that serves a request of `request` bytes; None is an out-of-memory error.
+
+        lender: the MemPool with use_on_oom that serves it if everything else fails; None: any with that option.
+        """
         if self._rounds_plainly:
             size = (request + MIN_BLOCK - 1) // MIN_BLOCK * MIN_BLOCK or MIN_BLOCK
         else:
@@ -129,7 +138,7 @@ class Allocator:
         arena = half.arenas.get(stream) or half.arena(stream)
         block = arena.free.take(size) if self._takes_first else self._supply.best_fit(arena, size)
         if block is None:
-            block = self._supply.obtain(arena, size)
+            block = self._supply.obtain(arena, size, lender)
             if block is None:
                 self._device.counters.ooms += 1
                 return None
@@ -161,8 +170,9 @@ class Allocator:
         return self._supply.foresee(*self._supply.arena(request, stream, pool))
 
     def is_exhausted(self, request: int, stream: int) -> bool:
-        """Return whether the default pool has no memory for a request, in the cache or from the driver."""
-        return not self._supply.has_memory(*self._supply.arena(request, stream, DEFAULT_POOL))
+        """Return whether a flush just now would give the default pool no memory for a request."""
+        nothing = not self._waiting and not any(self._supply.flush_sizes().values())
+        return nothing and not self._supply.has_memory(*self._supply.arena(request, stream, DEFAULT_POOL))
 
     def free(self, block: Block) -> None:
         """Free the block. Raises ValueError if it is not allocated."""

@@ -227,7 +227,8 @@ class Pool:
         self.age = 0
         self.arenas: dict[int, Arena] = {}
         # A block is split if more than `tail` bytes remain and the request is below `splits_below`.
-        self.tail = MIN_BLOCK - 1 if small or expandable else SMALL_REQUEST
+        fine = small or expandable or (settings.expandable_segments and settings.torch < (2, 10))
+        self.tail = MIN_BLOCK - 1 if fine else SMALL_REQUEST
         largest = None if small or expandable else settings.max_split_size
         self.splits_below = 0 if whole else UNBOUNDED if largest is None else largest
 

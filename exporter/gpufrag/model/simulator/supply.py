@@ -106,6 +106,7 @@ class Supply:
         self, pool: tuple[int, int], *, plain: bool = False, whole: bool = False, on_oom: bool = False
     ) -> PoolPair:
         """See Allocator.add_pool."""
+        plain = plain or (pool != DEFAULT_POOL and self.settings.torch < (2, 5))
         grows = self.settings.expandable_segments and not plain
         pair = self.pools[pool] = PoolPair(self.settings, pool, grows, whole, on_oom, self.device.ordering.numbers)
         return pair
@@ -130,7 +131,8 @@ class Supply:
         if self._cached(arena, size) is not None:
             return None
         gone = self._too_old()
-        if self._fits(arena, size, gone) or self._shared_block(arena, size) is not None:
+        at_once = self.settings.torch >= (2, 11)
+        if self._fits(arena, size, gone) or (at_once and self._shared_block(arena, size) is not None):
             return Foreseen(gone, False)
         least = self.settings.max_split_size
         if least is not None:
@@ -154,10 +156,14 @@ class Supply:
             return None if block.size >= least else block
         return None if block.size >= size + self.settings.max_non_split_rounding else block
 
-    def obtain(self, arena: Arena, size: int) -> Block | None:
-        """Return new memory for a request, released from the cache first if needed: torch's chain of attempts."""
+    def obtain(self, arena: Arena, size: int, lender: tuple[int, int] | None = None) -> Block | None:
+        """Return new memory for a request, released from the cache first if needed: torch's chain of attempts.
+
+        lender: the MemPool that serves it if its turn comes; None: any with use_on_oom.
+        """
         self._give_back(self._too_old())
-        block = self._new(arena, size) or self._take_shared(arena, size)
+        at_once = self.settings.torch >= (2, 11)  # earlier releases flush before they look in other pools
+        block = self._new(arena, size) or (self._take_shared(arena, size, lender) if at_once else None)
         least = self.settings.max_split_size
         if block is None and least is not None:
             chosen, enough = oversize(arena, size, least, ())
@@ -165,7 +171,7 @@ class Supply:
             block = self._new(arena, size) if enough else None
         if block is None and self._may_flush(arena):
             block = self.after_flush(arena, size)
-        return block
+        return block or (None if at_once else self._take_shared(arena, size, lender))
 
     def after_flush(self, arena: Arena, size: int, released: Sequence[Block] = ()) -> Block | None:
         self._give_back(released)
@@ -211,18 +217,20 @@ class Supply:
         for block in blocks:
             release_segment(block, self.device, self.heads)
 
-    def _take_shared(self, arena: Arena, size: int) -> Block | None:
-        block = self._shared_block(arena, size)
+    def _take_shared(self, arena: Arena, size: int, lender: tuple[int, int] | None) -> Block | None:
+        block = self._shared_block(arena, size, lender)
         if block is not None:
             block.arena.free.remove(block)
         return block
 
-    def _shared_block(self, arena: Arena, size: int) -> Block | None:
-        """Return a cached block of a MemPool with use_on_oom. Torch skips its expandable blocks."""
+    def _shared_block(self, arena: Arena, size: int, lender: tuple[int, int] | None = None) -> Block | None:
+        """Return a cached block of a MemPool with use_on_oom. Torch skips its expandable blocks, from 2.10 on."""
         if arena.pool.id != DEFAULT_POOL:
             return None
-        sharing = [pair.small if arena.pool.small else pair.large for pair in self.pools.values() if pair.on_oom]
-        cached = (self._cached(pool.arena(arena.stream), size) for pool in sharing if pool.page is None)
+        pairs = [pair for id, pair in self.pools.items() if (pair.on_oom if lender is None else id == lender)]
+        sharing = [pair.small if arena.pool.small else pair.large for pair in pairs]
+        skipped = self.settings.torch >= (2, 10) and lender is None
+        cached = (self._cached(pool.arena(arena.stream), size) for pool in sharing if pool.page is None or not skipped)
         return next((block for block in cached if block is not None), None)
 
     def _fits(self, arena: Arena, size: int, gone: list[Block]) -> bool:

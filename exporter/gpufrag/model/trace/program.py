@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ..simulator.allocator import Allocator
 from ..simulator.blocks import Block
 
-MALLOC, FREE, AWAIT, COMPLETE, FAIL, EMPTY, RELEASE, CAPACITY, FAIL_IN_CAPTURE = range(9)
+MALLOC, FREE, AWAIT, COMPLETE, FAIL, EMPTY, RELEASE, CAPACITY, FAIL_IN_CAPTURE, BORROW = range(10)
 
 
 class Operation(NamedTuple):
@@ -18,7 +18,8 @@ class Operation(NamedTuple):
     kind: MALLOC; FREE (at once); AWAIT (a free that waits for other streams) and its COMPLETE; FAIL (a request that
     failed in the recording), FAIL_IN_CAPTURE (the same without a flush); EMPTY (empty_cache of everything, or of one
     released private pool); RELEASE (a private pool's owner is gone); CAPACITY (from now on the driver has `size` bytes
-    for this process, used and free). `allocation` numbers the program's allocations from 0; size is in bytes.
+    for this process, used and free); BORROW (a request of the default pool that the MemPool `pool`, with use_on_oom,
+    served once everything else had failed). `allocation` numbers the program's allocations from 0; size is in bytes.
     """
 
     kind: int
@@ -106,6 +107,8 @@ class Replay:
             capturing, self.allocator.capturing = self.allocator.capturing, True
             self._fail(size, stream, pool)
             self.allocator.capturing = capturing
+        elif kind == BORROW:
+            self.blocks.append(self.allocator.malloc(size, stream, lender=pool))
         elif kind == CAPACITY:
             self.allocator.capacity = size
         elif kind == AWAIT:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from itertools import takewhile
 
 from ...errors import BadInput
-from ..allocatable import Driver
+from ..allocatable import UNBOUNDED, Driver
 from ..heap import ALLOCATED, DEFAULT_POOL, Heap, Segment
 from ..settings import MIN_BLOCK, SEGMENT_GRID, SMALL_REQUEST, Settings
 from ..simulator.addresses import AddressSpace
@@ -23,6 +23,7 @@ from ..simulator.supply import Foreseen
 from .events import ALLOC, EMPTY_CACHE, FREE_COMPLETED, FREE_REQUESTED, GROWS, OOM, RETRY, SHRINKS, Event
 from .program import (
     AWAIT,
+    BORROW,
     CAPACITY,
     COMPLETE,
     EMPTY,
@@ -76,30 +77,39 @@ def unsplit_pools(events: Sequence[Event], end: Heap) -> frozenset[tuple[int, in
     """
     settings = end.settings
     made: dict[int, int] = {}
+    new: set[int] = set()
     live: dict[int, tuple[Event, int]] = {}  # in private pools: the allocation, and the rest of its segment
-    split: set[tuple[int, int]] = set()
-    proven = {segment.pool for segment in end.segments if segment.private and _has_unsplit_block(segment, settings)}
+    private = [segment for segment in end.segments if segment.private]
+    split = {segment.pool for segment in private if len(segment.sizes) > 1 and not segment.expandable}
+    proven = {segment.pool for segment in private if _has_unsplit_block(segment, settings)}
     for event in events:
-        address = event.address
-        if event.action in GROWS and event.pool != DEFAULT_POOL and address is not None:
-            made[address] = event.size
-        elif event.action == FREE_REQUESTED and address is not None:
+        address, pool = event.address, event.pool
+        if event.action == FREE_REQUESTED and address is not None:
             live.pop(address, None)
-        elif event.action == ALLOC and event.pool != DEFAULT_POOL and address is not None:
-            size = settings.round(event.size)
-            small = size <= SMALL_REQUEST
-            if address not in made:
-                split.add(event.pool)
-            elif any(
-                (other.stream, other.pool) == (event.stream, event.pool)
-                and (settings.round(other.size) <= SMALL_REQUEST) == small
-                and size <= left
-                and (small or left > SMALL_REQUEST)
-                for other, left in live.values()
-            ):
-                proven.add(event.pool)
-            live[address] = event, made.get(address, 0) - size
+        if pool == DEFAULT_POOL or address is None:
+            continue
+        if event.action in GROWS:
+            made[address] = event.size
+            new.add(address)
+        elif event.action in (ALLOC, OOM):
+            size = event.size if event.action == OOM else settings.round(event.size)
+            taken = UNBOUNDED if event.action == OOM or address in new else made.get(address, 0)
+            if any(size <= left < taken and _is_alike(event, other, settings) for other, left in live.values()):
+                proven.add(pool)
+            if event.action == ALLOC:
+                if address not in made:
+                    split.add(pool)
+                new.discard(address)
+                whole = settings.max_split_size is not None and size >= settings.max_split_size
+                left = 0 if whole else made.get(address, 0) - size
+                live[address] = event, left if size <= SMALL_REQUEST or left > SMALL_REQUEST else 0
     return frozenset(proven - split)
+
+
+def _is_alike(one: Event, other: Event, settings: Settings) -> bool:
+    """Return whether both requests are served from the same blocks of a private pool."""
+    small = [settings.round(event.size) <= SMALL_REQUEST for event in (one, other)]
+    return (one.stream, one.pool, small[0]) == (other.stream, other.pool, small[1])
 
 
 def _has_unsplit_block(segment: Segment, settings: Settings) -> bool:
@@ -123,6 +133,10 @@ def _has_completions(events: Sequence[Event]) -> bool:
         elif event.action == ALLOC and event.address in freed:
             return False
     return True
+
+
+def _last(operations: Sequence[Operation], kind: int) -> int:
+    return next(index for index in range(len(operations) - 1, -1, -1) if operations[index].kind == kind)
 
 
 def _driver_bytes(size: int) -> int:
@@ -170,12 +184,18 @@ class _Reader:
         self._capacity_changes = _capacity_changes(events, self._reserved, self._capacity)
         self._grown = self._least = 0
         """The least driver memory for this process that explains the segments created since the last call."""
+        self._partial = False
+        """Whether segments were released after others were created, so the next request grew a segment in vain."""
         self._capture_pools: set[tuple[int, int]] = set()
         self._flushing_pools: set[tuple[int, int]] = set()
         """Private pools of which a request flushed the cache, so they belong to MemPools."""
         self._unclear: list[int] = []
         """Failed requests that released nothing, in a flush or in a capture: their operations."""
         self._at = 0
+        self._pooled: list[int] = []
+        """Requests of the current run in one MemPool that may have come after a flush: their operations."""
+        self._pooled_pool = DEFAULT_POOL
+        self._in_pool = False
         self._operations: list[Operation] = []
         self._allocator = allocator
         self._twin = Replay(Program(self._operations, 0), allocator, made)
@@ -188,6 +208,7 @@ class _Reader:
                 self._operations[index] = operation._replace(kind=FAIL_IN_CAPTURE)
             elif operation.pool not in self._flushing_pools:
                 self._doubts[FLUSH_OR_CAPTURE] += 1
+        self._end_of_pooled()
         return Program(tuple(self._operations), self._allocations, self._strangers, dict(self._doubts))
 
     def read(self, index: int, event: Event) -> None:
@@ -205,6 +226,7 @@ class _Reader:
             self._grown += event.size
         elif action in SHRINKS:
             self._reserved -= event.size
+            self._partial = self._grown > 0
             if not self._emptying:
                 self._trail.append(event)
         elif action == OOM:
@@ -279,9 +301,9 @@ class _Reader:
             self._note_shared(operation)
         else:
             self._append_completed(self._trail)  # type: ignore[arg-type]
-            self._note_shared(operation)
             self._operations.append(operation)
-        self._trail, self._retried, self._grown = [], False, 0
+            self._note_shared(operation)
+        self._trail, self._retried, self._grown, self._partial = [], False, 0, False
 
     def _settle(self, operation: Operation, capacity: int | None) -> None:
         """Find the explanation of the trail with which the twin reproduces the recording, and append it."""
@@ -298,6 +320,12 @@ class _Reader:
         completed = [item for item in self._trail if isinstance(item, Operation)]
         first = self._trail.index(gone[0]) if gone else len(self._trail)
         done, late = completed[:first], completed[first:]
+        if self._partial and gone:
+            self._append_completed(done)
+            self._operations.append(operation)
+            self._twin.run()
+            self._append_completed(late)
+            return
         early, foreseen = self._explain(operation, done, gone, late)
         if foreseen is not None and foreseen.flushes and self._is_end_of_pool(gone, operation.pool):
             foreseen = None
@@ -356,12 +384,30 @@ class _Reader:
         return all(_is_of_graph(pool) or pool in self._capture_pools for pool in pools)
 
     def _note_shared(self, operation: Operation) -> None:
-        """Count a doubt if a MemPool with use_on_oom may have served the request after a flush (torch 2.8, 2.9)."""
-        settings = self._allocator.settings
-        if operation.kind == MALLOC and operation.pool[1] and (2, 8) <= settings.torch < (2, 10):
-            self._twin.run()
-            if self._allocator.is_exhausted(operation.size, operation.stream):
-                self._doubts[FLUSH_OR_MEMPOOL] += 1
+        """Note whether a MemPool with use_on_oom may have served the request after a flush, as before torch 2.11.
+
+        The trace shows the same events for a request in the MemPool. A run of requests in one pool cannot have been
+        made after flushes if one of them had another source of memory.
+        """
+        settings, pool = self._allocator.settings, operation.pool
+        if pool != self._pooled_pool:
+            self._end_of_pooled()
+            self._pooled_pool = pool
+        if pool[1] and (2, 8) <= settings.torch < (2, 11):
+            if operation.kind == MALLOC and not self._grown:
+                self._twin.run()
+                if self._allocator.is_exhausted(operation.size, operation.stream):
+                    self._pooled.append(_last(self._operations, MALLOC))
+                    return
+            self._in_pool = True
+
+    def _end_of_pooled(self) -> None:
+        """The run of requests in one pool is over: if each may have come after a flush, assume that it did."""
+        self._doubts[FLUSH_OR_MEMPOOL] += len(self._pooled)
+        if self._pooled and not self._in_pool:
+            for index in self._pooled:
+                self._operations[index] = self._operations[index]._replace(kind=BORROW)
+        self._pooled, self._in_pool = [], False
 
     def _explain_by_capacity(
         self, operation: Operation, done: Sequence[Operation], gone: Sequence[Event], late: Sequence[Operation]

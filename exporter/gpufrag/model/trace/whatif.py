@@ -15,7 +15,7 @@ from ..simulator.allocator import Allocator
 from ..simulator.blocks import Block
 from .events import GROWS, OOM, SHRINKS, Event
 from .history import Beginning, rewind
-from .program import CAPACITY, COMPLETE, FREE, MALLOC, Program, Replay
+from .program import BORROW, CAPACITY, COMPLETE, FREE, MALLOC, Program, Replay
 from .reading import places, read_program, unsplit_pools
 
 STRETCHES = 64
@@ -243,7 +243,7 @@ def _moments(program: Program) -> list[int]:
     best: dict[int, tuple[int, int]] = {}
     stretch = max(1, -(-len(program.operations) // STRETCHES))
     for index, operation in enumerate(program.operations):
-        if operation.kind == MALLOC:
+        if operation.kind in (MALLOC, BORROW):
             wanted += operation.size
         elif operation.kind in (FREE, COMPLETE):
             wanted -= operation.size
