@@ -101,6 +101,17 @@ def test_free_edge_adds_to_new_pages() -> None:
     assert largest(mapped, driver=driver, expandable_segments=True) == 55 * MIB
 
 
+def test_unmapped_first_pages_are_the_lowest_room() -> None:
+    """The 1152 MiB of the reservation end 100 MiB into the next segment, so it begins 100 MiB before its first page.
+
+    Torch takes the lowest room: 55 MiB there need three pages, and the driver has two.
+    """
+    first = segment(1 << 30, [(5 * MIB, LIVE), (15 * MIB, INACTIVE)], is_expandable=True)
+    following = segment((1 << 30) + 1052 * MIB, [(20 * MIB, LIVE)], is_expandable=True, stream=7)
+    driver = Driver(free=44 * MIB, size=GIB)
+    assert largest(first, following, driver=driver, expandable_segments=True) == 40 * MIB
+
+
 SETTINGS: dict[str, Raw] = {
     "default": {"expandable": False},
     "roundup": {"expandable": False, "roundup_power2_divisions": ROUNDUP_4},

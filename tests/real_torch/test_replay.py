@@ -20,8 +20,6 @@ FIGURES = {
     "peak_active": "active_bytes.all.peak",
 }
 PROGRAMS = 80
-NOT_EXACT = "expandable_segments:True,large_segment_size_mb:64"
-"""One program of 80 differs on 2.13.0 under this setting."""
 
 
 @pytest.mark.parametrize("release", RELEASES[-2:])
@@ -31,8 +29,6 @@ def test_random_programs_replay_exactly(
     """Streams, blocks that wait for them, MemPools, CUDA graphs, limits, out-of-memory errors, all settings."""
     found = {}
     for conf, programs in largest_request.heaps(1, PROGRAMS, minor(release)).items():
-        if conf == NOT_EXACT:
-            continue
         recordings = run_programs(release, [program.removesuffix("\nlargest") for program in programs], conf)
         for name, recording in recordings.items():
             path = tmp_path / f"{name}.json"

@@ -182,8 +182,12 @@ def _holes(heap: Heap, stream: int, driver: Driver) -> Iterator[Hole]:
     page = heap.settings.page_size(small=False)
     reserve = UNBOUNDED if driver.size is None else -(-driver.size * 9 // 8 // page) * page
     ranges = [s for s in heap.segments if s.expandable and not s.private and not s.small and s.stream == stream]
+    addresses = [segment.address for segment in heap.segments]
     for mapped in _by_reservation(ranges, reserve):
-        yield from _holes_of(mapped, page, mapped[0].address + reserve)
+        end = next((at for at in addresses if at > mapped[-1].address), 2 * UNBOUNDED)
+        # where the full reservation does not fit below the next segment, it begins with unmapped pages
+        unmapped = 0 if driver.size is None else max(0, -(-(mapped[0].address + reserve - end) // page) * page)
+        yield from _holes_of(mapped, page, mapped[0].address - unmapped + reserve, unmapped)
     yield Hole(UNBOUNDED, 0, UNBOUNDED)  # a new expandable segment
 
 
@@ -198,9 +202,9 @@ def _by_reservation(ranges: Sequence[Segment], reserve: int) -> Iterator[list[Se
         yield list(ranges[start:])
 
 
-def _holes_of(mapped: Sequence[Segment], page: int, end: int) -> Iterator[Hole]:
-    """Yield the holes of one reservation that ends at address `end`."""
-    edge = pages = tail = 0  # of the current run without live blocks
+def _holes_of(mapped: Sequence[Segment], page: int, end: int, unmapped: int) -> Iterator[Hole]:
+    """Yield the holes of one reservation that ends at address `end`; `unmapped` bytes precede its first range."""
+    edge, pages, tail = 0, unmapped, 0  # of the current run without live blocks
     gaps = [after.address for after in mapped[1:]] + [end]
     for segment, gap_end in zip(mapped, gaps):
         walked = 0

@@ -246,14 +246,25 @@ def test_pool_without_splits_serves_whole_segments() -> None:
     assert live(allocator, 5, pool=GRAPH).size == 2 * MIB
 
 
-def test_lending_pool_serves_before_a_flush() -> None:
-    allocator = limited(100 * MIB)
+@pytest.mark.parametrize(("torch", "retries"), [((2, 10), 1), ((2, 11), 0)])
+def test_lending_pool_serves_before_a_flush_since_2_11(torch: tuple[int, int], retries: int) -> None:
+    allocator = limited(100 * MIB, torch=torch)
     allocator.add_pool(GRAPH, on_oom=True)
     lent = live(allocator, 40 * MIB, pool=GRAPH)
     allocator.free(lent)
-    allocator.free(live(allocator, 24 * MIB))
+    live(allocator, 40 * MIB)
     assert live(allocator, 38 * MIB).address == lent.address
-    assert allocator.counters.alloc_retries == 0
+    assert allocator.counters.alloc_retries == retries
+
+
+@pytest.mark.parametrize(("torch", "expandable"), [((2, 4), False), ((2, 5), True)])
+def test_private_pools_are_expandable_since_2_5(torch: tuple[int, int], expandable: bool) -> None:
+    allocator = Allocator(Settings(expandable_segments=True, torch=torch))
+    allocator.free(live(allocator, 12 * MIB, pool=GRAPH))
+    assert [segment.expandable for segment in allocator.heap().segments] == [expandable]
+    allocator.release_pool(GRAPH)
+    allocator.empty_cache()
+    assert allocator.reserved == 0
 
 
 def test_other_pool_serves_no_request() -> None:

@@ -8,11 +8,22 @@ import pytest
 
 from gpufrag.errors import BadInput
 from gpufrag.model.allocatable import Driver
-from gpufrag.model.heap import ALLOCATED, DEFAULT_POOL, Heap, Segment
+from gpufrag.model.heap import ALLOCATED, DEFAULT_POOL, INACTIVE, Heap, Segment
 from gpufrag.model.settings import Settings
 from gpufrag.model.simulator.allocator import Allocator
 from gpufrag.model.trace.events import Event
-from gpufrag.model.trace.program import AWAIT, COMPLETE, EMPTY, FAIL, FREE, MALLOC, RELEASE, Program, Replay
+from gpufrag.model.trace.program import (
+    AWAIT,
+    COMPLETE,
+    EMPTY,
+    FAIL,
+    FAIL_IN_CAPTURE,
+    FREE,
+    MALLOC,
+    RELEASE,
+    Program,
+    Replay,
+)
 from gpufrag.model.trace.reading import read_program
 from gpufrag.model.trace.whatif import ends_as_recorded, read_run
 
@@ -174,6 +185,65 @@ def test_private_pool_that_returns_segments_was_released() -> None:
     assert [operation.kind for operation in program.operations] == [MALLOC, FREE, RELEASE, EMPTY]
     replay = replayed(program)
     assert replay.allocator.reserved == 0
+
+
+def test_private_segments_that_go_before_a_request_ended_a_mempool() -> None:
+    """At the limit a flush releases them too, but a MemPool releases them as soon as it ends."""
+    own = [event._replace(pool=(0, 1)) for event in [*used_once(22 * MIB), segment("free", 22 * MIB, 1 << 30)]]
+    program = read_program([*own, segment("alloc", 30 * MIB, 2 << 30), alloc(2 << 30, 30 * MIB)], limit=40 * MIB)
+    assert [operation.kind for operation in program.operations] == [MALLOC, FREE, RELEASE, EMPTY, MALLOC]
+
+
+@pytest.mark.parametrize(("pool", "doubts"), [((1, 0), {}), ((0, 1), {"flush or CUDA graph capture": 1})])
+def test_failed_request_of_a_graph_pool_did_not_flush(pool: tuple[int, int], doubts: dict[str, int]) -> None:
+    """Torch puts the number of a pool that a user made in the second place; that may be a MemPool's or a graph's."""
+    program = read_program([Event("oom", None, 50 * MIB, 0, pool)], limit=40 * MIB)
+    assert [operation.kind for operation in program.operations] == [FAIL if doubts else FAIL_IN_CAPTURE]
+    assert program.doubts == doubts
+
+
+def test_pages_mapped_in_vain_prove_a_flush() -> None:
+    """Of two holes the first was filled, the second was not: the request released both and failed."""
+    events = [
+        *(segment("map", 20 * MIB, 1 << 30), alloc(1 << 30, 15 * MIB)),
+        *(segment("map", 40 * MIB, (1 << 30) + 20 * MIB), *free(1 << 30, 15 * MIB)),
+        *(segment("unmap", 60 * MIB, 1 << 30), Event("oom", 70 * MIB, 90 * MIB, 0)),
+    ]
+    program = read_program(events, allocator=Allocator(Settings(expandable_segments=True), Driver(free=1 << 40)))
+    assert [operation.kind for operation in program.operations if operation.kind == EMPTY] == []
+    assert program.doubts == {}
+
+
+def pooled(*sizes: int, requested: int, pool: tuple[int, int] = (0, 1)) -> Heap:
+    """A private segment whose first block is live."""
+    states = (ALLOCATED, *[INACTIVE] * (len(sizes) - 1))
+    return Heap((Segment(0, 1 << 30, 0, False, pool, False, sizes, (requested, *[0] * (len(sizes) - 1)), states),))
+
+
+@pytest.mark.parametrize("end", [pooled(20 * MIB, requested=3 * MIB), pooled(3 * MIB, 17 * MIB, requested=3 * MIB)])
+def test_last_heap_shows_whether_a_pool_splits_blocks(end: Heap) -> None:
+    events = [segment("alloc", 20 * MIB, 1 << 30), alloc(1 << 30, 3 * MIB)]
+    run = read_run([event._replace(pool=(0, 1)) for event in events], end, Driver())
+    assert (run.unsplit == {(0, 1)}) == (len(end.segments[0].sizes) == 1)
+    assert ends_as_recorded(run)
+
+
+@pytest.mark.parametrize("retries", [0, 1])
+def test_mempool_may_have_served_a_request_after_a_flush(retries: int) -> None:
+    """In torch 2.10 a MemPool with use_on_oom is the last resort; a request of the same run before it excludes that."""
+    pool, settings = (0, 1), Settings(torch=(2, 10))
+    made = [segment("alloc", 30 * MIB, 1 << 30), alloc(1 << 30, 30 * MIB), *free(1 << 30, 30 * MIB)]
+    default = [segment("alloc", 30 * MIB, 2 << 30), alloc(2 << 30, 30 * MIB)]
+    events = [event._replace(pool=pool) for event in made] + default
+    events += [] if retries else [event._replace(pool=pool) for event in [alloc(3 << 30, 512)]]
+    events += [alloc(1 << 30, 30 * MIB)._replace(pool=pool)]
+    if not retries:
+        events.insert(-2, segment("alloc", 2 * MIB, 3 << 30)._replace(pool=pool))
+    program = read_program(events, settings, limit=62 * MIB)
+    replay = Replay(program, Allocator(settings, Driver(limit=62 * MIB)))
+    replay.run()
+    assert program.doubts == {"flush or request in a MemPool": 1}
+    assert (replay.failed, replay.allocator.counters.alloc_retries) == (0, retries)
 
 
 @pytest.mark.parametrize("size", [1024, MIB, 2 * MIB, 20 * MIB])

@@ -185,7 +185,7 @@ class _Reader:
         self._grown = self._least = 0
         """The least driver memory for this process that explains the segments created since the last call."""
         self._partial = False
-        """Whether segments were released after others were created, so the next request grew a segment in vain."""
+        """Whether pages were released after others were mapped, so the next request grew a segment in vain."""
         self._capture_pools: set[tuple[int, int]] = set()
         self._flushing_pools: set[tuple[int, int]] = set()
         """Private pools of which a request flushed the cache, so they belong to MemPools."""
@@ -226,7 +226,7 @@ class _Reader:
             self._grown += event.size
         elif action in SHRINKS:
             self._reserved -= event.size
-            self._partial = self._grown > 0
+            self._partial |= self._grown > 0 and action == "segment_unmap"
             if not self._emptying:
                 self._trail.append(event)
         elif action == OOM:
@@ -403,8 +403,9 @@ class _Reader:
 
     def _end_of_pooled(self) -> None:
         """The run of requests in one pool is over: if each may have come after a flush, assume that it did."""
-        self._doubts[FLUSH_OR_MEMPOOL] += len(self._pooled)
-        if self._pooled and not self._in_pool:
+        if self._pooled:
+            self._doubts[FLUSH_OR_MEMPOOL] += len(self._pooled)
+        if not self._in_pool:
             for index in self._pooled:
                 self._operations[index] = self._operations[index]._replace(kind=BORROW)
         self._pooled, self._in_pool = [], False
