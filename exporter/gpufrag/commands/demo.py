@@ -14,32 +14,21 @@ from ..demo import processes, table, traces
 from ..demo.processes import ENDINGS
 from ..errors import Unavailable, UsageError
 from ..reports import terminal
-from ..units import argument, parse_duration, whole
+from ..units import parse_duration, whole
+from .arguments import option
 
 SHORTEST = 1.0
 PLAY_SECONDS = 8.0  # short enough for `--duration 20` to show the traces' end
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    duration = argument(parse_duration)
-    parser.add_argument(
-        "--duration", metavar="TIME", type=duration, help="stop after this time, for example 20s (default: at Ctrl-C)"
-    )
+    option(parser, "--duration", "TIME", "stop after this time, such as 20s (default: at Ctrl-C)", parse_duration)
     parser.add_argument("--once", action="store_true", help="print the table once, at the end, for scripts")
-    parser.add_argument(
-        "--play",
-        metavar="TIME",
-        type=duration,
-        default=PLAY_SECONDS,
-        help="replay the recorded allocations within this time, for example 1m (default: 8s)",
-    )
-    parser.add_argument(
-        "--host",
-        metavar="ADDRESS",
-        default="127.0.0.1",
-        help="address of the sidecar; 0.0.0.0 lets containers and other hosts reach it (default: 127.0.0.1)",
-    )
-    parser.add_argument("--port", type=argument(whole(0, 65535)), help="port of the sidecar (default: a free one)")
+    text = "replay the recorded allocations within this time, for example 1m (default: 8s)"
+    option(parser, "--play", "TIME", text, parse_duration, default=PLAY_SECONDS)
+    text = "address of the sidecar; 0.0.0.0 lets containers and other hosts reach it (default: 127.0.0.1)"
+    option(parser, "--host", "ADDRESS", text, default="127.0.0.1")
+    option(parser, "--port", "PORT", "port of the sidecar (default: a free one)", whole(0, 65535))
     parser.add_argument("--gpu", action="store_true", help="train a small model on a real GPU instead (needs torch)")
 
 

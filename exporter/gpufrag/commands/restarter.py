@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from .arguments import option
+
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
@@ -12,12 +14,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from ..config import reference
     from ..restarter.settings import FLAGS, RestarterConfig
 
-    parser.add_argument("--config", metavar="FILE", type=Path, help="config file; without it, no job is restarted")
+    option(parser, "--config", "FILE", "config file; without it, no job is restarted", Path)
     parser.add_argument("--check", action="store_true", help="check the config and exit")
-    parser.add_argument(
-        "--kubeconfig", metavar="FILE", type=Path, help="kubeconfig outside a pod (default: $KUBECONFIG)"
-    )
-    parser.add_argument("--context", metavar="NAME", help="context of the kubeconfig (default: its current context)")
+    option(parser, "--kubeconfig", "FILE", "kubeconfig outside a pod (default: $KUBECONFIG)", Path)
+    option(parser, "--context", "NAME", "context of the kubeconfig (default: its current context)")
     reference.add_flags(parser, RestarterConfig, FLAGS)
 
 

@@ -12,7 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..units import argument, whole
+from ..units import whole
+from .arguments import option
 
 if TYPE_CHECKING:
     from ..config.sidecar import ServeConfig
@@ -24,15 +25,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from ..config import reference
     from ..config.sidecar import ServeConfig
 
-    parser.add_argument("--config", metavar="FILE", type=Path, help="YAML file with settings; flags take precedence")
+    option(parser, "--config", "FILE", "YAML file with settings; flags take precedence", Path)
     reference.add_flags(parser, ServeConfig)
     parser.add_argument("--host", help="address to listen on, without the port (default: 127.0.0.1)")
-    parser.add_argument(
-        "--port", type=argument(whole(0, 65535)), help="port to listen on; 0 chooses a free one (default: 9836)"
-    )
-    parser.add_argument(
-        "--write-target", metavar="DIR", type=Path, help="write a target file for Prometheus' file_sd_configs to DIR"
-    )
+    option(parser, "--port", "PORT", "port to listen on; 0 chooses a free one (default: 9836)", whole(0, 65535))
+    option(parser, "--write-target", "DIR", "write a target file for Prometheus' file_sd_configs to DIR", Path)
 
 
 def run(options: argparse.Namespace) -> int:
