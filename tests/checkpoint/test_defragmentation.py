@@ -16,7 +16,8 @@ from checkpoint.training_thread import WHO
 from fake_source import RESULT
 from gpufrag.checkpoint.coordinator import AskRanks, Coordinator, ranks_in
 from gpufrag.checkpoint.participant import NO_MOVES, SEVERAL_THREADS, Participant
-from gpufrag.checkpoint.protocol import DEFRAGMENT, DefragmentationFailed, RankCommand, Saved, Terms
+from gpufrag.checkpoint.protocol import CHECKPOINT as CHECKPOINT_ACTION
+from gpufrag.checkpoint.protocol import DEFRAGMENT, Action, DefragmentationFailed, RankCommand, Saved, Terms
 from gpufrag.errors import Unavailable, UsageError
 from gpufrag.wire.defragmentation import DefragmentOptions, Result
 from gpufrag.wire.sample import Identity
@@ -166,6 +167,27 @@ def test_interrupt_reaches_the_program(tmp_path: Path) -> None:
         assert not one.rank.thread.is_alive()
 
 
+@pytest.mark.parametrize("action", [CHECKPOINT_ACTION, DEFRAGMENT])
+def test_interrupt_just_before_the_action_blocks_no_later_one(action: Action, monkeypatch: pytest.MonkeyPatch) -> None:
+    participant = Participant()
+    participant.defragment = lambda options: (RESULT,)
+    participant.register(saves_at, hooked=True)
+    participant.step_ended(1)
+    for command in ("prepare", "at", "confirm"):
+        participant.command(command, {"id": "two", "step": 2, "patience": 1, "hold": 5}, WHO, action)
+
+    def interrupt(step: int) -> bool:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(participant, "_act", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        participant.step_ended(2)
+    answer = participant.command("status", {"id": "two"}, WHO)
+    assert (answer["state"], answer["error"]) == ("failed", "the program was interrupted")
+    participant.command("release", {"id": "two"}, WHO, action)
+    assert participant.command("prepare", {"id": "three"}, WHO, action)["id"] == "three"
+
+
 def test_second_order_is_refused_while_the_first_runs(tmp_path: Path) -> None:
     with moving_ranks(tmp_path, 2) as ranks, ThreadPoolExecutor(1) as threads:
         ranks[0].may_end.clear()
@@ -247,7 +269,7 @@ def test_rank_that_never_steps_again_times_out_and_moves_nothing_later(tmp_path:
 def test_confirmed_order_lapses_if_its_coordinator_dies() -> None:
     now = [0.0]
     participant = Participant(clock=lambda: now[0])
-    participant.defragment = lambda options: pytest.fail("nobody waits for it")
+    participant.defragment = lambda options: pytest.fail("it has lapsed")
     participant.boundary(1)
     for command in ("prepare", "at", "confirm"):
         participant.command(command, {"id": "two", "step": 2, "patience": 1, "hold": 5}, WHO, DEFRAGMENT)

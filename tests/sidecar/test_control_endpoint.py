@@ -14,7 +14,7 @@ import pytest
 from gpufrag.checkpoint.protocol import COMMANDS, Answers
 from gpufrag.config.sidecar import ControlSettings
 from gpufrag.errors import BadInput, Unavailable
-from gpufrag.sidecar.control import MAX_BODY
+from gpufrag.sidecar.control import MAX_BODY, PATHS
 from helpers import wait_until
 from live_ranks import PATIENCE, live_ranks, saves_at
 from running_server import Running, running, sidecar_of
@@ -69,6 +69,16 @@ def test_without_a_token_the_paths_do_not_exist(folder: Path) -> None:
         assert _send(one).status_code == 404
         assert [_send(one, f"/{command}", json={"id": "one"}).status_code for command in COMMANDS] == [404] * 6
         assert _send(one, token=None).status_code == 404  # not 401: no token would help
+
+
+@pytest.mark.parametrize("path", sorted(path for path in PATHS if "defragment" in path))
+def test_defragmentation_requires_the_same_token(folder: Path, token_file: Path, path: str) -> None:
+    def status(token_file: Path | None, token: str) -> int:
+        with serving(folder, token_file) as one, httpx.Client(trust_env=False, timeout=PATIENCE) as client:
+            headers = {"authorization": f"Bearer {token}"}
+            return client.post(one.url(path), headers=headers, json={"id": "two"}).status_code
+
+    assert [status(None, TOKEN), status(token_file, TOKEN[:-1]), status(token_file, TOKEN)] == [404, 401, 200]
 
 
 @pytest.mark.parametrize("token", [None, "wrong-wrong-wrong-wrong", TOKEN[:-1], ""])

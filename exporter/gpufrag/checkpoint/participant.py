@@ -232,15 +232,23 @@ class Participant:
             self._step, self._ended_at = step, now
             due = self._promise.state != IDLE and self._promise.is_due(step, now)
             promised = self._promise.id, self._promise.target
-        if due and self._wait_for_confirm(promised):
-            leave = False
-            if self._promise.action is DEFRAGMENT:
-                self._run_defragmentation()
-            else:
-                leave = self._run_callback(step) and self._wait_for_release()
+        if due:
+            try:
+                leave = self._wait_for_confirm(promised) and self._act(step)
+            except BaseException:
+                if self._promise.running:  # a signal handler of the program raised between the two
+                    self._fail("the program was interrupted")
+                raise
             self._ended_at = self._clock()
             if leave:
                 self._end()
+
+    def _act(self, step: int) -> bool:
+        """Return whether to end the process."""
+        if self._promise.action is DEFRAGMENT:
+            self._run_defragmentation()
+            return False
+        return self._run_callback(step) and self._wait_for_release()
 
     def _wait_for_confirm(self, promised: tuple[str | None, int | None]) -> bool:
         """Return whether to act now. Another promise may have replaced this one meanwhile."""
@@ -266,9 +274,6 @@ class Participant:
         except Exception as error:
             let_through(error)
             self._fail(f"{type(error).__name__}: {one_line(str(error))[:MAX_ERROR]}")
-        except BaseException:
-            self._fail("the program was interrupted")
-            raise
         else:
             with self._changed:
                 self._promise.defragmented(results, self._clock())
@@ -291,9 +296,6 @@ class Participant:
             text = "gpufrag: the checkpoint callback failed at step %d; training continues"
             call_confined(logger.exception, text, step)
             return False
-        except BaseException:
-            self._fail("the program was interrupted while it saved")
-            raise
         with self._changed:
             self._last_command_at = self._clock()
             self._promise.saved(path)

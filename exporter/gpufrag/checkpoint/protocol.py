@@ -307,7 +307,7 @@ def _members(party: _Party, answers: Answers) -> tuple[RankState, ...]:
         raise party.failed(f"cannot reach all ranks{_because(answers.silent)}")
     if party.terms.alone:
         if len(answers.ranks) != 1:
-            found = f"{_names(answers.ranks)} are meant" if answers.ranks else "the process has ended"
+            found = "several processes have this rank" if answers.ranks else "the process has ended"
             raise party.failed(f"{found}: name one running process by PID")
         return answers.ranks
     saves = party.terms.action is CHECKPOINT
