@@ -110,6 +110,13 @@ def test_one_rank_above_the_target_is_restarted(ratio: float | None) -> None:
     assert made.backend.record.count == 1
 
 
+def test_whole_heap_between_steps_is_restarted() -> None:
+    nothing = replace(RESULT, moved_bytes=0, done=False)
+    made = go(rig(Ranks([nothing, nothing])).send())
+    assert made.outcomes == ["not-defragmented not-enough", *RESTARTED]
+    assert "0 B moved" in made.backend.events[0].text
+
+
 @pytest.mark.parametrize(
     ("error", "text"),
     [("only torch can move", "rank 0, rank 1 cannot defragment: only torch can move"), ("away", "cannot reach all")],

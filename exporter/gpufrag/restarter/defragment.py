@@ -22,7 +22,7 @@ class Defragmented:
 
     text: str
     enough: bool
-    """Whether the ratio of every rank is at most the target."""
+    """Whether memory was moved and the ratio of every rank is at most the target."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,8 @@ def _judge(done: Saved, target: float) -> Defragmented:
     pause = format_duration(max((result.seconds for result in results), default=0.0))
     ratios = [result.ratio_after for result in results]
     worst = max((ratio for ratio in ratios if ratio is not None), default=None)
-    enough = worst is not None and None not in ratios and worst <= target
+    # without a move the heap between two steps was whole: what is fragmented is a peak within a step
+    enough = moved > 0 and worst is not None and None not in ratios and worst <= target
     ranks = "the only rank" if done.ranks == 1 else f"all {done.ranks} ranks"
     ratio = "unknown" if worst is None else f"{worst:.2f}"
     text = f"{format_bytes(moved)} moved on {ranks} at step {done.step}, longest pause {pause}; worst ratio now {ratio}"

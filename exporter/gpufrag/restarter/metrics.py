@@ -66,7 +66,8 @@ DEFRAGMENTATIONS = Row(
     "gpufrag_restarter_defragmentations_total",
     COUNTER,
     "Defragmentations before a restart. enough: the alert ended; not-checked: the ratio is low and Prometheus was not "
-    "asked or did not answer. After not-enough (the ratio stayed high), still-firing and failed, the job is restarted.",
+    "asked or did not answer. After not-enough (nothing moved, or the ratio stayed high), still-firing and failed, the "
+    "job is restarted.",
     ("result",),
     (ENOUGH, NOT_ENOUGH, STILL_FIRING, FAILED, NOT_CHECKED),
 )
