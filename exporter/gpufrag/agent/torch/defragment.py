@@ -32,7 +32,7 @@ ALIGNMENT = 512
 SMALLEST_STAGING = SMALL_REQUEST + 1
 DEVICE_SPEED, HOST_SPEED, PER_STORAGE_S = 110 << 30, 2.5 * (1 << 30), 5e-5
 """Bytes per second through the device and through pinned host memory, and the cost of a call, on an H200."""
-PUT_BACK_S, RETRY_S = 60.0, 0.1
+PUT_BACK_S, RETRY_S = 60.0, 1.0
 """If another process took the memory, storages wait this long in host memory for it to come back."""
 FAILED = "failed"
 """The reason, as a metric label, of a move that failed and was undone."""
