@@ -32,15 +32,20 @@ def errors() -> ErrorCounter:
 
 
 @pytest.fixture
-def begin(source: Any, errors: ErrorCounter, tmp_path: Path) -> Iterator[Callable[..., Agent]]:
-    """Starts an agent that publishes into the test's folder, only on request unless the settings say otherwise."""
+def begin(source: Any, errors: ErrorCounter, tmp_path: Path, eventually: Any) -> Iterator[Callable[..., Agent]]:
+    """Starts an agent that publishes into the test's folder, and waits for its first sample.
+
+    It publishes another one only on request, unless the settings say otherwise.
+    """
     begun = []
 
-    def start(framework: Any = source, **settings: Any) -> Agent:
+    def start(framework: Any = source, wait: bool = True, **settings: Any) -> Agent:
         defaults = {"interval": 1000.0, "publish_every": 500.0, "folder": tmp_path}
-        begun.append(Agent(framework, AgentSettings(**{**defaults, **settings}), errors))
-        begun[-1].start()
-        return begun[-1]
+        begun.append(agent := Agent(framework, AgentSettings(**{**defaults, **settings}), errors))
+        agent.start()
+        if wait:
+            eventually(lambda: agent.latest)
+        return agent
 
     yield start
     for agent in begun:

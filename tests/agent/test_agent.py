@@ -49,9 +49,8 @@ def ask(folder: Path, command: str) -> dict[str, Any]:
 # --- samples and the control socket
 
 
-def test_agent_listens_before_it_publishes(begin, tmp_path: Path, eventually) -> None:
+def test_agent_listens_before_it_publishes(begin, tmp_path: Path) -> None:
     begin(**FAST)
-    eventually(lambda: published(tmp_path))
     (file,), (listener,) = tmp_path.glob("*.json"), tmp_path.glob("*.sock")
     assert file.stem == listener.stem
     assert ask(tmp_path, "ping")["ok"]
@@ -65,15 +64,13 @@ def test_agent_without_steps_samples_by_the_timer(begin, source, tmp_path: Path,
 
 def test_agent_with_steps_samples_at_the_boundary(begin, source, tmp_path: Path, eventually) -> None:
     begin(publish_every=0.02)
-    eventually(lambda: published(tmp_path))
     source.step()
     eventually(lambda: moments(tmp_path) == {"boundary"})
     assert published(tmp_path).steps == 1
 
 
-def test_sample_now_publishes_a_fresh_sample(begin, source, tmp_path: Path, eventually) -> None:
+def test_sample_now_publishes_a_fresh_sample(begin, source, tmp_path: Path) -> None:
     begin()
-    eventually(lambda: published(tmp_path))
     answer = ask(tmp_path, "sample-now")
     assert (answer["ok"], answer["time"]) == (True, published(tmp_path).time)
     assert moments(tmp_path) == {"timer"}
@@ -81,18 +78,16 @@ def test_sample_now_publishes_a_fresh_sample(begin, source, tmp_path: Path, even
     assert source.captures == 1, "a second request gets the same snapshot"
 
 
-def test_sample_now_times_out_with_an_error(begin, source, tmp_path: Path, eventually, monkeypatch) -> None:
+def test_sample_now_times_out_with_an_error(begin, source, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("gpufrag.agent.agent.ANSWER_TIMEOUT", 0.05)
     begin()
-    eventually(lambda: published(tmp_path))
     source.read = lambda: 1 // 0
     answer = ask(tmp_path, "sample-now")
     assert (answer["ok"], "ask again later" in answer["error"]) == (False, True)
 
 
-def test_stop_publishes_last_sample_and_closes_socket(begin, source, tmp_path: Path, eventually) -> None:
+def test_stop_publishes_last_sample_and_closes_socket(begin, source, tmp_path: Path) -> None:
     agent = begin()
-    eventually(lambda: published(tmp_path))
     source.ooms = 7
     agent.stop()
     assert published(tmp_path).devices[0].totals.counters.ooms == 7
@@ -138,8 +133,7 @@ def test_file_and_socket_stay_in_one_folder(begin, tmp_path: Path, eventually, m
     first.mkdir(), second.mkdir()
     folders = iter([first, second])
     monkeypatch.setattr("gpufrag.agent.agent.to_write", lambda environment: next(folders))
-    agent = begin(**FAST)
-    eventually(lambda: agent.latest)
+    begin(**FAST)
     written = first.stat().st_mtime_ns
     eventually(lambda: first.stat().st_mtime_ns > written)
     assert list(second.iterdir()) == []
@@ -147,7 +141,7 @@ def test_file_and_socket_stay_in_one_folder(begin, tmp_path: Path, eventually, m
 
 def test_failing_source_is_read_only_when_due(begin, source, errors, eventually) -> None:
     read, source.read = source.read, lambda: 1 // 0
-    agent = begin(publish_every=0.02)
+    agent = begin(wait=False, publish_every=0.02)
     eventually(lambda: errors.counts.get("sampler", 0) >= 3)
     source.read = read
     eventually(lambda: agent.latest and agent.latest.devices)
@@ -157,7 +151,6 @@ def test_failing_source_is_read_only_when_due(begin, source, errors, eventually)
 def test_rank_set_late_is_published(begin, tmp_path: Path, eventually, monkeypatch) -> None:
     monkeypatch.delenv("RANK", raising=False)
     begin(**FAST)
-    eventually(lambda: published(tmp_path))
     monkeypatch.setenv("RANK", "3")
     eventually(lambda: published(tmp_path).identity.rank == 3)
     assert len(list(tmp_path.glob("*.json"))) == 1
@@ -169,7 +162,6 @@ def test_rank_set_late_is_published(begin, tmp_path: Path, eventually, monkeypat
 def test_leak_is_logged_as_soon_as_it_is_certain(begin, tmp_path: Path, eventually, caplog) -> None:
     leaking = LiveSource(cost=0.0)
     agent = begin(leaking)
-    eventually(lambda: agent.latest and agent.latest.devices)
     with caplog.at_level(logging.WARNING, "gpufrag"):
         for _ in range(60):
             leaking.keep(KEPT)
@@ -184,7 +176,6 @@ def test_leak_is_logged_as_soon_as_it_is_certain(begin, tmp_path: Path, eventual
 def test_device_used_later_is_read_after_first_step(begin, eventually) -> None:
     absent = LiveSource(cost=0.0, present=False)
     agent = begin(absent)
-    eventually(lambda: agent.latest)
     assert agent.latest.devices == ()
     absent.present = True
     absent.step()
@@ -196,17 +187,15 @@ def test_device_used_later_is_read_after_first_step(begin, eventually) -> None:
 
 def test_oom_is_published_at_once_without_a_snapshot(begin, source, tmp_path: Path, eventually) -> None:
     agent = begin()
-    eventually(lambda: agent.latest)
     source.fail(100 * GIB)
     eventually(lambda: published(tmp_path).devices[0].ooms.causes["limit"] == 1)
     assert [report.requested for report in reports(tmp_path)] == [100 * GIB]
     assert (source.captures, agent.latest.devices[0].snapshots) == (1, ())
 
 
-def test_report_creates_a_deleted_folder(begin, source, tmp_path: Path, eventually) -> None:
+def test_report_creates_a_deleted_folder(begin, source, tmp_path: Path) -> None:
     folder = tmp_path / "swept"
     agent = begin(folder=folder)
-    eventually(lambda: agent.latest)
     shutil.rmtree(folder)
     source.fail(100 * GIB)
     agent.stop()

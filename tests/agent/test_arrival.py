@@ -14,6 +14,7 @@ import pytest
 
 from fake_torch import Machine, modules_of, remove, torch_of
 from gpufrag.agent import arrival
+from signal_handlers import handled
 
 TORCH = "loader = __spec__.loader\nfrom . import version, cuda\nimport torch_for_arrival.rest\n"
 CUDA = """
@@ -189,12 +190,8 @@ def test_exception_of_a_signal_handler_reaches_the_program(handler: Any) -> None
     def ready(torch: ModuleType) -> None:
         signal.raise_signal(signal.SIGINT)
 
-    before = signal.signal(signal.SIGINT, handler or raises)
-    try:
-        with pytest.raises(KeyboardInterrupt if handler else KeyError):
-            arrival.when_in_use(ready, modules_of(torch_of(Machine())), [])
-    finally:
-        signal.signal(signal.SIGINT, before)
+    with handled(signal.SIGINT, handler or raises), pytest.raises(KeyboardInterrupt if handler else KeyError):
+        arrival.when_in_use(ready, modules_of(torch_of(Machine())), [])
 
 
 def test_missing_stderr_is_no_error(capsys, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,7 @@ from gpufrag.metrics import in_process_server as serve_self
 from gpufrag.wire import control_server as control_module
 from gpufrag.wire.control_server import ControlServer
 from gpufrag.wire.error_counter import ErrorCounter
+from signal_handlers import handled
 from unix_sockets import connect
 
 
@@ -96,14 +97,11 @@ def test_sample_is_published_without_a_socket(source: ScriptedSource, folder: Pa
 
 def test_signal_without_thread_keeps_its_old_effect() -> None:
     seen: list[int] = []
-    before = signal.signal(signal.SIGUSR1, lambda number, frame: seen.append(number))
-    try:
+    with handled(signal.SIGUSR1, lambda number, frame: seen.append(number)):
         SignalCheckpoint(timeout=1).install([signal.SIGUSR1])
         with no_threads():
             signal.raise_signal(signal.SIGUSR1)
-        assert seen == [signal.SIGUSR1]
-    finally:
-        signal.signal(signal.SIGUSR1, before)
+    assert seen == [signal.SIGUSR1]
 
 
 def test_saved_rank_without_thread_exits_with_its_code() -> None:
@@ -125,11 +123,8 @@ def test_scraper_without_thread_is_refused() -> None:
 
 def test_signal_handler_may_stop_the_starting_agent(source: ScriptedSource) -> None:
     """One that waited for the lock would wait for the very code that it has interrupted."""
-    before = signal.signal(signal.SIGUSR1, lambda number, frame: gpufrag.stop())
     watch = source.watch_steps
     source.watch_steps = lambda on_step: (signal.raise_signal(signal.SIGUSR1), watch(on_step))[1]
-    try:
+    with handled(signal.SIGUSR1, lambda number, frame: gpufrag.stop()):
         agent.start(source)
-    finally:
-        signal.signal(signal.SIGUSR1, before)
     assert lifecycle.running()

@@ -31,6 +31,7 @@ from gpufrag.model.settings import MIB
 from gpufrag.model.step import StepEvents, read_step
 from gpufrag.wire.error_counter import ErrorCounter
 from gpufrag.wire.sample import DeviceSample, DriverReading, Identity, PoolTotals, ProcessSample, Snapshot, Totals
+from signal_handlers import handled
 from simulated_trace import Recorder
 
 IDENTITY = Identity("host", 1, 1.0)
@@ -277,12 +278,8 @@ def test_signal_handlers_exception_in_a_step_is_raised(sampler, source, errors) 
 
     watched(sampler)
     source.during_capture = lambda: os.kill(os.getpid(), signal.SIGUSR1)
-    before = signal.signal(signal.SIGUSR1, handler)
-    try:
-        with pytest.raises(TimeoutError, match="own"):
-            source.step()
-    finally:
-        signal.signal(signal.SIGUSR1, before)
+    with handled(signal.SIGUSR1, handler), pytest.raises(TimeoutError, match="own"):
+        source.step()
     assert errors.counts == {}
 
 

@@ -22,6 +22,7 @@ from gpufrag.wire.control_client import (
     ask_all,
     listens,
 )
+from signal_handlers import handled
 from unix_sockets import bind
 
 PING = {"command": "ping"}
@@ -177,13 +178,9 @@ def test_no_descriptor_is_left_open(path: Path) -> None:
 
 def test_hang_up_before_the_request_raises_no_signal(path: Path) -> None:
     """A program may have set SIGPIPE to its default, which ends it."""
-    before = signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    try:
-        with bind(path, 8) as listener:
-            thread = threading.Thread(target=lambda: listener.accept()[0].close())
-            thread.start()
-            with pytest.raises(NoAnswer):
-                ask(path, {"command": "x" * 5_000_000})
-            thread.join(20)
-    finally:
-        signal.signal(signal.SIGPIPE, before)
+    with handled(signal.SIGPIPE, signal.SIG_DFL), bind(path, 8) as listener:
+        thread = threading.Thread(target=lambda: listener.accept()[0].close())
+        thread.start()
+        with pytest.raises(NoAnswer):
+            ask(path, {"command": "x" * 5_000_000})
+        thread.join(20)

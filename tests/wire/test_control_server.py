@@ -16,6 +16,7 @@ from gpufrag.errors import Unavailable
 from gpufrag.wire import control_server as module
 from gpufrag.wire.control_server import ControlServer as Server
 from gpufrag.wire.error_counter import ErrorCounter
+from signal_handlers import handled
 from unix_sockets import bind, connect
 
 
@@ -231,9 +232,8 @@ def test_answer_to_a_caller_that_left_raises_no_signal(serve, path: Path) -> Non
         answered.set()
         return {"filler": "x" * 1_000_000}
 
-    before = signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     serve(slow=slow)
-    try:
+    with handled(signal.SIGPIPE, signal.SIG_DFL):
         with connect(path) as caller:
             caller.sendall(b'{"command": "slow"}\n')
         left.set()
@@ -242,8 +242,6 @@ def test_answer_to_a_caller_that_left_raises_no_signal(serve, path: Path) -> Non
             if thread.name == "gpufrag-answer":
                 thread.join(20)
         assert _echo(path)
-    finally:
-        signal.signal(signal.SIGPIPE, before)
 
 
 def test_threads_of_the_server_block_signals(serve, path: Path) -> None:

@@ -5,25 +5,17 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from gpufrag.wire.error_counter import ErrorCounter
 from gpufrag.wire.interrupts import call_confined, let_through, raised_by_signal_handler
+from signal_handlers import handled
 
 
 class Alarm(Exception):
     """What a program raises in its handler."""
-
-
-@pytest.fixture
-def handled() -> Iterator[Callable[[Any], None]]:
-    """Installs a handler of SIGUSR1."""
-    before = signal.getsignal(signal.SIGUSR1)
-    yield lambda handler: signal.signal(signal.SIGUSR1, handler)
-    signal.signal(signal.SIGUSR1, before)
 
 
 def interrupted(number: int = signal.SIGUSR1) -> None:
@@ -67,9 +59,8 @@ class Handlers:
     ],
     ids=["function", "helper", "replaced", "method", "object", "partial", "lambda"],
 )
-def test_exception_of_a_signal_handler_passes_through(handled, handler: Any) -> None:
-    handled(handler)
-    with pytest.raises((Alarm, SystemExit)):
+def test_exception_of_a_signal_handler_passes_through(handler: Any) -> None:
+    with handled(signal.SIGUSR1, handler), pytest.raises((Alarm, SystemExit)):
         call_confined(interrupted)
 
 
@@ -79,17 +70,15 @@ def test_keyboard_interrupt_of_the_user_passes_through() -> None:
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, SystemExit, KeyboardInterrupt, GeneratorExit, MemoryError])
-def test_exception_of_called_code_is_dropped(handled, kind: type[BaseException]) -> None:
-    handled(by_function)
-
+def test_exception_of_called_code_is_dropped(kind: type[BaseException]) -> None:
     def fail() -> None:
         raise kind
 
-    call_confined(fail)
+    with handled(signal.SIGUSR1, by_function):
+        call_confined(fail)
 
 
-def test_exception_in_another_thread_is_ours(handled) -> None:
-    handled(by_function)
+def test_exception_in_another_thread_is_ours() -> None:
     found: list[bool] = []
 
     def run() -> None:
@@ -98,14 +87,14 @@ def test_exception_in_another_thread_is_ours(handled) -> None:
         except Alarm as error:
             found.append(raised_by_signal_handler(error))
 
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
+    with handled(signal.SIGUSR1, by_function):
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
     assert found == [False]
 
 
-def test_counted_error_lets_the_programs_exception_through(handled) -> None:
-    handled(by_function)
+def test_counted_error_lets_the_programs_exception_through() -> None:
     errors = ErrorCounter()
 
     def ours() -> None:
@@ -114,7 +103,7 @@ def test_counted_error_lets_the_programs_exception_through(handled) -> None:
         except Alarm as error:
             errors.note("step", error, "nothing")
 
-    with pytest.raises(Alarm):
+    with handled(signal.SIGUSR1, by_function), pytest.raises(Alarm):
         ours()
     assert errors.counts == {}
 
