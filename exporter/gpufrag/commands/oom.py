@@ -13,7 +13,7 @@ from ..errors import Unavailable, UsageError, one_line
 from ..model.verdict import judge
 from ..oom_log import log_chunks, read_log
 from ..reports import oom, terminal
-from ..sidecar.oom_files import Look, read_all
+from ..sidecar.oom_files import read_all
 from ..sidecar.sample_files import Skip
 from ..wire.folder import FileName, ReportName, to_read
 from ..wire.oom_report import OomReport
@@ -86,15 +86,10 @@ def _reports(named: Path | None) -> tuple[OomReport, ...]:
         ) from None
     except OSError as error:
         raise Unavailable(f"{folder}: {error.strerror}; name the agents' folder with --folder") from None
-    for line in _skipped(folder, look):
-        print(line, file=sys.stderr)
-    return look.reports
-
-
-def _skipped(folder: Path, look: Look) -> Iterator[str]:
     for why, names in look.skipped.items():
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        yield f"gpufrag: skipped {one_line(str(folder / names[0]))}{more}: {WHY[why]}"
+        print(f"gpufrag: skipped {one_line(str(folder / names[0]))}{more}: {WHY[why]}", file=sys.stderr)
+    return look.reports
 
 
 def _find(wanted: str, reports: Sequence[OomReport]) -> OomReport:

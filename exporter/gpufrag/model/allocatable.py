@@ -114,17 +114,17 @@ def largest_allocatable(heap: Heap, driver: Driver, stream: int, reserved: int, 
 def _largest_cached(heap: Heap, stream: int) -> int:
     """Return the largest request that a cached block serves, without the driver."""
     settings = heap.settings
-    usable = [s for s in heap.segments if s.stream == stream and not s.private and _serves(s, settings)]
+    # once expandable segments are off, the allocator ignores blocks of existing ones
+    usable = [
+        s
+        for s in heap.segments
+        if s.stream == stream and not s.private and (settings.expandable_segments or not s.expandable)
+    ]
     small = max((size for s in usable if s.small for size in _inactive(s)), default=0)
     large = sorted(size for s in usable if not s.small for size in _inactive(s))
     requests = (settings.largest_request(size) for size in reversed(large))
     best = next((request for request in requests if _best_fit_serves(request, large, settings)), 0)
     return max(best, settings.largest_request(min(small, SMALL_REQUEST)))
-
-
-def _serves(segment: Segment, settings: Settings) -> bool:
-    """Once expandable segments are off, the allocator ignores blocks of existing ones."""
-    return settings.expandable_segments or not segment.expandable
 
 
 def _inactive(segment: Segment) -> list[int]:
