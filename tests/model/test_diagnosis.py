@@ -140,6 +140,10 @@ HEAPS: dict[str, tuple[Profile, Profile]] = {
         profile_of([segment(0, FREE_64)], Driver(free=70 * GIB, size=80 * GIB)),
         profile_of([segment(0, FREE_64)], Driver(free=77 * GIB, size=80 * GIB)),
     ),
+    "shared_device": (
+        replace(profile_of([segment(0, FREE_64)], Driver(free=70 * GIB, size=80 * GIB)), others=2 * GIB),
+        replace(profile_of([segment(0, FREE_64)], Driver(free=70 * GIB, size=80 * GIB)), others=1 * GIB),
+    ),
     "limit_below_device": (
         profile_of([segment(0, FREE_64)], Driver(limit=70 * GIB, size=80 * GIB)),
         profile_of([segment(0, FREE_64)], Driver(limit=76 * GIB, size=80 * GIB)),
@@ -152,6 +156,13 @@ def test_rule_on_heap_fires_only_on_its_fault(name: str) -> None:
     fault, none = HEAPS[name]
     assert name in [finding.name for finding in findings(fault)]
     assert name not in [finding.name for finding in findings(none)]
+
+
+def test_known_other_processes_are_not_outside_the_allocator() -> None:
+    fault, _ = HEAPS["outside_the_allocator"]
+    names = [finding.name for finding in findings(replace(fault, others=9 * GIB))]
+    assert "outside_the_allocator" not in names
+    assert "shared_device" in names
 
 
 def test_every_rule_has_a_case() -> None:

@@ -75,7 +75,7 @@ def shown(columns: tuple[Column, ...], row: list[Cell]) -> dict[str, str]:
 
 
 def ranks(fleet: Fleet) -> list[dict[str, str]]:
-    return [shown(page.RANK_COLUMNS, row) for row in page.rank_rows(fleet, History())]
+    return [shown(page.RANK_COLUMNS, row) for row in page.rank_rows(fleet, page.Surroundings(Path(), History()))]
 
 
 def fleet_of(sample: ProcessSample, alive: bool = True, **changes: object) -> Fleet:
@@ -129,7 +129,7 @@ def test_ratio_above_the_trigger_is_marked(ratio: int, css: str) -> None:
     (snapshot, *_) = process_sample().devices[0].snapshots
     measured = replace(snapshot.measured, free_total=ratio, largest_allocatable=10)
     fleet = fleet_of(process_sample(), snapshots=(replace(snapshot, measured=measured, at="peak"),))
-    (row,) = page.rank_rows(fleet, History())
+    (row,) = page.rank_rows(fleet, page.Surroundings(Path(), History()))
     assert [cell.css for cell in row[4:6]] == [css, css]
     tiles = outline(fleet).text.partition("Ranks")[0]
     assert f"Highest ratio at the peak{ratio / 10:.2f}rank 0, device 0" in tiles.replace("\n", "")

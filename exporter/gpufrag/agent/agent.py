@@ -69,6 +69,11 @@ class Agent:
         )
         self.latest: ProcessSample | None = None
 
+    @property
+    def folder(self) -> Path | None:
+        """Where it publishes; None before the first sample and after a failure."""
+        return self._folder
+
     def start(self) -> None:
         """Raises RuntimeError if the system has no thread; then nothing of the agent stays in the process."""
         self._watch_ooms()

@@ -6,6 +6,7 @@ import atexit
 import os
 import sys
 import threading
+from pathlib import Path
 from types import ModuleType
 
 from ..wire.error_counter import ErrorCounter
@@ -93,6 +94,12 @@ def latest() -> ProcessSample | None:
     """What the agent published last; None before its first sample."""
     agent = _agent
     return agent.latest if agent else None
+
+
+def folder() -> Path | None:
+    """Where the agent publishes; None before its first sample, or if it cannot."""
+    agent = _agent
+    return agent.folder if agent else None
 
 
 def _in_forked_child() -> None:

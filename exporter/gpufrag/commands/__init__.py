@@ -21,6 +21,7 @@ COMMANDS = (
     Command("run", "run a job with the agent in its processes", "gpufrag run -- torchrun --nproc-per-node 8 train.py"),
     Command("serve", "run the sidecar: metrics of all ranks, and a web page", "gpufrag serve --port 9836"),
     Command("attach", "load the agent into a running process", "gpufrag attach 4711"),
+    Command("top", "show all ranks of a host in the terminal", "gpufrag top --filter 'ratio>4'"),
     Command(
         "install-agent", "copy the agent to a folder, for images without gpufrag", "gpufrag install-agent /gpufrag"
     ),

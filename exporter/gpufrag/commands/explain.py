@@ -42,6 +42,9 @@ def add_device_arguments(parser: argparse.ArgumentParser) -> None:
         "--driver-size", metavar="SIZE", type=size, help="the device's size (torch.cuda.mem_get_info() returns both)"
     )
     parser.add_argument("--limit", metavar="SIZE", type=size, help="the process's limit (default: the device's size)")
+    parser.add_argument(
+        "--other", metavar="SIZE", type=size, help="memory of other processes on the device (nvidia-smi)"
+    )
     parser.add_argument("--device", metavar="D", type=argument(whole(0)), help="only this device")
     parser.add_argument("--json", action="store_true", help="print JSON (sizes in bytes, null if unknown)")
     for flag, purpose in FILES.items():
@@ -81,7 +84,7 @@ def profiles(raw: Any, name: str, options: argparse.Namespace) -> list[Explained
     try:
         with without_gc(), terminal.Progress(sys.stderr) as progress:
             progress.start("trace")
-            found = read_profiles(raw, known, options.device, progress.show)
+            found = read_profiles(raw, known, options.device, progress.show, options.other)
     except BadInput as error:
         raise BadInput(f"{name}: {error}") from None
     return [report.Explained(*each) for each in found]

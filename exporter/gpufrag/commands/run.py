@@ -35,7 +35,7 @@ SETTINGS = ("interval", "budget", "anchor", "leak_threshold")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = (
         "gpufrag run [--folder DIR] [--interval SECONDS] [--budget SHARE] [--anchor SHARE] [--leak-threshold SIZE] "
-        "[--restartable [--name NAME] [--grace DURATION] [--in-place] [--defragment]] -- CMD ..."
+        "[--summary] [--restartable [--name NAME] [--grace DURATION] [--in-place] [--defragment]] -- CMD ..."
     )
     add = parser.add_argument
     add(
@@ -59,6 +59,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         type=lambda text: size(text, "--leak-threshold"),
         help="memory growth per step that counts as a leak (per minute in a process without steps; default: 1MB)",
+    )
+    add(
+        "--summary",
+        action="store_true",
+        help="stay as the parent of CMD; when it ends, print its peaks, smallest memory limit, out-of-memory errors "
+        "and leaks, and write an HTML report of its last recorded step to the working directory (default: off)",
     )
     add(
         "--restartable",
@@ -88,7 +94,11 @@ def run(options: argparse.Namespace) -> int:
     sys.stderr.flush()
     if "/" not in job[0] and shutil.which(job[0]) is None:
         raise Unavailable(f"cannot run {job[0]!r}: no such command on PATH; check its name")
+    if options.summary and restart is not None:
+        raise UsageError("--summary and --restartable cannot be combined; leave one out")
     with _start_errors(job[0]):
+        if options.summary:
+            return _summarize(job, environment)
         if restart is None:
             os.execvpe(job[0], job, environment)  # keeps this process's pid, terminal and signals
         return _supervise(job, environment, restart)
@@ -100,6 +110,15 @@ def _supervise(job: list[str], environment: Mapping[str, str], restart: RestartO
 
     folder = to_write(environment).absolute()
     return end_as(Supervisor(job, {**environment, VARIABLE: str(folder)}, restart, folder).run())
+
+
+def _summarize(job: list[str], environment: Mapping[str, str]) -> int:
+    from ..supervisor.command import end_as
+    from ..supervisor.summary import run_with_summary
+
+    folder = to_write(environment).absolute()
+    report = Path(f"gpufrag-{name_of(job)}-{os.getpid()}.html").absolute()
+    return end_as(run_with_summary(job, {**environment, VARIABLE: str(folder)}, folder, report))
 
 
 def _restart_options(options: argparse.Namespace, job: list[str]) -> RestartOptions | None:

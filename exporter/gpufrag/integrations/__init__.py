@@ -1,1 +1,1 @@
-"""Checkpoint callbacks for training frameworks; each module imports only the framework in its name."""
+"""Callbacks for training frameworks, for checkpoints and metrics; a module imports only the framework in its name."""

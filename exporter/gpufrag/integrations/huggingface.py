@@ -1,6 +1,6 @@
-"""For Hugging Face's Trainer: `trainer.add_callback(checkpoint_callback(trainer))`.
+"""For Hugging Face's Trainer: `trainer.add_callback(checkpoint_callback(trainer))`, `log_memory(trainer)`.
 
-It saves as the Trainer itself does, so `train(resume_from_checkpoint=True)` continues from there.
+The checkpoint is saved as the Trainer itself does it, so `train(resume_from_checkpoint=True)` continues from there.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 import gpufrag
 
 from ..checkpoint.participant import CheckpointRequest
+from .training_metrics import TrainingMetrics
 
 
 def checkpoint_callback(trainer: Any) -> Any:
@@ -30,3 +31,24 @@ def checkpoint_callback(trainer: Any) -> Any:
             gpufrag.step_ended(state.global_step)
 
     return CheckpointCallback()
+
+
+def log_memory(trainer: Any, *, prefix: str = "gpufrag/", analyse: bool = True) -> None:
+    """Add this process's memory metrics to every line that the Trainer logs. Needs transformers.
+
+    They reach what the Trainer reports to (W&B, TensorBoard, MLflow). See TrainingMetrics.values for the names.
+    """
+    from transformers import TrainerCallback
+
+    metrics = TrainingMetrics(prefix, analyse)
+
+    class MemoryCallback(TrainerCallback):  # type: ignore[misc]
+        def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **more: Any) -> None:
+            if logs is not None:
+                logs.update(metrics.values())
+
+        def on_train_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+            metrics.close()
+
+    # before the callbacks that report what is logged
+    trainer.callback_handler.callbacks.insert(0, MemoryCallback())

@@ -1,6 +1,7 @@
-"""For Lightning: `Trainer(…, callbacks=[checkpoint_callback("checkpoints")])`.
+"""For Lightning: `Trainer(…, callbacks=[checkpoint_callback("checkpoints"), memory_callback()])`.
 
-It saves with `trainer.save_checkpoint`, under every strategy; `trainer.fit(…, ckpt_path=PATH)` continues from there.
+The checkpoint is saved with `trainer.save_checkpoint`, under every strategy; `trainer.fit(…, ckpt_path=PATH)` continues
+from there.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 import gpufrag
 
 from ..checkpoint.participant import CheckpointRequest
+from .training_metrics import TrainingMetrics
 
 
 def checkpoint_callback(folder: str | Path) -> Any:
@@ -36,3 +38,24 @@ def checkpoint_callback(folder: str | Path) -> Any:
                 gpufrag.step_ended(self.seen)
 
     return CheckpointCallback()
+
+
+def memory_callback(*, prefix: str = "gpufrag/", analyse: bool = True) -> Any:
+    """Return a Callback that logs this process's memory metrics with the loss. Needs lightning.
+
+    They reach the Trainer's loggers every `log_every_n_steps`. See TrainingMetrics.values for the names.
+    """
+    from lightning.pytorch import Callback
+
+    metrics = TrainingMetrics(prefix, analyse)
+
+    class MemoryCallback(Callback):  # type: ignore[misc]
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+            values = metrics.values()
+            if values:
+                pl_module.log_dict(values, on_step=True, on_epoch=False)
+
+        def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+            metrics.close()
+
+    return MemoryCallback()

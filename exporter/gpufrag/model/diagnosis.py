@@ -244,13 +244,27 @@ def _outside(profile: Profile) -> Iterator[Finding]:
     driver = profile.driver
     if driver.size is None or driver.free is None:
         return
-    outside = driver.size - driver.free - profile.worst.reserved
+    outside = driver.size - driver.free - profile.worst.reserved - (profile.others or 0)
     if outside >= max(2 << 30, 0.05 * driver.size):
         yield Finding(
             "outside_the_allocator",
-            "memory is in use outside this process's allocator: CUDA context, NCCL, libraries, or other processes",
+            "memory is in use outside this process's allocator: CUDA context, NCCL, libraries"
+            + ("" if profile.others else ", or other processes"),
             f"{format_bytes(outside)} of {format_bytes(driver.size)}",
             "list the device's processes (nvidia-smi); for NCCL, lower NCCL_BUFFSIZE or the number of communicators",
+        )
+
+
+def _shared(profile: Profile) -> Iterator[Finding]:
+    others, size = profile.others or 0, profile.driver.size
+    if others >= max(1 << 30, 0.02 * (size or 0)):
+        of = "" if size is None else f" of {format_bytes(size)}"
+        yield Finding(
+            "shared_device",
+            "other processes hold memory of this device, and what they take next is not available to this one",
+            f"{format_bytes(others)}{of}",
+            "run them on another device, or give each process a limit with set_per_process_memory_fraction",
+            others,
         )
 
 
@@ -290,5 +304,6 @@ RULES: tuple[Callable[[Profile], Iterator[Finding]], ...] = (
     _other_streams,
     _oversize,
     _outside,
+    _shared,
     _limit,
 )

@@ -75,13 +75,17 @@ def step_needs(device: int, end: Heap, events: StepEvents, driver: Driver) -> Ne
     return Needs(device, driver.cap, {name: limit for name, limit in found.items() if limit is not None})
 
 
-def _run(end: Heap, events: StepEvents, driver: Driver) -> Run:
-    trace = [
+def step_trace(events: StepEvents) -> list[Event]:
+    """Return the step's memory events as a trace, in which pools are unknown."""
+    return [
         Event(action, None if action == "oom" else address, size, stream, (0, 0))
         for action, address, size, stream in zip(*events)
         if action not in ("snapshot", "annotate")
     ]
+
+
+def _run(end: Heap, events: StepEvents, driver: Driver) -> Run:
     try:
-        return read_run(trace, end, Driver(None, driver.size, None), driver.limit)
+        return read_run(step_trace(events), end, Driver(None, driver.size, None), driver.limit)
     except BadInput as error:
         raise BadInput(f"the step's events do not fit its heap: {error}") from None

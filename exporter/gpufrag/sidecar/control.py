@@ -84,7 +84,7 @@ class CheckpointApi:
         ]
 
     async def _start(self, request: Request) -> Response:
-        if not self._is_authorized(request):
+        if not is_authorized(self._token, request):
             return _UNAUTHORIZED
         try:
             options = codec.read(_Options, _parse(await request.body()))
@@ -100,14 +100,14 @@ class CheckpointApi:
         return _response(HTTPStatus.ACCEPTED, "started", self.progress)
 
     async def _status(self, request: Request) -> Response:
-        if not self._is_authorized(request):
+        if not is_authorized(self._token, request):
             return _UNAUTHORIZED
         if self.progress is None:
             return _response(HTTPStatus.NOT_FOUND, "no checkpoint was requested from this sidecar")
         return _response(HTTPStatus.OK, self.progress.text, self.progress)
 
     async def _forward(self, request: Request) -> Response:
-        if not self._is_authorized(request):
+        if not is_authorized(self._token, request):
             return _UNAUTHORIZED
         command = _FORWARDED[request.url.path]
         try:
@@ -119,10 +119,6 @@ class CheckpointApi:
         except Unavailable as error:
             return _response(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
         return JSONResponse(answers.as_json(), headers=_NO_STORE)
-
-    def _is_authorized(self, request: Request) -> bool:
-        given = request.headers.getlist("authorization")
-        return len(given) == 1 and self._token.admits(given[0].encode("latin-1"))
 
     def _run(self, checkpoint: str, options: _Options) -> None:
         try:
@@ -140,6 +136,11 @@ class CheckpointApi:
             self._running.release()
         fields = {key: value for key, value in asdict(self.progress).items() if value is not None}
         event(log, logging.INFO, "checkpoint", **fields)
+
+
+def is_authorized(token: TokenFile, request: Request) -> bool:
+    given = request.headers.getlist("authorization")
+    return len(given) == 1 and token.admits(given[0].encode("latin-1"))
 
 
 def add_api(service: Service, routes: list[Route], api: CheckpointApi | None) -> Service:

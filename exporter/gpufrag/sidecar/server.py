@@ -14,18 +14,25 @@ from starlette.routing import Route
 
 from .. import metrics
 from ..config.sidecar import ServeConfig
+from ..errors import Unavailable
 from ..logs import event
 from ..metrics.view import CollectorResult, Fleet
 from ..web.asgi import make_app
+from ..web.auth import TokenFile
 from ..web.executor import SerialExecutor
 from ..web.listen import Address
 from ..web.runner import Reload, Service
+from ..wire.folder import FileName
 from . import page
 from .control import add_api, checkpoint_api
 from .history import History
 from .procfs import agent_processes
+from .rank_api import PATHS as RANK_PATHS
+from .rank_api import RankApi
 from .sample_files import REMEDIES, Skip
 from .source import FleetSource, nvml_collector
+from .step_report import HEADERS as REPORT_HEADERS
+from .step_report import StepReports
 
 DENIED = REMEDIES[Skip.DENIED]
 PROBES = frozenset({"/-/healthy", "/-/ready"})
@@ -50,11 +57,18 @@ class Sidecar:
         self._detail = config.metrics.detail
         self._history = History()
         self._checkpoint_api = checkpoint_api(config.control, lambda: self._source.folder)
+        self._rank_api = None
+        if self._checkpoint_api is not None and config.control.token_file is not None:
+            self._rank_api = RankApi(TokenFile(config.control.token_file), lambda: self._source.folder)
+        self._step_reports = StepReports()
+        self._report_worker = SerialExecutor("gpufrag-step-report")
 
     def service(self) -> Service:
         routes = [
             Route("/", self._page),
             Route("/oom/{name}", self._report),
+            Route("/steps/{name}", self._step_report),
+            *(self._rank_api.routes() if self._rank_api else ()),
             Route("/runbooks/", self._runbooks),
             Route("/runbooks/{name}", self._runbook),
             Route("/metrics", self._metrics),
@@ -63,7 +77,7 @@ class Sidecar:
         ]
         service = Service(
             make_app(routes),
-            open_paths=PROBES,
+            open_paths=PROBES | RANK_PATHS,
             reload=self._reload,
             started=self._started,
             background=self._keep_reading,
@@ -86,7 +100,8 @@ class Sidecar:
         def render() -> bytes:
             fleet = self._read()
             processes = () if any(rank.alive for rank in fleet.ranks) else agent_processes()
-            return page.render(fleet, page.Surroundings(self._source.folder, self._history, processes))
+            around = page.Surroundings(self._source.folder, self._history, processes, self._rank_api is not None)
+            return page.render(fleet, around)
 
         return Response(await self._executor.run(render), headers=page.HEADERS)
 
@@ -96,6 +111,20 @@ class Sidecar:
             if page.report_name(report) == request.path_params["name"]:
                 return Response(page.render_report(report), headers=page.PLAIN_HEADERS)
         return PlainTextResponse("no such report\n", 404)
+
+    async def _step_report(self, request: Request) -> Response:
+        """The memory map of a running rank's latest step recording."""
+        name = FileName.parse(request.path_params["name"])
+        fleet = await self._executor.run(self._read)
+        alive = {FileName.of(rank.sample.identity) for rank in fleet.ranks if rank.alive}
+        if name not in alive or name is None:
+            return PlainTextResponse("no such process\n", 404)
+        folder = self._source.folder
+        try:
+            content = await self._report_worker.run(lambda: self._step_reports.page(folder, name))
+        except Unavailable as error:
+            return PlainTextResponse(f"{error}\n", 503)
+        return Response(content, headers=REPORT_HEADERS)
 
     async def _runbooks(self, request: Request) -> Response:
         names = "\n".join(f"runbooks/{name}" for name in sorted(RUNBOOKS))

@@ -26,11 +26,12 @@ def read_profiles(
     driver: Mapping[str, int],
     device: int | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
+    others: int | None = None,
 ) -> list[DeviceProfile]:
     """Profile every device of what `load` returned, or one.
 
-    driver: free, size and limit in bytes, as far as given; they replace those of the file. Raises BadInput, and
-    UsageError for a missing device.
+    driver: free, size and limit in bytes, as far as given; they replace those of the file. others: bytes of other
+    processes on the device. Raises BadInput, and UsageError for a missing device.
     """
     saved = read_raw(raw)
     segments = raw["segments"] if isinstance(raw, Mapping) else raw
@@ -38,7 +39,7 @@ def read_profiles(
     devices = sorted({*saved.heap.devices, *traces})
     if device is not None and device not in devices:
         raise UsageError(f"--device {device}: the file has device {', '.join(map(str, devices)) or '(none)'}")
-    if driver and len(devices) > 1 and device is None:
+    if (driver or others is not None) and len(devices) > 1 and device is None:
         raise UsageError(f"the file has devices {', '.join(map(str, devices))}; choose one with --device")
     result = []
     for index in devices if device is None else [device]:
@@ -54,7 +55,7 @@ def read_profiles(
                 note, events = f"the trace does not fit the heap and is ignored: {error}", ()
         if profile is None:
             profile = replace(profile_heap(heap, own, frames), note=note)
-        result.append(DeviceProfile(profile, events, heap))
+        result.append(DeviceProfile(replace(profile, others=others), events, heap))
     return result
 
 

@@ -133,7 +133,7 @@ def end_as(status: int) -> int:
 def adopt_orphans() -> None:
     """Become the parent of orphaned descendants, so that no process of a job is lost. Raises Unavailable off Linux."""
     if _prctl is None or _prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
-        raise Unavailable("gpufrag run --restartable requires Linux; leave out --restartable")
+        raise Unavailable("gpufrag run --restartable and --summary require Linux; leave them out")
 
 
 def _end_with_parent(parent: int) -> None:

@@ -29,6 +29,7 @@ from . import snapshot as torch_snapshot
 from . import stats as torch_stats
 from .api import REFUSALS, TorchSurface
 from .history import EventHistory
+from .nvtx import NvtxRanges
 
 ASYNC = "cudaMallocAsync"
 LONG_PROBE = 0.001
@@ -51,6 +52,7 @@ class TorchSource:
         self._torch = torch
         self._surface, self._errors, self._environment = TorchSurface(torch, errors), errors, environment
         self._history = EventHistory(self._surface, errors)
+        self._nvtx = NvtxRanges(self._surface, errors, environment.get("GPUFRAG_NVTX") == "1")
         self._counters: dict[int, torch_stats.CounterMemory] = {}
         self._async_at = -math.inf
         self._async: dict[int, torch_stats.Stats] = {}
@@ -68,11 +70,13 @@ class TorchSource:
         return torch_devices.facts(self._surface, device, self._environment)
 
     def read(self) -> Sequence[DeviceReading]:
-        readings = [self._read(device) for device in torch_devices.in_use(self._surface)]
+        with self._nvtx.range("sample"):
+            readings = [self._read(device) for device in torch_devices.in_use(self._surface)]
         return [reading for reading in readings if reading is not None]
 
     def capture(self) -> Capture | None:
-        return self._copy(events=False)
+        with self._nvtx.range("snapshot"):
+            return self._copy(events=False)
 
     def live(self, device: int) -> Live | None:
         stats = self._native_stats(device)
@@ -87,7 +91,10 @@ class TorchSource:
         if self._backend() != "native":
             return UNSUPPORTED
         self._allocations_before, self._max_events = self._allocations(), max_events
-        return self._history.start(max_events)
+        refusal = self._history.start(max_events)
+        if refusal is None:
+            self._nvtx.recording_started()
+        return refusal
 
     def recorded_events(self) -> int | None:
         if not self._history.recording:
@@ -95,8 +102,10 @@ class TorchSource:
         return EVENTS_PER_ALLOCATION * (self._allocations() - self._allocations_before)
 
     def finish_recording(self, read: bool) -> Capture | None:
-        capture = self._copy(events=True) if read and self._history.recording else None
-        self._history.stop()
+        self._nvtx.recording_ended()
+        with self._nvtx.range("reading of a step recording"):
+            capture = self._copy(events=True) if read and self._history.recording else None
+            self._history.stop()
         return capture
 
     def start_trace(self, max_events: int, stacks: bool) -> str | None:
@@ -169,7 +178,8 @@ class TorchSource:
             return
         try:
             self._counters.setdefault(device, torch_stats.CounterMemory())  # its first request may have failed
-            on_oom(Fault(device, size, free))
+            with self._nvtx.range("OOM report"):
+                on_oom(Fault(device, size, free))
         except BaseException as error:  # it would replace the error that the program may catch
             self._errors.note("oom", error, "this error is not explained")
 

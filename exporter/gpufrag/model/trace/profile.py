@@ -105,6 +105,8 @@ class Profile:
     """Bytes that calls of empty_cache returned."""
     ooms: int = 0
     temporary: Temporary | None = None
+    others: int | None = None
+    """Bytes of other processes on the device; None if unknown."""
     note: str = ""
     """What could not be read."""
 

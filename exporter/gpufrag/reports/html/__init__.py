@@ -31,11 +31,10 @@ UNKNOWN = "–"
 
 def render(explained: Sequence[Explained], name: str) -> bytes:
     """Return the report on all devices of the snapshot `name`."""
-    scripts = [_read("vendor/vendor.js"), _read("map.js"), _read("report.js")]
-    style = _read("vendor/vendor.css") + STYLE + _read("report.css")
+    scripts, style = _scripts(), _style()
     data = [device_data(each.profile, each.events, each.end) for each in explained]
     page = Template(_read("report.html")).substitute(
-        policy=html.escape(_policy(scripts, style)),
+        policy=html.escape(policy()),
         title=html.escape(name),
         style=style,
         version=html.escape(__version__),
@@ -52,10 +51,19 @@ def _read(name: str) -> str:
     return (FOLDER / name).read_text(encoding="utf-8")
 
 
-def _policy(scripts: Iterable[str], style: str) -> str:
-    """Nothing is fetched or sent: only these scripts and styles run."""
-    allowed = " ".join(map(_hash, scripts))
-    return f"default-src 'none'; script-src {allowed}; style-src {_hash(style)}; base-uri 'none'; form-action 'none'"
+def _scripts() -> list[str]:
+    return [_read("vendor/vendor.js"), _read("map.js"), _read("report.js")]
+
+
+def _style() -> str:
+    return _read("vendor/vendor.css") + STYLE + _read("report.css")
+
+
+@cache
+def policy() -> str:
+    """Return the content security policy of every report: nothing is fetched or sent, only our scripts run."""
+    scripts = " ".join(map(_hash, _scripts()))
+    return f"default-src 'none'; script-src {scripts}; style-src {_hash(_style())}; base-uri 'none'; form-action 'none'"
 
 
 def _hash(text: str) -> str:

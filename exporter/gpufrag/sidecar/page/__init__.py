@@ -44,6 +44,8 @@ class Surroundings:
     history: History
     agent_processes: Sequence[AgentProcess] = ()
     """Processes with the agent; looked for only if no rank is alive."""
+    control: bool = False
+    """Whether the sidecar has a control token, which the buttons require."""
 
 
 def render(fleet: Fleet, around: Surroundings) -> bytes:
@@ -55,7 +57,8 @@ def render(fleet: Fleet, around: Surroundings) -> bytes:
         tiles=_tiles(fleet),
         summary=html.escape(_summary(fleet)),
         folder=html.escape(str(around.folder)),
-        ranks=table(RANK_COLUMNS, rank_rows(fleet, around.history), "No ranks. " + no_ranks_hint(around)),
+        control=CONTROL if around.control else "",
+        ranks=table(_rank_columns(around), rank_rows(fleet, around), "No ranks. " + no_ranks_hint(around)),
         steps=table(STEP_COLUMNS, step_rows(fleet), "No recorded steps."),
         ooms=table(OOM_COLUMNS, oom_rows(fleet), no_ooms_text(fleet)),
         leaks=table(LEAK_COLUMNS, leak_rows(fleet), "No leaks detected."),
@@ -141,13 +144,36 @@ RANK_COLUMNS = (
 )
 
 
-def rank_rows(fleet: Fleet, history: History) -> list[list[Cell]]:
+CONTROL = (
+    '<section id="control" hidden>\n<label>Control token <input type="password" id="token" autocomplete="off"></label> '
+    '<span id="answer" role="status"></span>\n</section>\n'
+)
+BUTTONS = (("snapshot", "take snapshot"), ("record", "record 3 steps"), ("explain", "explain 3 steps"))
+
+
+def _rank_columns(around: Surroundings) -> tuple[Column, ...]:
+    return (*RANK_COLUMNS, Column("actions", "action")) if around.control else RANK_COLUMNS
+
+
+def _buttons(name: FileName) -> str:
+    return "".join(
+        f'<button type="button" data-action="{action}" data-process="{html.escape(name.stem)}">{text}</button> '
+        for action, text in BUTTONS
+    )
+
+
+def rank_rows(fleet: Fleet, around: Surroundings) -> list[list[Cell]]:
     """Return a row per device of each rank; a process without a device has one row too."""
+    rows = [(rank, device) for rank in name_ranks(fleet.ranks) for device in (rank.view.sample.devices or (None,))]
     return [
-        _rank_row(rank, device, fleet.time, history)
-        for rank in name_ranks(fleet.ranks)
-        for device in (rank.view.sample.devices or (None,))
+        _rank_row(rank, device, fleet.time, around.history) + ([_action_cell(rank)] if around.control else [])
+        for rank, device in rows
     ]
+
+
+def _action_cell(rank: NamedRank) -> Cell:
+    alive = rank.view.alive
+    return Cell("" if alive else UNKNOWN, markup=_buttons(FileName.of(rank.view.sample.identity)) if alive else "")
 
 
 def _rank_row(rank: NamedRank, device: DeviceSample | None, now: float, history: History) -> list[Cell]:
@@ -234,6 +260,7 @@ STEP_COLUMNS = (
     Column("margin", "number"),
     Column("smallest limit"),
     Column("advice"),
+    Column("heap"),
 )
 
 
@@ -250,6 +277,7 @@ def step_rows(fleet: Fleet) -> list[list[Cell]]:
             _margin_cell(step),
             Cell("", markup=limit_bars(step.smallest_limits, step.limit)),
             Cell(_advice(step)),
+            Cell("memory map", link=f"steps/{FileName.of(rank.view.sample.identity).recording}"),
         ]
         for rank in name_ranks(fleet.ranks)
         for step in (rank.view.steps if rank.view.alive else ())

@@ -17,3 +17,44 @@ async function refresh() {
   }
 }
 setInterval(refresh, PERIOD_MS);
+
+// Buttons of ranks, shown once the sidecar accepts the control token. The token stays in this page's memory.
+const control = document.getElementById("control");
+function ask(path, body) {
+  const headers = { authorization: "Bearer " + document.getElementById("token").value };
+  return fetch("v1/ranks" + path, { method: body ? "POST" : "GET", headers, body: body && JSON.stringify(body), cache: "no-store" });
+}
+async function act(button) {
+  const answer = document.getElementById("answer"), { action, process } = button.dataset;
+  answer.textContent = button.textContent + ": waiting for the process…";
+  try {
+    const got = await ask("/" + action, { process });
+    if (action === "record" && got.ok) {
+      const link = document.createElement("a");
+      link.href = URL.createObjectURL(await got.blob());
+      link.download = "steps.pickle";
+      link.click();
+      answer.textContent = "recorded: steps.pickle";
+      return;
+    }
+    const found = await got.json();
+    answer.textContent = found.text;
+    if (found.report) {
+      const link = document.createElement("a");
+      link.href = found.report;
+      link.textContent = "open the report";
+      answer.append(" ", link);
+    }
+  } catch (error) {
+    answer.textContent = "no answer (" + error.message + ")";
+  }
+}
+if (control) {
+  control.hidden = false;
+  document.getElementById("token").addEventListener("change", async () => {
+    const allowed = await ask("").then((got) => got.ok, () => false);
+    document.body.classList.toggle("controls", allowed);
+    document.getElementById("answer").textContent = allowed ? "" : "the token is not valid";
+  });
+  document.addEventListener("click", (event) => { if (event.target.matches("button[data-action]")) act(event.target); });
+}

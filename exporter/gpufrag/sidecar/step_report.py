@@ -1,0 +1,116 @@
+"""The page with the memory map of a rank's latest step recording, made by a low-priority process of its own.
+
+The process runs `main`: an agent's step recording, or a pickle of `gpufrag record`, on standard input, HTML on standard
+output. A recording that is broken or takes too long affects only that process.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections import OrderedDict
+from pathlib import Path
+
+from ..errors import BadInput, GpufragError, Unavailable, one_line
+from ..reports import html, recorded_step
+from ..reports.explain import Explained
+from ..snapshot_file.profile import read_profiles
+from ..snapshot_file.reading import STDIN, load, without_gc
+from ..wire import recording
+from ..wire.folder import FileName, open_plain
+from .analysis import MEMORY_LIMIT, NICENESS
+
+STEP, TRACE = "step", "trace"
+TIMEOUT_S = 60.0
+MAX_PAGE = 64 << 20
+KEPT = 4
+"""Pages kept in memory, while their recordings do not change."""
+_WORKER = (
+    "import sys; kind, title, *sys.path[:] = sys.argv[1:]; "
+    f"from {__name__} import main; sys.exit(main(kind, title))"
+)
+"""Not `python -m`, which would import modules from the working directory: others may write to it."""
+HEADERS = {
+    "content-type": "text/html; charset=utf-8",
+    "content-security-policy": f"{html.policy()}; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-store",
+}
+
+
+class StepReports:
+    """For any thread; makes one report at a time."""
+
+    def __init__(self) -> None:
+        self._busy = threading.Lock()
+        self._pages: OrderedDict[tuple[Path, int], bytes] = OrderedDict()
+
+    def page(self, folder: Path, name: FileName) -> bytes:
+        """Return the page of a rank's latest recording. Raises Unavailable, also if another one is being made."""
+        path = folder / name.recording
+        try:
+            key = path, path.lstat().st_mtime_ns
+        except OSError:
+            raise Unavailable("no step of this process was recorded") from None
+        if not self._busy.acquire(timeout=TIMEOUT_S / 4):
+            raise Unavailable("another report is being made; try again in a minute")
+        try:
+            if key not in self._pages:
+                self._pages[key] = _make(path, f"process {name.pid} on {name.host}")
+            self._pages.move_to_end(key)
+            while len(self._pages) > KEPT:
+                self._pages.popitem(last=False)
+            return self._pages[key]
+        finally:
+            self._busy.release()
+
+
+def _make(path: Path, title: str) -> bytes:
+    try:
+        with open_plain(path) as file:
+            data = file.read(recording.MAX_BYTES + 1)
+    except OSError as error:
+        raise Unavailable(f"cannot read {path.name}: {error.strerror}") from None
+    return make_report(STEP, data, f"last recorded step of {title}")
+
+
+def make_report(kind: str, data: bytes, title: str) -> bytes:
+    """Return the report of a recording. Raises Unavailable if it is damaged or takes too long."""
+    command = [sys.executable, "-c", _WORKER, kind, title, *sys.path]
+    try:
+        done = subprocess.run(command, input=data, capture_output=True, timeout=TIMEOUT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise Unavailable(f"no report: {error}") from None
+    if done.returncode != 0 or len(done.stdout) > MAX_PAGE:
+        reason = done.stderr.decode(errors="replace").strip().rpartition("\n")[2] or "it is too large"
+        raise Unavailable(f"no report: {one_line(reason)[:200]}")
+    return done.stdout
+
+
+def main(kind: str, title: str) -> int:
+    import resource
+
+    os.nice(NICENESS)
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT, MEMORY_LIMIT))
+    try:
+        sys.stdout.buffer.write(_of_step(title) if kind == STEP else _of_trace(title))
+    except (GpufragError, MemoryError) as error:
+        print(str(error) or type(error).__name__, file=sys.stderr)
+        return 1
+    return 0
+
+
+def _of_step(title: str) -> bytes:
+    found = recording.decode(sys.stdin.buffer.read(recording.MAX_BYTES + 1))
+    if not found.devices:
+        raise BadInput("the recording has no device")
+    return recorded_step.render(found.devices, title)
+
+
+def _of_trace(title: str) -> bytes:
+    raw = load(STDIN)
+    with without_gc():
+        return html.render([Explained(*each) for each in read_profiles(raw, {})], title)

@@ -1,0 +1,175 @@
+"""The buttons of the page: memory map of a recorded step, snapshot, recording and report of a rank."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import pickle
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from fake_agents import FakeAgent, process_sample
+from gpufrag.agent.identity import identify
+from gpufrag.config.sidecar import ControlSettings
+from gpufrag.errors import UsageError
+from gpufrag.model.allocatable import Driver
+from gpufrag.model.heap import parse
+from gpufrag.model.step import StepEvents
+from gpufrag.sidecar.step_report import HEADERS
+from gpufrag.wire.control_server import ControlServer
+from gpufrag.wire.error_counter import ErrorCounter
+from gpufrag.wire.folder import FileName
+from gpufrag.wire.recording import DeviceRecording, Recording, encode
+from helpers import TESTS
+from running_server import PATIENCE, Running, running, sidecar_of
+from staged_programs import growing_cache, run
+
+TOKEN = "0123456789abcdef0123"
+RIGHT = {"authorization": f"Bearer {TOKEN}"}
+
+
+class Rank:
+    """A process of this host with a control socket, which is this one."""
+
+    def __init__(self, folder: Path) -> None:
+        self.agent = FakeAgent(folder, process_sample(0))
+        self.agent.sample = self.agent.sample.__class__(identify(), self.agent.sample.time, self.agent.sample.devices)
+        self.orders: list[dict[str, Any]] = []
+        self.agent.publish()
+
+    def record(self, request: Any) -> dict[str, Any]:
+        self.orders.append(dict(request))
+        if request["steps"] == 9:
+            raise UsageError("a recording is underway")
+        snapshot = run(growing_cache)
+        (self.agent.folder / self.agent.name.trace).write_bytes(pickle.dumps(snapshot, 4))
+        return {"file": self.agent.name.trace}
+
+    def sample_now(self, request: Any) -> dict[str, Any]:
+        self.orders.append(dict(request))
+        return {}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "ranks").mkdir()
+    return tmp_path / "ranks"
+
+
+@pytest.fixture
+def rank(folder: Path) -> Iterator[Rank]:
+    one = Rank(folder)
+    commands = {"record": one.record, "sample-now": one.sample_now}
+    with closing(ControlServer(one.agent.socket, commands, ErrorCounter())):
+        yield one
+
+
+@pytest.fixture
+def served(folder: Path, tmp_path: Path) -> Iterator[Running]:
+    token = tmp_path / "token"
+    token.write_text(TOKEN)
+    with running(sidecar_of(folder, control=ControlSettings(token)).service()) as one:
+        yield one
+
+
+def post(one: Running, action: str, headers: dict[str, str] = RIGHT, **body: object) -> httpx.Response:
+    with httpx.Client(trust_env=False, timeout=60) as client:
+        return client.post(one.url(f"/v1/ranks/{action}"), headers=headers, json=body)
+
+
+def test_snapshot_is_taken(served: Running, rank: Rank) -> None:
+    answer = post(served, "snapshot", process=rank.agent.name.stem)
+    assert (answer.status_code, answer.json()) == (200, {"text": "snapshot taken"})
+    assert len(rank.orders) == 1
+
+
+def test_recording_is_the_answer_and_leaves_no_file(served: Running, rank: Rank) -> None:
+    answer = post(served, "record", process=rank.agent.name.stem, steps=2)
+    assert pickle.loads(answer.content) == run(growing_cache)  # noqa: S301 (ours)
+    assert [(order["steps"], order["stacks"]) for order in rank.orders] == [(2, False)]
+    assert not (rank.agent.folder / rank.agent.name.trace).exists()
+
+
+def test_explain_makes_a_report(served: Running, rank: Rank) -> None:
+    answer = post(served, "explain", process=rank.agent.name.stem)
+    assert rank.orders[0]["stacks"] is True
+    report = served.get("/" + answer.json()["report"])
+    assert report.status_code == 200
+    assert report.headers["content-security-policy"] == HEADERS["content-security-policy"]
+    assert "/job/train.py:20 in step" in report.text
+    assert served.get("/reports/another").status_code == 404
+
+
+def test_refusal_of_the_rank_is_passed_on(served: Running, rank: Rank) -> None:
+    answer = post(served, "record", process=rank.agent.name.stem, steps=9)
+    assert (answer.status_code, answer.json()["text"]) == (409, "a recording is underway")
+
+
+@pytest.mark.parametrize("process", ["../../etc/passwd", "host-1", "", "a/b-1-2"])
+def test_bad_name_is_refused(served: Running, rank: Rank, process: str) -> None:
+    assert post(served, "record", process=process).status_code == 400
+    assert rank.orders == []
+
+
+def test_too_many_steps_are_refused(served: Running, rank: Rank) -> None:
+    assert post(served, "record", process=rank.agent.name.stem, steps=11).status_code == 400
+
+
+def test_ended_process_is_unavailable(served: Running) -> None:
+    assert post(served, "snapshot", process="host-1-2000").status_code == 503
+
+
+@pytest.mark.parametrize("headers", [{}, {"authorization": "Bearer wrong"}, {"authorization": f"Basic {TOKEN}"}])
+def test_wrong_token_is_refused(served: Running, rank: Rank, headers: dict[str, str]) -> None:
+    for action in ("snapshot", "record", "explain"):
+        assert post(served, action, headers, process=rank.agent.name.stem).status_code == 401
+    assert httpx.get(served.url("/v1/ranks"), headers=headers, trust_env=False).status_code == 401
+    assert httpx.get(served.url("/v1/ranks"), headers=RIGHT, trust_env=False).status_code == 204
+    assert rank.orders == []
+
+
+def test_without_token_there_are_no_buttons_and_no_paths(folder: Path, rank: Rank) -> None:
+    with running(sidecar_of(folder).service()) as one:
+        assert "data-action" not in one.get().text
+        assert post(one, "record", process=rank.agent.name.stem).status_code == 404
+
+
+def test_page_with_token_has_buttons_of_living_ranks(served: Running, rank: Rank) -> None:
+    text = served.get().text
+    assert text.count(f'data-process="{rank.agent.name.stem}"') == 3
+    assert 'id="token"' in text
+
+
+def recorded_step() -> bytes:
+    raw = json.loads(gzip.decompress((TESTS / "fixtures/steps/gpt2-exp-1.json.gz").read_bytes()))
+    one = DeviceRecording(0, parse(raw["snapshot"]), StepEvents(**raw["events"]), Driver(1 << 37, 1 << 38))
+    return encode(Recording(50.0, 0.5, "2.11.0", (one,)))
+
+
+def test_memory_map_of_the_latest_recording(served: Running, rank: Rank) -> None:
+    (rank.agent.folder / rank.agent.name.recording).write_bytes(recorded_step())
+    with httpx.Client(trust_env=False, timeout=60) as client:
+        page = client.get(served.url(f"/steps/{rank.agent.name.recording}"))
+    assert page.status_code == 200
+    assert f"last recorded step of process {os.getpid()}" in page.text
+    assert page.headers["content-security-policy"] == HEADERS["content-security-policy"]
+
+
+def test_broken_recording_has_no_map(served: Running, rank: Rank) -> None:
+    (rank.agent.folder / rank.agent.name.recording).write_bytes(b"gpufrag recording\n" + b"\xff" * 99)
+    with httpx.Client(trust_env=False, timeout=PATIENCE * 6) as client:
+        page = client.get(served.url(f"/steps/{rank.agent.name.recording}"))
+    assert page.status_code == 503
+    assert page.text.startswith("no report: ")
+
+
+@pytest.mark.parametrize("name", ["host-1-2000.step", "..%2Fx.step", "nonsense"])
+def test_map_of_an_unknown_process_is_not_found(served: Running, rank: Rank, name: str) -> None:
+    assert served.get(f"/steps/{name}").status_code == 404
+    assert FileName.parse("host-1-2000.step") is not None
