@@ -28,8 +28,7 @@ MAX_PAGE = 64 << 20
 KEPT = 4
 """Pages kept in memory, while their recordings do not change."""
 _WORKER = (
-    "import sys; kind, title, *sys.path[:] = sys.argv[1:]; "
-    f"from {__name__} import main; sys.exit(main(kind, title))"
+    f"import sys; kind, title, *sys.path[:] = sys.argv[1:]; from {__name__} import main; sys.exit(main(kind, title))"
 )
 """Not `python -m`, which would import modules from the working directory: others may write to it."""
 HEADERS = {
