@@ -131,8 +131,8 @@ class ControlSettings:
     token_file: Annotated[
         Path | None,
         about(
-            "File with the bearer tokens required for checkpoint requests, one per line. Read again for each request."
-            " Without it there is no control endpoint.",
+            "File with the bearer tokens required for checkpoint requests and the page's buttons, one per line. Read"
+            " again for each request. Without it there is no control endpoint.",
             "--control.token-file",
         ),
     ] = None
