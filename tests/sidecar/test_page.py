@@ -121,7 +121,7 @@ def test_leak_rate_has_its_interval_as_title() -> None:
 
 def test_setting_beyond_the_limit_is_marked() -> None:
     (row,) = page.step_rows(Fleet(NOW, (RankView(process_sample(), steps=(a_step(),)),)))
-    assert row[-2].markup.count("stranded") == 1
+    assert row[-3].markup.count("stranded") == 1
 
 
 @pytest.mark.parametrize(("ratio", "css"), [(41, "bad"), (40, "good")])

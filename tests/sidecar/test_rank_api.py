@@ -136,7 +136,7 @@ def test_wrong_token_is_refused(served: Running, rank: Rank, headers: dict[str, 
 
 def test_without_token_there_are_no_buttons_and_no_paths(folder: Path, rank: Rank) -> None:
     with running(sidecar_of(folder).service()) as one:
-        assert "data-action" not in one.get().text
+        assert '<button type="button" data-action' not in one.get().text
         assert post(one, "record", process=rank.agent.name.stem).status_code == 404
 
 
