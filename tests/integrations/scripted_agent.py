@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import runpy
 import sys
 from dataclasses import replace
@@ -12,15 +10,10 @@ from pathlib import Path
 from fake_agents import process_sample
 from gpufrag import agent
 from gpufrag.agent import lifecycle
-from gpufrag.model.allocatable import Driver
-from gpufrag.model.heap import parse
-from gpufrag.model.step import StepEvents
 from gpufrag.wire.folder import FileName
-from gpufrag.wire.recording import DeviceRecording, Recording, encode
 from gpufrag.wire.sample import ProcessSample
 from helpers import TESTS
-
-GIB = 1 << 30
+from recorded_steps import recorded_step
 
 
 def sample_at_peak(ooms: int = 2) -> ProcessSample:
@@ -35,11 +28,7 @@ def sample_at_peak(ooms: int = 2) -> ProcessSample:
 
 def record(folder: Path, sample: ProcessSample) -> None:
     """Write a recorded step of the sample's process, with a limit of 20 GiB."""
-    raw = json.loads(gzip.decompress((TESTS / "fixtures/steps/gpt2-exp-1.json.gz").read_bytes()))
-    driver = Driver(100 * GIB, 141 * GIB, 20 * GIB)
-    one = DeviceRecording(0, parse(raw["snapshot"]), StepEvents(**raw["events"]), driver)
-    data = encode(Recording(50.0, 0.5, "2.11.0", (one,)))
-    (folder / FileName.of(sample.identity).recording).write_bytes(data)
+    (folder / FileName.of(sample.identity).recording).write_bytes(recorded_step())
 
 
 if __name__ == "__main__":

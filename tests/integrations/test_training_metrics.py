@@ -18,7 +18,8 @@ from gpufrag import agent
 from gpufrag.agent import lifecycle
 from gpufrag.integrations.training_metrics import TrainingMetrics
 from helpers import TESTS
-from integrations.scripted_agent import GIB, record, sample_at_peak
+from integrations.scripted_agent import record, sample_at_peak
+from recorded_steps import GIB
 
 HERE = Path(__file__).parent
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import os
 import pickle
 from collections.abc import Iterator
@@ -18,15 +16,11 @@ from fake_agents import FakeAgent, process_sample
 from gpufrag.agent.identity import identify
 from gpufrag.config.sidecar import ControlSettings
 from gpufrag.errors import UsageError
-from gpufrag.model.allocatable import Driver
-from gpufrag.model.heap import parse
-from gpufrag.model.step import StepEvents
 from gpufrag.sidecar.step_report import HEADERS
 from gpufrag.wire.control_server import ControlServer
 from gpufrag.wire.error_counter import ErrorCounter
 from gpufrag.wire.folder import FileName
-from gpufrag.wire.recording import DeviceRecording, Recording, encode
-from helpers import TESTS
+from recorded_steps import recorded_step
 from running_server import PATIENCE, Running, running, sidecar_of
 from staged_programs import growing_cache, run
 
@@ -144,12 +138,6 @@ def test_page_with_token_has_buttons_of_living_ranks(served: Running, rank: Rank
     text = served.get().text
     assert text.count(f'data-process="{rank.agent.name.stem}"') == 3
     assert 'id="token"' in text
-
-
-def recorded_step() -> bytes:
-    raw = json.loads(gzip.decompress((TESTS / "fixtures/steps/gpt2-exp-1.json.gz").read_bytes()))
-    one = DeviceRecording(0, parse(raw["snapshot"]), StepEvents(**raw["events"]), Driver(1 << 37, 1 << 38))
-    return encode(Recording(50.0, 0.5, "2.11.0", (one,)))
 
 
 def test_memory_map_of_the_latest_recording(served: Running, rank: Rank) -> None:

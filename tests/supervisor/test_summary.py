@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import os
 import signal
 import subprocess
@@ -18,18 +16,13 @@ import pytest
 import gpufrag
 from fake_agents import process_sample
 from gpufrag.cli import main
-from gpufrag.model.allocatable import Driver
-from gpufrag.model.heap import parse
-from gpufrag.model.step import StepEvents
 from gpufrag.supervisor.summary import read_samples, summarize
 from gpufrag.wire.folder import FileName
-from gpufrag.wire.recording import DeviceRecording, Recording
-from gpufrag.wire.recording import encode as encode_recording
 from gpufrag.wire.sample import Leak, ProcessSample, encode
 from helpers import TESTS
+from recorded_steps import recorded_step
 
 EXPORTER = Path(gpufrag.__file__).parents[1]
-GIB = 1 << 30
 JOB = """
 import os, sys, time
 from dataclasses import replace
@@ -42,13 +35,6 @@ sample = replace(process_sample(0), identity=replace(identify(), rank=0))
 Path(os.environ["GPUFRAG_DIR"], FileName.of(sample.identity).sample).write_bytes(encode(sample))
 print("job is ready", flush=True)
 """
-
-
-def recorded_step() -> bytes:
-    raw = json.loads(gzip.decompress((TESTS / "fixtures/steps/gpt2-def-1.json.gz").read_bytes()))
-    driver = Driver(100 * GIB, 141 * GIB, 20 * GIB)
-    one = DeviceRecording(0, parse(raw["snapshot"]), StepEvents(**raw["events"]), driver)
-    return encode_recording(Recording(50.0, 0.5, "2.11.0", (one,)))
 
 
 def with_device(sample: ProcessSample, **changes: Any) -> ProcessSample:
