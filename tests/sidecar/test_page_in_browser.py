@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -11,12 +10,14 @@ from typing import Any
 
 import pytest
 
+from browser import BROWSER, Browser
 from fake_agents import FakeAgent
+from gpufrag.config.sidecar import ControlSettings
 from gpufrag.sidecar import page
 from gpufrag.sidecar.server import Sidecar
 from running_server import Running, running, sidecar_of
+from sidecar.controlled_rank import controlled
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = [
     pytest.mark.real,
     pytest.mark.skipif(BROWSER is None, reason="no chromium: the page was NOT tested in a browser"),
@@ -67,3 +68,29 @@ def test_page_says_that_the_sidecar_is_gone(sidecar: Sidecar, tmp_path: Path, mo
         servers.append(one)
         dom = browse(one.url(), tmp_path / "profile")
     assert "Not updated: the sidecar does not answer" in dom
+
+
+def test_buttons_appear_with_the_right_token(tmp_path: Path) -> None:
+    (tmp_path / "ranks").mkdir()
+    token = tmp_path / "token"
+    token.write_text("0123456789abcdef0123")
+    service = sidecar_of(tmp_path / "ranks", control=ControlSettings(token)).service()
+    with controlled(tmp_path / "ranks") as rank, running(service) as one, Browser(tmp_path / "profile") as browser:
+        browser.open(one.url())
+        visible = "getComputedStyle(document.querySelector('button[data-action=explain]')).display !== 'none'"
+        answer = "document.getElementById('answer').textContent"
+        enter = "(t => { t.value = %r; t.dispatchEvent(new Event('change')); })(document.getElementById('token'))"
+        assert browser.run(visible) is False
+        browser.run(enter % "wrong")
+        assert browser.wait_for(answer) == "the token is not valid"
+        assert browser.run(visible) is False
+        browser.run(enter % token.read_text())
+        browser.wait_for(visible)
+        browser.run("document.querySelector('button[data-action=snapshot]').click()")
+        browser.wait_for(f"{answer} === 'snapshot taken'")
+        browser.run("document.querySelector('button[data-action=explain]').click()")
+        report = browser.wait_for("(document.querySelector('#answer a') || {}).href")
+        browser.open(report)
+        browser.wait_for("document.querySelector('.scroller canvas').width > 300")
+        assert "/job/train.py:20 in step" in browser.run("document.body.innerText")
+        assert [order.get("steps") for order in rank.orders] == [None, 3]

@@ -5,49 +5,21 @@ from __future__ import annotations
 import os
 import pickle
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
-from fake_agents import FakeAgent, process_sample
-from gpufrag.agent.identity import identify
 from gpufrag.config.sidecar import ControlSettings
-from gpufrag.errors import UsageError
 from gpufrag.sidecar.step_report import HEADERS
-from gpufrag.wire.control_server import ControlServer
-from gpufrag.wire.error_counter import ErrorCounter
 from gpufrag.wire.folder import FileName
 from recorded_steps import recorded_step
 from running_server import PATIENCE, Running, running, sidecar_of
+from sidecar.controlled_rank import Rank, controlled
 from staged_programs import growing_cache, run
 
 TOKEN = "0123456789abcdef0123"
 RIGHT = {"authorization": f"Bearer {TOKEN}"}
-
-
-class Rank:
-    """A process of this host with a control socket, which is this one."""
-
-    def __init__(self, folder: Path) -> None:
-        self.agent = FakeAgent(folder, process_sample(0))
-        self.agent.sample = self.agent.sample.__class__(identify(), self.agent.sample.time, self.agent.sample.devices)
-        self.orders: list[dict[str, Any]] = []
-        self.agent.publish()
-
-    def record(self, request: Any) -> dict[str, Any]:
-        self.orders.append(dict(request))
-        if request["steps"] == 9:
-            raise UsageError("a recording is underway")
-        snapshot = run(growing_cache)
-        (self.agent.folder / self.agent.name.trace).write_bytes(pickle.dumps(snapshot, 4))
-        return {"file": self.agent.name.trace}
-
-    def sample_now(self, request: Any) -> dict[str, Any]:
-        self.orders.append(dict(request))
-        return {}
 
 
 @pytest.fixture
@@ -58,9 +30,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def rank(folder: Path) -> Iterator[Rank]:
-    one = Rank(folder)
-    commands = {"record": one.record, "sample-now": one.sample_now}
-    with closing(ControlServer(one.agent.socket, commands, ErrorCounter())):
+    with controlled(folder) as one:
         yield one
 
 
