@@ -18,6 +18,7 @@ from gpufrag.commands.run import PACKAGE
 from gpufrag.errors import GpufragError, Unavailable, UsageError
 
 ROOT = os.geteuid() == 0
+OWNER = 4_711_000  # has no name
 LOOP = "print('ready', flush=True)\nsys.stdin.read()"
 
 
@@ -34,10 +35,10 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
-def _proc(folder: Path, patch: Any, scope: str | None = None, tracer: int = 0, proc_owner: int = 1000) -> Path:
-    """A /proc with process 77 of user 1000. The kernel gives it to root once the process has changed its user."""
+def _proc(folder: Path, patch: Any, scope: str | None = None, tracer: int = 0, proc_owner: int = OWNER) -> Path:
+    """A /proc with process 77 of user OWNER. The kernel gives it to root once the process has changed its user."""
     (folder / "77").mkdir()
-    uids = "\t".join(["1000"] * 4)
+    uids = "\t".join([str(OWNER)] * 4)
     (folder / "77" / "status").write_text(f"State:\tS (sleeping)\nTracerPid:\t{tracer}\nUid:\t{uids}\n")
     patch.setattr(Path, "stat", lambda path: SimpleNamespace(st_uid=proc_owner))
     if scope is not None:
@@ -85,7 +86,6 @@ def test_zombie_is_refused(anybody: Caller) -> None:
     process.wait()
 
 
-OWNER = 1000
 OBSTACLES = {
     "none": ({}, Caller(OWNER, False), None),
     "scope 0": ({"scope": "0"}, Caller(OWNER, False), None),
@@ -103,7 +103,6 @@ OBSTACLES = {
 @pytest.mark.parametrize("case", OBSTACLES)
 def test_obstacle_is_named(tmp_path: Path, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     process, caller, message = OBSTACLES[case]
-    monkeypatch.setattr("gpufrag.attach.target._user_name", str)
     found = trace_obstacle(77, caller, _proc(tmp_path, monkeypatch, **process))
     assert (found is None) if message is None else (message in found)
 

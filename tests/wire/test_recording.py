@@ -2,7 +2,9 @@
 
 import gzip
 import json
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 
 from gpufrag.errors import BadInput, NewerVersion
 from gpufrag.model.allocatable import Driver
-from gpufrag.model.heap import parse
+from gpufrag.model.heap import INACTIVE, Heap, parse
 from gpufrag.model.step import StepEvents
 from gpufrag.wire.recording import MAGIC, DeviceRecording, Recording, decode, encode
 from helpers import TESTS
@@ -66,6 +68,31 @@ def test_newer_version_is_named() -> None:
     assert decode(encode(SMALL)) == SMALL
     with pytest.raises(NewerVersion, match="upgrade"):
         decode(encode(SMALL).replace(b'"version":1', b'"version":9'))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda data: MAGIC + (2 << 20).to_bytes(8, "little"), "a header of 2097152 bytes"),
+        (lambda data: data.replace(b'"streams":[0]', b'"streams":[ ]'), "stream number 0 of 0"),
+        (lambda data: data[:-19] + b"c" + data[-18:], "code 99 of"),  # the action of the only event
+    ],
+)
+def test_impossible_figure_is_refused(change: Callable[[bytes], bytes], message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        decode(change(encode(Recording(5.0, 1.5, "2.11.0", (recorded_small(),)))))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [({}, "segments overlap"), ({"sizes": (0,), "requested": (0,), "states": (INACTIVE,)}, "do not fill its segments")],
+)
+def test_impossible_segments_are_refused(changes: dict[str, Any], message: str) -> None:
+    small = recorded_small()
+    (segment,) = small.heap.segments
+    broken = replace(small, heap=Heap((segment, segment._replace(**changes))))
+    with pytest.raises(BadInput, match=message):
+        decode(encode(Recording(5.0, 1.5, "2.11.0", (broken,))))
 
 
 @given(st.data())
