@@ -126,13 +126,13 @@ class MetricsSettings:
 
 @dataclass(frozen=True)
 class ControlSettings:
-    """Requests that act on the ranks: save a checkpoint, exit."""
+    """Requests that act on the ranks: save a checkpoint, exit, defragment."""
 
     token_file: Annotated[
         Path | None,
         about(
-            "File with the bearer tokens required for checkpoint requests and the page's buttons, one per line. Read"
-            " again for each request. Without it there is no control endpoint.",
+            "File with the bearer tokens required for checkpoints, defragmentations and the page's buttons, one per "
+            "line. Read again for each request. Without it there is no control endpoint.",
             "--control.token-file",
         ),
     ] = None

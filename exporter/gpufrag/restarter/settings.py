@@ -106,7 +106,10 @@ class CheckpointSettings:
     ] = "abort"
     token_file: Annotated[
         Path | None,
-        about("File with the bearer token of the sidecars' control endpoint. Without it, no checkpoint is requested."),
+        about(
+            "File with the bearer token of the sidecars' control endpoint. Without it, the restarter requests no "
+            "checkpoint and no defragmentation."
+        ),
     ] = None
     port: Annotated[int, in_range(1, 65535, "Port of the sidecar in each pod.")] = DEFAULT_PORT
     ca_file: Annotated[
