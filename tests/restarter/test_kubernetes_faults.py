@@ -179,12 +179,20 @@ def test_terminating_namespace_loses_events_only(case):
     assert case.it.api.world.events() == []
 
 
+@every_kind
 def test_two_restarters_with_one_alert_restart_once(case):
-    rigs = [case.rig().start(), Rig(case.it).start()]
-    for rig in rigs * 60:
+    rigs, before = [case.rig().start(), Rig(case.it).start()], orders(case.it)
+    for rig in rigs * 100:
         rig.turn()
     case.assert_restarted()
     assert case.it.read().record.count == 1
+    assert orders(case.it) - before <= 1
+
+
+def orders(it):
+    """Count the evictions and Volcano's Commands."""
+    sent = [*it.api.sent("POST", "/eviction"), *it.api.sent("POST", "/commands")]
+    return len([one for one in sent if not one.query.get("dryRun")])
 
 
 def test_job_in_a_namespace_no_longer_configured_is_resumed(case, suspended):

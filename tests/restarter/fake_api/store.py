@@ -52,6 +52,12 @@ SERVED = (  # not the restarter's own table, so each checks the other
 )
 BUILT_IN = ("", "apps", "batch", "events.k8s.io", "policy", "authorization.k8s.io", "authentication.k8s.io")
 """Groups with published schemas. What is wrong in a custom resource is ignored by the controller that should act."""
+UID_IN_JOB = (
+    "spec.template.metadata.labels[controller-uid]",
+    "spec.template.metadata.labels[batch.kubernetes.io/controller-uid]",
+    "spec.selector",
+)
+"""Generated fields of a Job that contain its uid: a real server lists them before metadata.uid."""
 
 
 def of(group_version: str, kind: str) -> Served:
@@ -115,8 +121,8 @@ class Store:
         """Merge `change` into all but the status."""
         old = self.find(served, namespace, name)
         before, wanted = old["metadata"], change.get("metadata") or {}
-        if wanted.get("uid", before["uid"]) != before["uid"]:  # a real server lists several causes for a Job
-            fields = ["spec.selector", "metadata.uid"] if served.kind == "Job" else ["metadata.uid"]
+        if wanted.get("uid", before["uid"]) != before["uid"]:
+            fields = [*(UID_IN_JOB if served.kind == "Job" else ()), "metadata.uid"]
             raise Failure(422, "Invalid", f'{served.kind} "{name}" is invalid: field is immutable', *fields)
         if wanted.get("resourceVersion", before["resourceVersion"]) != before["resourceVersion"]:
             raise Failure(409, "Conflict", f'Operation cannot be fulfilled on "{name}": the object has been modified')
