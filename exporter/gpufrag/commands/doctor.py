@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     cluster.add_argument("--kubernetes", action="store_true", help="check a cluster")
     option(cluster, "--namespace", "NAME", "namespace of the jobs (default: this pod's own)")
     option(cluster, "--release-namespace", "NAME", "namespace of the restarter (default: gpufrag)", default="gpufrag")
-    text = "name of its Deployment (default: gpufrag-restarter)"
+    text = "name of the restarter's Deployment (default: gpufrag-restarter)"
     option(cluster, "--restarter", "NAME", text, default="gpufrag-restarter")
     option(cluster, "--kubeconfig", "FILE", "kubeconfig file (default: $KUBECONFIG)", Path)
     option(cluster, "--context", "NAME", "context of the kubeconfig (default: its current context)")

@@ -35,13 +35,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "the sidecar reads)",
     )
     add("--sort", metavar="COLUMN", default="ratio", help="sort by this column (default: ratio)")
-    add("--reverse", action="store_true", help="smallest first")
-    add("--filter", metavar="CONDITIONS", default="", help="only these devices, such as 'ratio>4, margin<1GiB'")
-    add("--interval", metavar="DURATION", type=argument(parse_duration), default=2.0, help="between readings (2s)")
+    add("--reverse", action="store_true", help="sort the smallest first")
+    add(
+        "--filter",
+        metavar="CONDITIONS",
+        default="",
+        help="show only devices that match, such as 'ratio>4, margin<1GiB'",
+    )
+    add(
+        "--interval",
+        metavar="DURATION",
+        type=argument(parse_duration),
+        default=2.0,
+        help="time between readings (default: 2s)",
+    )
     add("--once", action="store_true", help="print the table once")
     add("--json", action="store_true", help="print the devices once as JSON (sizes in bytes, null if unknown)")
     add("--bearer-file", metavar="FILE", type=Path, help="file with a bearer token for the sidecar")
-    add("--ca-file", metavar="FILE", type=Path, help="certificates that sign the sidecar's certificate")
+    add("--ca-file", metavar="FILE", type=Path, help="CA certificates for an https sidecar")
 
 
 def run(options: argparse.Namespace) -> int:

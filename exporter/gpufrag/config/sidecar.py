@@ -41,13 +41,18 @@ class WebSettings:
         int, in_range(1, 10_000, "Requests handled at once, at most 3/4 of them from one address; others get 503.")
     ] = 16
     max_connections: Annotated[
-        int, in_range(1, 100_000, "Open connections. A new one replaces one that handles no request, else it gets 503.")
+        int,
+        in_range(
+            1,
+            100_000,
+            "Maximum open connections. Above it, a new one replaces an idle one; if none is idle, it gets 503.",
+        ),
     ] = 64
     max_header_size: Annotated[
         int, size(1 << 10, 1 << 20, "Request line and headers. A browser behind a proxy sends up to 8 KiB.")
     ] = 16 << 10
     request_timeout: Annotated[
-        float, seconds(0.1, HOUR, "From the first byte of a request to the last byte of its answer.")
+        float, seconds(0.1, HOUR, "From the first byte of a request to the last byte of its response.")
     ] = 10.0
     keep_alive: Annotated[
         float, seconds(0.1, DAY, "How long an idle connection stays open. Keep it above the scrape interval.")
@@ -58,7 +63,7 @@ class WebSettings:
     allowed_hosts: Annotated[
         tuple[str, ...],
         about(
-            "Host names and addresses that requests may use in their Host header; others are answered 421. Empty: any."
+            "Host names and addresses that requests may use in their Host header; other requests get 421. Empty: any."
             " Set it to protect against DNS rebinding. Probes are exempt."
         ),
     ] = ()
@@ -78,7 +83,11 @@ class FolderSettings:
     ] = None
     max_processes: Annotated[
         int,
-        in_range(1, 100_000, "Most samples read: running processes first, then the newest. Others are only counted."),
+        in_range(
+            1,
+            100_000,
+            "Maximum samples to read: running processes first, then the newest. Others are counted, not read.",
+        ),
     ] = 1000
     max_file_size: Annotated[
         int, size(1 << 10, MAX_BYTES, "Larger files are skipped and counted. A sample is about 3 KiB per device.")
@@ -106,13 +115,13 @@ class NvmlSettings:
 
 @dataclass(frozen=True)
 class AnalysisSettings:
-    """What each recorded step needs: replayed on the simulated allocator, in a process of low priority."""
+    """Replays each recorded step on a simulated allocator to find the memory it needs, in a low-priority process."""
 
     enabled: Annotated[bool, about("Analyse the step recordings of the ranks.", "--analysis")] = True
     cpu_share: Annotated[
         float, between(0.0001, 1.0, "Share of one core that the analysis may take, for each rank.")
     ] = 0.02
-    timeout: Annotated[float, seconds(1, HOUR, "An analysis that takes longer is ended and counted.")] = 60.0
+    timeout: Annotated[float, seconds(1, HOUR, "Stop an analysis that takes longer; it counts as timed_out.")] = 60.0
 
 
 @dataclass(frozen=True)
@@ -126,7 +135,7 @@ class MetricsSettings:
 
 @dataclass(frozen=True)
 class ControlSettings:
-    """Requests that act on the ranks: save a checkpoint, exit, defragment."""
+    """Requests that act on the ranks: checkpoint, exit, defragment, and the page's buttons."""
 
     token_file: Annotated[
         Path | None,

@@ -213,7 +213,7 @@ STEPS: tuple[Metric[Any], ...] = (
     Metric(names.WHATIF_SMALLEST_LIMIT, GAUGE, STEP,
         lambda step: {name: limit for name, limit in step.smallest_limits.items() if name != RECORDED},
         "The smallest limit of the same step under another PYTORCH_CUDA_ALLOC_CONF, simulated. Blocks from before the "
-        "step count as packed.", adds=(Label.SETTING,), detail=True),
+        "step are assumed to lie without gaps.", adds=(Label.SETTING,), detail=True),
     Metric(names.STEP_LARGEST_REQUEST, GAUGE, STEP, lambda step: step.largest_request or None,
         "Largest request of the step. If largest_allocatable is smaller, the next such request fails.", detail=True),
     Metric(names.STEP_ALLOCATIONS, GAUGE, STEP, lambda step: step.allocations,
@@ -235,7 +235,7 @@ PROCESSES: tuple[Metric[Any], ...] = (
     Metric(names.PROCESS_CONTEXT, GAUGE, DEVICE, lambda place: place.memory.context,
         "Device memory of the process outside its allocator (used - reserved): CUDA context, NCCL, cuBLAS workspaces."),
     Metric(names.STEPS, COUNTER, RANK, lambda rank: rank.view.sample.steps,
-        "Optimizer steps seen by the agent. Absent if the process takes none."),
+        "Optimizer steps counted by the agent. Absent if the process takes none."),
     Metric(names.STEP_RECORDINGS, COUNTER, RANK, lambda rank: rank.view.sample.health.recordings,
         "Steps recorded to find their memory peak, by result. Only recorded leads to a snapshot with at=peak. "
         "history_in_use: the program records the allocator's history itself; interrupted: the program started or "

@@ -99,7 +99,7 @@ class Thresholds:
         3600.0
     )
     unused_tune: Annotated[
-        float, between(0, 1, "(reserved - allocated) / reserved above which allocator settings are worth a look.")
+        float, between(0, 1, "(reserved - allocated) / reserved above which you should try other allocator settings.")
     ] = 0.2
     unused_act: Annotated[float, between(0, 1, "(reserved - allocated) / reserved above which memory is wasted.")] = 0.4
     retries_per_minute: Annotated[
@@ -135,11 +135,11 @@ class Timing:
         ),
     ] = 300.0
     margin_history: Annotated[
-        float, seconds(1, YEAR, "History that the trend of the margin needs. The trend of its second half must agree.")
+        float, seconds(1, YEAR, "Time over which the margin must fall; it must also fall within the second half.")
     ] = 1800.0
     event: Annotated[float, seconds(MILLISECOND, YEAR, "How long an OOM keeps its alert firing.")] = 600.0
     memory: Annotated[
-        float, seconds(MILLISECOND, YEAR, "A rank or target seen within this time is expected to be there.")
+        float, seconds(MILLISECOND, YEAR, "Ranks and targets that disappeared within this time count as missing.")
     ] = 1800.0
 
 
@@ -172,8 +172,8 @@ class Config:
     runbook_url: Annotated[
         str,
         about(
-            "Address of the runbooks; an alert links to ADDRESS/NAME, or replaces `{name}` in it, for example"
-            " `https://wiki/gpu/{name}.md`. If empty, alerts link to the sidecar's /runbooks/NAME."
+            "Address of the runbooks, with `{name}` for the alert's name, for example `https://wiki/gpu/{name}.md`."
+            " Without `{name}`, alerts link to ADDRESS/NAME. If empty, they link to the sidecar's /runbooks/NAME."
         ),
     ] = ""
     off: Annotated[tuple[str, ...], about("Alerts to leave out. The default fires on healthy jobs too.")] = (

@@ -33,7 +33,7 @@ def _require_namespaces(names: Iterable[str], place: str) -> None:
 
 @dataclass(frozen=True)
 class AuthSettings:
-    """Who may send alerts, read decisions and close the circuit, in addition to the users in `web.config_file`."""
+    """Who may send alerts, read decisions and close the circuit breaker, in addition to users in `web.config_file`."""
 
     bearer_file: Annotated[
         Path | None, about("File with bearer tokens, one per line. Read again for each request.")
@@ -58,7 +58,7 @@ class PolicySettings:
     max_per_day: Annotated[int, in_range(1, MAX_RESTARTS_PER_DAY, "Restarts of one job within 24 hours.")] = 4
     max_in_flight: Annotated[int, in_range(1, 1000, "Restarts at the same time, over all jobs.")] = 1
     max_per_hour: Annotated[
-        int, in_range(1, 10_000, "Restarts within one hour, over all jobs; the next one opens the circuit.")
+        int, in_range(1, 10_000, "Restarts within one hour, over all jobs; one more opens the circuit breaker.")
     ] = 10
     benefit_window: Annotated[
         float, seconds(1, 30 * DAY, "If the alert returns within this time, the restart did not help.")
@@ -71,7 +71,7 @@ class PolicySettings:
         in_range(
             1,
             MAX_CIRCUIT_FAILURES,
-            "Open the circuit after this many restarts within `circuit_window` failed or did not help.",
+            "Open the circuit breaker after this many restarts within `circuit_window` failed or did not help.",
         ),
     ] = 3
     circuit_window: Annotated[float, seconds(1, 30 * DAY, "Older failures do not count.")] = 21600.0
@@ -138,15 +138,15 @@ class DefragmentSettings:
         seconds(
             0,
             HOUR,
-            "If the alert still fires this long after it, restart. Keep it above window + keep_firing of the mixin and "
-            "below policy.max_wait.",
+            "Restart if the alert still fires this long after the defragmentation. Keep it above window + keep_firing "
+            "of the mixin and below policy.max_wait.",
         ),
     ] = 600.0
 
 
 @dataclass(frozen=True)
 class PrometheusSettings:
-    """Where to check that an alert is still true."""
+    """The Prometheus that confirms an alert before a restart."""
 
     url: Annotated[
         str | None, about("For example http://prometheus:9090. Without it, alerts are not checked.", secret=True)
@@ -187,7 +187,9 @@ class CircuitSettings:
 class ProcessSettings:
     """Target process: jobs on this host, started with `gpufrag run --restartable`."""
 
-    folder: Annotated[Path | None, about("The jobs' GPUFRAG_DIR. Default: as the agents choose it.")] = None
+    folder: Annotated[Path | None, about("The jobs' GPUFRAG_DIR. Default: the folder that agents use by default.")] = (
+        None
+    )
 
 
 @dataclass(frozen=True)
