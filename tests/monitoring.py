@@ -22,7 +22,7 @@ import pytest
 import yaml
 
 T = TypeVar("T")
-PATIENCE = 40.0  # seconds; the machine may be busy
+PATIENCE = 150.0  # seconds; the machine may be busy, and each wait ends with the fact
 
 
 def executable(name: str, package: str) -> str:

@@ -127,7 +127,7 @@ def names(alerts: list[dict[str, Any]]) -> set[tuple[str, str]]:
 FRAGMENTED_LLM = ("GpuMemoryFragmented", "llm")
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(480)
 def test_trigger_fires_and_resolves_after_restart(fleet):
     restart = eventually(lambda: fleet.receiver.calls["/restarter"], "the restarter is called")[0]
     eventually(lambda: FRAGMENTED_LLM in names(fleet.receiver.alerts("/people", "firing")), "people receive the alert")

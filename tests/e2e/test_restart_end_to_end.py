@@ -22,7 +22,7 @@ def host(tmp_path):
         yield Host(tmp_path, stack)
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(480)
 def test_fragmented_job_restarts_once_from_its_checkpoint(host):
     prometheus, restarter, sidecar = started(host)
     eventually(lambda: ratio(prometheus) > 4, "the heap of rank 1 breaks up")

@@ -33,7 +33,7 @@ def api():
         yield one
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(480)
 def test_fragmented_job_is_suspended_once_and_continues(host, api):
     prometheus, restarters = started(host, api)
     api.world.apply(manifests.job(parallelism=1, completions=1))

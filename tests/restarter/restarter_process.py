@@ -21,7 +21,7 @@ from restarter.fake_api import manifests
 from restarter.fake_api.server import FakeApi, fake_api
 from restarter.webhook_bodies import ALERT, body
 
-PATIENCE_S = 20.0
+PATIENCE_S = 90.0
 TOKEN = "an-honest-token-of-some-length"
 BEARER = {"authorization": f"Bearer {TOKEN}"}
 CONFIG: dict[str, Any] = {
