@@ -1,19 +1,15 @@
-"""Alertmanager's webhook as records: valid calls, rejected calls, and 10,000 broken bodies."""
+"""Alertmanager's webhook as records: valid and rejected calls."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import random
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from gpufrag.errors import BadInput, NewerVersion
 from gpufrag.restarter.alerts import MAX_ALERTS, MAX_TEXT, MAX_TEXTS, Alert, parse
-from restarter.webhook_bodies import ALERT, CALL, ODD, body, broken
+from restarter.webhook_bodies import ALERT, CALL, body
 
 
 def one(**changes: Any) -> Alert:
@@ -48,13 +44,9 @@ def test_kept_texts_are_bounded():
 
 @pytest.mark.parametrize("version", ["3", "5", 4, None, [], {}])
 def test_other_version_is_rejected(version):
-    with pytest.raises(NewerVersion, match="version is not 4"):
-        parse(body(version=version))
-
-
-def test_missing_version_is_rejected():
-    with pytest.raises(NewerVersion):
-        parse(json.dumps({key: value for key, value in CALL.items() if key != "version"}).encode())
+    for data in (body(version=version), json.dumps({**CALL, "version": version, "alerts": 7}).encode()):
+        with pytest.raises(NewerVersion, match="version is not 4"):
+            parse(data)
 
 
 @pytest.mark.parametrize(
@@ -94,28 +86,3 @@ def test_invalid_fingerprint_is_replaced(fingerprint):
 
 def test_lone_surrogate_is_replaced():
     assert one(labels={"alertname": "\ud800"}).name.encode()
-
-
-ANYTHING = st.recursive(
-    st.sampled_from(ODD) | st.text() | st.floats(allow_nan=False) | st.integers(),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=9), inner, max_size=4),
-    max_leaves=12,
-)
-
-
-@given(st.dictionaries(st.sampled_from(list(CALL)), ANYTHING), st.dictionaries(st.sampled_from(list(ALERT)), ANYTHING))
-def test_any_json_is_parsed_or_rejected(call, alert):
-    with contextlib.suppress(BadInput):
-        parse(body(**{"alerts": [{**ALERT, **alert}], **call}))
-
-
-@pytest.mark.parametrize("chunk", range(10))
-def test_broken_body_is_parsed_or_rejected(chunk):
-    chance = random.Random(chunk)
-    refused = 0
-    for _ in range(1000):
-        try:
-            parse(broken(chance))
-        except BadInput:
-            refused += 1
-    assert 0 < refused < 1000

@@ -17,6 +17,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+import monitoring
 from gpufrag.errors import Unavailable
 from gpufrag.restarter import reasons
 from gpufrag.restarter.alerts import Alert
@@ -256,3 +257,16 @@ def test_job_whose_alert_ended_is_not_touched(prometheus):
     rig.send().go()
     assert rig.outcomes == ["refused not-firing"]
     assert (rig.backend.suspensions, rig.backend.record.count) == (0, 0)
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("timeout_s", [10.0, 0.5])
+def test_real_prometheus_answers(tmp_path, timeout_s):
+    with monitoring.prometheus(tmp_path, {}) as real:
+        settings = PrometheusSettings(url=real.url, timeout=timeout_s)
+        ask = Prometheus(settings)
+        assert ask("vector(42.5)") == 42.5
+        assert ask("absent_metric") is None
+        refusal = check(alert(), settings, ask, lambda alert: {})
+    assert refusal is not None
+    assert refusal.reason == reasons.NOT_FIRING

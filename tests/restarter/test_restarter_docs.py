@@ -6,7 +6,6 @@ from collections.abc import Iterable
 
 import pytest
 
-from gpufrag.restarter.kubernetes.owners import MAX_OWNERS
 from gpufrag.restarter.kubernetes.permissions import PERMISSIONS
 from gpufrag.restarter.kubernetes.targets import TARGETS, Evict, Rollout, Suspend, Target
 from gpufrag.restarter.local.backend import COST as PROCESS_COST
@@ -74,11 +73,3 @@ def test_generated_table_is_up_to_date(path, name):
     assert begin, f"{path}: no place for {name}"
     assert end, f"{path}: no place for {name}"
     kept(path, before + begin + TABLES[path, name] + end + after)
-
-
-def test_page_names_reasons_of_the_code():
-    labels = {reason.label for reason in REASONS}
-    for name in ("cluster-kept", "shared-cluster", "interactive-mode", "no-retry", "no-retries-left"):
-        assert name in labels
-        assert f"`{name}`" in KUBERNETES.read_text(encoding="utf-8")
-    assert {5: "at most five"}[MAX_OWNERS] in KUBERNETES.read_text(encoding="utf-8")
