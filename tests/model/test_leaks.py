@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpufrag.model.leaks import FEWEST, MOST, Growth, Point, Series, _is_new, _lengths, _rank_below, _steady
+from gpufrag.model.leaks import FEWEST, MOST, Growth, Point, Series, _is_new, _lasted, _lengths, _rank_below, _steady
 
 MB = 1_000_000
 GB = 1_000 * MB
@@ -297,3 +297,15 @@ def test_every_second_point_is_dropped_above_the_bound(added: int, kept: int) ->
 def test_rise_must_last_most_of_the_time(others: float, steady: bool) -> None:
     rises = [False, False, *[True] * 9]
     assert _steady(rises, [others if not rise else 0.001 for rise in rises]) is steady
+
+
+@pytest.mark.parametrize(("held", "new"), [(66, True), (67, False)])
+def test_share_of_the_rise_above_earlier_height_is_exact(held: int, new: bool) -> None:
+    """The window rises by 110: 40 % of that is 44."""
+    window = [Point(100 + step, step // 4 * 10, 0) for step in range(48)]
+    assert _is_new(window, [Point(step, held, 0) for step in range(60)]) is new
+
+
+@pytest.mark.parametrize(("high", "steps"), [(100, 10), (5, 5)])
+def test_rise_lasts_no_longer_than_its_bucket(high: int, steps: float) -> None:
+    assert _lasted(((10, 0), (20, high)), 1.0) == steps
