@@ -10,6 +10,8 @@ from typing import Any
 from ..errors import BadInput, UsageError
 from ..units import format_bytes
 
+FOLDER_HELP = "the agents' folder (default: $GPUFRAG_DIR, else /run/gpufrag or a private folder in the temp dir)"
+
 
 def option(
     parser: _ActionsContainer, flag: str, metavar: str, text: str, read: Callable[[str], Any] = str, **more: Any

@@ -17,7 +17,7 @@ from ..sidecar.oom_files import read_all
 from ..sidecar.sample_files import Skip
 from ..wire.folder import FileName, ReportName, to_read
 from ..wire.oom_report import OomReport
-from .arguments import folder_name, option
+from .arguments import FOLDER_HELP, folder_name, option
 
 MOST = 1000
 """Reports that are read, the newest."""
@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     showing.add_argument("id", metavar="ID", help="id from `gpufrag oom list`, or the name of the report's file")
     explain.add_argument("file", metavar="FILE", help="a job's log, compressed or not; - for standard input")
     for child in (listing, showing):
-        option(child, "--folder", "DIR", "the agents' folder (default: $GPUFRAG_DIR)", folder_name)
+        option(child, "--folder", "DIR", FOLDER_HELP, folder_name)
     for child in (listing, showing, explain):
         child.add_argument("--json", action="store_true", help="print JSON (sizes in bytes, null if unknown)")
 

@@ -10,7 +10,7 @@ from ..errors import BadInput, NewerVersion, Unavailable, UsageError
 from ..units import argument
 from ..wire import sample
 from ..wire.folder import FileName, open_plain, to_read
-from .arguments import folder_name
+from .arguments import FOLDER_HELP, folder_name
 
 
 class Process(NamedTuple):
@@ -30,9 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser, verb: str, all_ranks: str) ->
     parser.add_argument("pid", metavar="PID", nargs="?", type=int, help="the training process")
     parser.add_argument("--rank", metavar="R", type=int, help=f"{verb} the process of this rank")
     parser.add_argument("--all-ranks", action="store_true", help=all_ranks)
-    parser.add_argument(
-        "--folder", metavar="DIR", type=argument(folder_name), help="the agents' folder (default: $GPUFRAG_DIR)"
-    )
+    parser.add_argument("--folder", metavar="DIR", type=argument(folder_name), help=FOLDER_HELP)
 
 
 def folder_of(options: argparse.Namespace) -> Path:
