@@ -135,8 +135,8 @@ def test_flags_given_are_returned_by_key() -> None:
         parser.parse_args(["--folder", ""])
 
 
-HEAD = """Config files are YAML. Sizes are written `512MiB`, durations `250ms`, `10s` or `1h30m`. A relative path is
-relative to the folder of the config file. Flags take precedence.
+HEAD = """Config files are YAML. Sizes are written `512MiB`, durations `250ms`, `10s` or `1h30m`. Paths are relative to
+the folder of the config file. Flags take precedence.
 """
 PAGES = {
     "configuration": f"""# Configuration of the sidecar

@@ -135,7 +135,8 @@ class Timing:
         ),
     ] = 300.0
     margin_history: Annotated[
-        float, seconds(1, YEAR, "Time over which the margin must fall; it must also fall within the second half.")
+        float,
+        seconds(1, YEAR, "Time over which the margin must fall; it must also fall in the second half of that time."),
     ] = 1800.0
     event: Annotated[float, seconds(MILLISECOND, YEAR, "How long an OOM keeps its alert firing.")] = 600.0
     memory: Annotated[
