@@ -12,9 +12,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ...errors import BadInput
-from ..heap import ALLOCATED, AWAITING, DEFAULT_POOL, INACTIVE, Heap, Segment
+from ..heap import ALLOCATED, AWAITING, DEFAULT_POOL, INACTIVE, MOST, Heap, Segment
 from ..settings import SMALL_REQUEST, SMALL_SEGMENT, Settings
 from .events import ALLOC, FREE_COMPLETED, FREE_REQUESTED, GROWS, OOM, SHRINKS, Event
+
+LOST_POOL = (0, MOST)
+"""Stands for the private pools whose numbers the trace does not show."""
 
 
 @dataclass(frozen=True)
@@ -34,12 +37,14 @@ def rewind(events: Sequence[Event], end: Heap) -> Beginning:
 
     The events record only the requested size of a block that was freed within the trace. Its own size is the rounded
     one plus the tail that torch would not split off, limited by blocks that began after it during its life. Before
-    torch 2.12 events have no pool: it is the pool of the segment at the same address, if that exists at the end. Raises
-    BadInput if the events do not lead to `end`: the trace has gaps, or belongs to another device or time.
+    torch 2.12 events have no pool: it is the pool of the segment at the same address, if that exists at the end, else
+    LOST_POOL if only private pools have such segments. Raises BadInput if the events do not lead to `end`: the trace
+    has gaps, or belongs to another device or time.
     """
     blocks = _Blocks(end)
     ranges = _Ranges(end)
-    pools_open = any(segment.private for segment in end.segments) and not any(e.pool != DEFAULT_POOL for e in events)
+    known = any(event.pool != DEFAULT_POOL for event in events)
+    pools_open = not known and (ranges.plain_pool != DEFAULT_POOL or any(segment.private for segment in end.segments))
     pooled = list(events)
     for index in range(len(events) - 1, -1, -1):
         event = events[index]
@@ -51,6 +56,8 @@ def rewind(events: Sequence[Event], end: Heap) -> Beginning:
             ranges.undo(index, event)
         else:
             blocks.undo(index, event)
+        if pools_open and event.action in SHRINKS:
+            pooled[index] = event._replace(pool=ranges.pool_at(event.address))
     live = blocks.live()
     segments = tuple(_fill(segment, _within(live, segment), end.settings) for segment in ranges.segments())
     return Beginning(tuple(_allocations(segments)), Heap(segments, end.settings), pooled)
@@ -154,6 +161,9 @@ class _Ranges:
     def __init__(self, end: Heap) -> None:
         self._segments = {segment.address: _bare(segment, segment.address, segment.size) for segment in end.segments}
         self._starts = sorted(self._segments)
+        only_private = end.settings.expandable_segments and end.settings.torch < (2, 5)
+        self.plain_pool = LOST_POOL if only_private else DEFAULT_POOL
+        """The pool of plain segments that the last heap lacks; before torch 2.5 no private pool was expandable."""
 
     def undo(self, index: int, event: Event) -> None:
         assert event.address is not None
@@ -176,7 +186,8 @@ class _Ranges:
     def _add(self, event: Event, address: int) -> None:
         expandable = event.action == "segment_unmap"
         small = event.size == SMALL_SEGMENT
-        segment = Segment(0, address, event.stream, small, event.pool, expandable, (event.size,), (0,), (INACTIVE,))
+        pool = self.plain_pool if event.pool == DEFAULT_POOL and not expandable else event.pool
+        segment = Segment(0, address, event.stream, small, pool, expandable, (event.size,), (0,), (INACTIVE,))
         self._put(self._joined(segment) if expandable else segment)
 
     def _joined(self, segment: Segment) -> Segment:

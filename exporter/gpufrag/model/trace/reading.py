@@ -337,7 +337,7 @@ class _Reader:
             return
         if foreseen is None and gone and not failed and self._grown and self._capacity is not None:
             self._doubts[FLUSH_OR_EMPTY_CACHE] += 1
-            if self._capacity_changes:
+            if self._capacity_changes or not self._is_flush(Foreseen([], True), gone, failed):
                 early, foreseen = self._explain_by_capacity(operation, done, gone, late)
         if foreseen is None:
             self._append_completed([*done, *late])
@@ -498,12 +498,12 @@ class _Reader:
         self._twin.run()
 
     def _append_emptied(self, gone: Sequence[Event]) -> None:
-        """Append the empty_cache that released these segments: of all pools, or of an ended private one."""
+        """Append the empty_cache that released these segments: of all pools, or of each private one that ended."""
         self._append_released(gone)
-        if gone:
-            pools = {event.pool for event in gone}
-            pool = pools.pop() if len(pools) == 1 else DEFAULT_POOL
-            self._operations.append(Operation(EMPTY, 0, 0, 0, pool))
+        pools = list(dict.fromkeys(event.pool for event in gone))
+        if DEFAULT_POOL in pools:
+            pools = [DEFAULT_POOL]
+        self._operations += [Operation(EMPTY, 0, 0, 0, pool) for pool in pools]
 
     def _append_released(self, gone: Iterable[Event]) -> None:
         """A private pool releases its segments once its graph or MemPool is gone."""
