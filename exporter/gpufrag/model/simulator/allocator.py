@@ -169,10 +169,14 @@ class Allocator:
         """Return what malloc would release for a request; None if cached memory serves it."""
         return self._supply.foresee(*self._supply.arena(request, stream, pool))
 
-    def is_exhausted(self, request: int, stream: int) -> bool:
-        """Return whether a flush just now would give the default pool no memory for a request."""
-        nothing = not self._waiting and not any(self._supply.flush_sizes().values())
-        return nothing and not self._supply.has_memory(*self._supply.arena(request, stream, DEFAULT_POOL))
+    def is_exhausted(self, request: int, stream: int, full: bool = False) -> bool:
+        """Return whether the default pool has no memory for a request, and a flush would release none.
+
+        full: assume that the driver has no memory.
+        """
+        if self._waiting or any(self._supply.flush_sizes().values()):
+            return False
+        return not self._supply.has_memory(*self._supply.arena(request, stream, DEFAULT_POOL), full)
 
     def free(self, block: Block) -> None:
         """Free the block. Raises ValueError if it is not allocated."""

@@ -142,9 +142,9 @@ class Supply:
                 return Foreseen(gone, False)
         return Foreseen(gone, self._may_flush(arena))
 
-    def has_memory(self, arena: Arena, size: int) -> bool:
-        """Return whether the cache or the driver can serve a request without a flush."""
-        return self._cached(arena, size) is not None or self._fits(arena, size, [])
+    def has_memory(self, arena: Arena, size: int, full: bool) -> bool:
+        """Return whether the cache or, unless it is `full`, the driver can serve a request without a flush."""
+        return self._cached(arena, size) is not None or (not full and self._fits(arena, size, []))
 
     def _cached(self, arena: Arena, size: int) -> Block | None:
         """Return the cached block for a request; with max_split_size only one of similar size."""

@@ -94,8 +94,11 @@ def unsplit_pools(events: Sequence[Event], end: Heap) -> frozenset[tuple[int, in
         elif event.action in (ALLOC, OOM):
             size = event.size if event.action == OOM else settings.round(event.size)
             taken = UNBOUNDED if event.action == OOM or address in new else made.get(address, 0)
-            if any(size <= left < taken and _is_alike(event, other, settings) for other, left in live.values()):
+            alike = [(other, left) for other, left in live.values() if left and _is_alike(event, other, settings)]
+            if any(size <= left < taken for _, left in alike):
                 proven.add(pool)
+            if address in new and any((other.address or 0) + made[other.address or 0] == address for other, _ in alike):
+                proven.add(pool)  # the pages extend a segment, but not its free end
             if event.action == ALLOC:
                 if address not in made:
                     split.add(pool)
@@ -398,6 +401,9 @@ class _Reader:
                 self._twin.run()
                 if self._allocator.is_exhausted(operation.size, operation.stream):
                     self._pooled.append(_last(self._operations, MALLOC))
+                    return
+                if self._capacity_changes and self._allocator.is_exhausted(operation.size, operation.stream, full=True):
+                    self._doubts[FLUSH_OR_MEMPOOL] += 1
                     return
             self._in_pool = True
 
