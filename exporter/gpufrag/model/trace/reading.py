@@ -97,7 +97,8 @@ def unsplit_pools(events: Sequence[Event], end: Heap) -> frozenset[tuple[int, in
             alike = [(other, left) for other, left in live.values() if left and _is_alike(event, other, settings)]
             if any(size <= left < taken for _, left in alike):
                 proven.add(pool)
-            if address in new and any((other.address or 0) + made[other.address or 0] == address for other, _ in alike):
+            ends = {(other.address or 0) + made.get(other.address or 0, 0) for other, _ in alike}
+            if settings.expandable_segments and address in new and address in ends:
                 proven.add(pool)  # the pages extend a segment, but not its free end
             if event.action == ALLOC:
                 if address not in made:
