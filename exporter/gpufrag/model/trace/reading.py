@@ -341,7 +341,8 @@ class _Reader:
             return
         if foreseen is None and gone and not failed and self._grown and self._capacity is not None:
             self._doubts[FLUSH_OR_EMPTY_CACHE] += 1
-            if self._capacity_changes or not self._is_flush(Foreseen([], True), gone, failed):
+            served = self._allocator.foresee(*operation[2:]) is None  # then empty_cache explains no new segment
+            if self._capacity_changes or served or not self._is_flush(Foreseen([], True), gone, failed):
                 early, foreseen = self._explain_by_capacity(operation, done, gone, late)
         if foreseen is None:
             self._append_completed([*done, *late])
