@@ -319,7 +319,7 @@ class _Reader:
         foreseen = self._allocator.foresee(*operation[2:])
         released = [] if foreseen is None else [block.size for block in foreseen.released]
         if not released or released != [item.size for item in self._trail if isinstance(item, Event)][: len(released)]:
-            self._append_emptied_pools()
+            self._append_emptied_pools(operation.pool)
         gone = [item for item in self._trail if isinstance(item, Event)]
         completed = [item for item in self._trail if isinstance(item, Operation)]
         first = self._trail.index(gone[0]) if gone else len(self._trail)
@@ -492,10 +492,13 @@ class _Reader:
         self._capacity = capacity
         self._operations.append(Operation(CAPACITY, 0, capacity, 0, DEFAULT_POOL))
 
-    def _append_emptied_pools(self) -> None:
-        """Handle private segments released first: a MemPool or graph ended. A flush starts with the default pool."""
+    def _append_emptied_pools(self, requested: tuple[int, int]) -> None:
+        """Handle private segments released first: a MemPool or graph ended.
+
+        A flush starts with the default pool, and a request may release segments of its own pool.
+        """
         events = [item for item in self._trail if isinstance(item, Event)]
-        ended = list(takewhile(lambda event: event.pool != DEFAULT_POOL, events))
+        ended = list(takewhile(lambda event: event.pool not in (DEFAULT_POOL, requested), events))
         if not ended or len(ended) == len(events):
             return
         end = self._trail.index(ended[-1]) + 1
