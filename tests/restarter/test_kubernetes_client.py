@@ -38,7 +38,7 @@ from gpufrag.restarter.kubernetes.objects import (
 )
 from gpufrag.restarter.record import PHASE
 from restarter.fake_api import manifests
-from restarter.fake_api.server import CUT, STORM, TOKEN, FakeApi, Fault, fake_api
+from restarter.fake_api.server import CUT, STORM, TOKEN, Fault, fake_api
 from restarter.fake_api.store import merge
 from restarter.scene import connected
 
@@ -59,9 +59,9 @@ def client(api):
         yield one
 
 
-def pod_name(api: FakeApi) -> str:
-    name: str = api.world.pods()[0]["metadata"]["name"]
-    return name
+@pytest.fixture
+def pod_name(api):
+    return api.world.pods()[0]["metadata"]["name"]
 
 
 @pytest.mark.parametrize(
@@ -79,19 +79,21 @@ def pod_name(api: FakeApi) -> str:
     ],
     ids=lambda one: one if isinstance(one, str) else None,
 )
-def test_failed_call_does_not_affect_the_next(api, client, fault, kind, text):
+def test_failed_call_does_not_affect_the_next(api, client, fault, kind, text, pod_name):
     api.faults.at(1, fault)
     with pytest.raises(kind, match=text):
-        client.get_pod("ml", pod_name(api))
-    assert client.get_pod("ml", pod_name(api)).ready
+        client.get_pod("ml", pod_name)
+    assert client.get_pod("ml", pod_name).ready
 
 
-def test_no_call_is_retried(api, client):
+def test_call_is_not_retried_and_works_after_an_outage(api, client):
     api.faults.always(STORM)
-    for _ in range(3):
+    for _ in range(20):
         with pytest.raises(Away):
-            client.get_pod("ml", "x")
-    assert [one.code for one in api.log] == [503] * 3
+            client.whoami()
+    assert [one.code for one in api.log] == [503] * 20
+    api.faults.clear()
+    assert client.whoami() == "system:serviceaccount:gpufrag:restarter"
 
 
 def test_silent_server_is_given_up(api):
@@ -103,27 +105,18 @@ def test_silent_server_is_given_up(api):
     never.set()
 
 
-def test_slow_answer_is_given_up(api):
+def test_slow_answer_is_given_up(api, pod_name):
     """Each wait is short and their sum is not: the clock runs ahead of the bytes."""
     ticks = iter(range(0, 1000, 30))
     patient = KubernetesClient(api.config(), timeout_s=10, trust_env=False, clock=lambda: float(next(ticks)))
     with contextlib.closing(patient), pytest.raises(Away, match="not complete after 10 s"):
-        patient.get_pod("ml", pod_name(api))
+        patient.get_pod("ml", pod_name)
 
 
-def test_large_answer_is_given_up(api, client, monkeypatch):
+def test_large_answer_is_given_up(api, client, monkeypatch, pod_name):
     monkeypatch.setattr(client_module, "MAX_ANSWER", 100)
     with pytest.raises(Away, match="more than 0 MiB"):
-        client.get_pod("ml", pod_name(api))
-
-
-def test_client_works_after_an_outage(api, client):
-    api.faults.always(CUT)
-    for _ in range(20):
-        with pytest.raises(Away):
-            client.whoami()
-    api.faults.clear()
-    assert client.whoami() == "system:serviceaccount:gpufrag:restarter"
+        client.get_pod("ml", pod_name)
 
 
 def test_refused_connection_is_away():
@@ -142,8 +135,8 @@ def test_invalid_name_is_never_sent(api, client, name):
     assert api.log == []
 
 
-def test_writes_ask_for_strict_fields(api, client):
-    client.evict(client.get_pod("ml", pod_name(api)), dry_run=True)
+def test_writes_ask_for_strict_fields(api, client, pod_name):
+    client.evict(client.get_pod("ml", pod_name), dry_run=True)
     written = [one for one in api.log if one.method != "GET"]
     assert [one.query for one in written] == [{"fieldValidation": "Strict", "dryRun": "All"}]
 
@@ -190,12 +183,12 @@ def test_endless_list_is_given_up(api, client, monkeypatch):
     assert len(api.log) == 5
 
 
-def test_compressed_answer_is_not_expanded(api, client):
+def test_compressed_answer_is_not_expanded(api, client, pod_name):
     """1 MB of gzip may hold 1 GB."""
     bomb = Fault(200, {"Content-Encoding": "gzip"}, body=gzip.compress(b" " * 1_000_000 + b"{}"))
     api.faults.at(1, bomb)
     with pytest.raises(Away, match="not JSON"):
-        client.get_pod("ml", pod_name(api))
+        client.get_pod("ml", pod_name)
 
 
 ERRORS = {
@@ -334,44 +327,34 @@ JSON = st.recursive(
 )
 
 
-def finished(kind: GroupKind, status: Any) -> bool:
-    return owner_from({"metadata": META, "status": status}, group_version(kind), kind.kind).finished
-
-
 def condition(name: str, status: str = "True") -> dict[str, Any]:
     return {"conditions": [{"type": name, "status": status}]}
 
 
-FINISHED = [
-    *((kinds.JOB, condition(name)) for name in ("Complete", "Failed", "FailureTarget", "SuccessCriteriaMet")),
-    *((kinds.JOB_SET, condition(name)) for name in ("Completed", "Failed")),
-    *((kinds.TRAIN_JOB, condition(name)) for name in ("Complete", "Failed")),
-    *((kinds.PYTORCH_JOB, condition(name)) for name in ("Succeeded", "Failed")),
-    *((kinds.RAY_JOB, {"jobDeploymentStatus": name}) for name in ("Complete", "Failed")),
-    *((kinds.VOLCANO_JOB, {"state": {"phase": name}}) for name in ("Completed", "Failed", "Aborted", "Terminated")),
-    *((kinds.WORKFLOW, {"phase": name}) for name in ("Succeeded", "Failed", "Error")),
-]
-UNFINISHED = [
-    (kinds.JOB, None),
-    (kinds.JOB, condition("Failed", "False")),
-    (kinds.JOB, condition("Suspended")),
-    (kinds.PYTORCH_JOB, condition("Running")),
-    (kinds.RAY_JOB, {"jobDeploymentStatus": "Running"}),
-    (kinds.RAY_JOB, condition("Failed")),
-    (kinds.VOLCANO_JOB, {"state": {"phase": "Restarting"}}),
-    (kinds.WORKFLOW, {"phase": "Running"}),
-    (kinds.DEPLOYMENT, condition("Available")),
-]
+FINISHED = {
+    kinds.JOB: [condition(name) for name in ("Complete", "Failed", "FailureTarget", "SuccessCriteriaMet")],
+    kinds.JOB_SET: [condition(name) for name in ("Completed", "Failed")],
+    kinds.TRAIN_JOB: [condition(name) for name in ("Complete", "Failed")],
+    kinds.PYTORCH_JOB: [condition(name) for name in ("Succeeded", "Failed")],
+    kinds.RAY_JOB: [{"jobDeploymentStatus": name} for name in ("Complete", "Failed")],
+    kinds.VOLCANO_JOB: [{"state": {"phase": name}} for name in ("Completed", "Failed", "Aborted", "Terminated")],
+    kinds.WORKFLOW: [{"phase": name} for name in ("Succeeded", "Failed", "Error")],
+}
+UNFINISHED = {
+    kinds.JOB: [None, condition("Failed", "False"), condition("Suspended")],
+    kinds.PYTORCH_JOB: [condition("Running")],
+    kinds.RAY_JOB: [{"jobDeploymentStatus": "Running"}, condition("Failed")],
+    kinds.VOLCANO_JOB: [{"state": {"phase": "Restarting"}}],
+    kinds.WORKFLOW: [{"phase": "Running"}],
+    kinds.DEPLOYMENT: [condition("Available")],
+}
 
 
-@pytest.mark.parametrize(("kind", "status"), FINISHED)
-def test_finished_job_is_recognised(kind, status):
-    assert finished(kind, status)
-
-
-@pytest.mark.parametrize(("kind", "status"), UNFINISHED)
-def test_unfinished_job_is_recognised(kind, status):
-    assert not finished(kind, status)
+@pytest.mark.parametrize(("table", "finished"), [(FINISHED, True), (UNFINISHED, False)], ids=["finished", "unfinished"])
+def test_finished_job_is_recognised(table, finished):
+    for kind, status in [(kind, status) for kind, statuses in table.items() for status in statuses]:
+        found = owner_from({"metadata": META, "status": status}, group_version(kind), kind.kind)
+        assert found.finished is finished, (kind, status)
 
 
 def test_deletion_is_recognised():
@@ -447,23 +430,14 @@ def test_pod_finds_its_cluster(in_a_pod):
         assert client.whoami() == "system:serviceaccount:gpufrag:restarter"
 
 
-def test_renewed_token_is_read_in_the_same_call(in_a_pod):
-    api, folder = in_a_pod
-    with contextlib.closing(from_pod(folder)) as client:
-        client.whoami()
-        api.users["renewed"] = api.users.pop(TOKEN)
-        with pytest.raises(Denied, match="401"):
-            client.whoami()
-        (folder / "token").write_text("renewed")
-        assert client.whoami()
-
-
-def test_write_is_sent_once_with_a_renewed_token(in_a_pod):
+def test_renewed_token_is_read_and_a_write_sent_once(in_a_pod):
     api, folder = in_a_pod
     job = api.world.apply(manifests.job())
     with contextlib.closing(from_pod(folder)) as client:
         client.whoami()
         api.users["renewed"] = api.users.pop(TOKEN)
+        with pytest.raises(Denied, match="401"):
+            client.whoami()
         (folder / "token").write_text("renewed")
         ref = Ref("batch/v1", "Job", "ml", "train", job["metadata"]["uid"])
         client.patch(ref, {"metadata": {"annotations": {"a": "b"}}}, None)

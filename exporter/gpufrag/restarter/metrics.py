@@ -96,22 +96,7 @@ SWEEP = Row(
     "When all jobs were last searched for unfinished restarts; absent before the first complete search.",
 )
 
-ROWS = (
-    CALLS,
-    RECEIVED,
-    DEDUPLICATED,
-    REFUSED_ALERTS,
-    ACTIONS,
-    DEFRAGMENTATIONS,
-    IN_PROGRESS,
-    LAST_SUCCESS,
-    CHECKPOINT,
-    QUEUE,
-    CIRCUIT_OPEN,
-    DRY_RUN,
-    EVENTS_LOST,
-    SWEEP,
-)
+ROWS = tuple(value for value in globals().values() if isinstance(value, Row))
 
 
 class Metrics(Collector):
