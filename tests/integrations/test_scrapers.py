@@ -74,9 +74,8 @@ def test_mlflow_logs_the_ranks(sidecar: Running, tmp_path: Path) -> None:
     code = code.replace("sidecar_metrics(run.info.run_id,", "sidecar_metrics(run.info.run_id, interval=0.5, address=")
     code = "import time\ndef train(): time.sleep(4)\n" + code
     code += "print(sorted(mlflow.get_run(run.info.run_id).data.metrics))\n"
-    out = run_program(
-        code, tmp_path, MLFLOW_TRACKING_URI=f"sqlite:///{tmp_path}/mlflow.db", MLFLOW_ALLOW_FILE_STORE="true"
-    )
+    store = {"MLFLOW_TRACKING_URI": f"file:{tmp_path}/mlflow", "MLFLOW_ALLOW_FILE_STORE": "true"}
+    out = run_program(code, tmp_path, **store)
     assert "system/gpufrag_rank_0_ratio" in out
     assert "system/gpufrag_rank_0_stranded_bytes" in out
 

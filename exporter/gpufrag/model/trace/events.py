@@ -19,7 +19,8 @@ PASSED_OVER = frozenset(("snapshot", "annotate", "user_defined"))
 EMPTY_CACHE = "empty_cache"  # not torch's: marks the start of an empty_cache call
 RETRY = "retry"  # not torch's: the request that follows flushes the cache
 WITHOUT_ADDRESS = frozenset((EMPTY_CACHE, RETRY))
-ACTIONS = frozenset((ALLOC, FREE_REQUESTED, FREE_COMPLETED, OOM)) | GROWS | SHRINKS | WITHOUT_ADDRESS
+TORCH_ACTIONS = frozenset((ALLOC, FREE_REQUESTED, FREE_COMPLETED, OOM)) | GROWS | SHRINKS
+ACTIONS = TORCH_ACTIONS | WITHOUT_ADDRESS
 
 
 class Event(NamedTuple):
@@ -63,16 +64,21 @@ def parse_trace(entries: Iterable[Mapping[str, Any]]) -> list[Event]:
     If stacks were recorded, they reveal which segments an empty_cache released. Raises BadInput, naming the entry.
     """
     events: list[Event] = []
+    new = tuple.__new__  # a third of the time of Event's own constructor
     for index, entry in enumerate(entries):
         try:
             action = entry["action"]
             if action in PASSED_OVER:
                 continue
             address = entry.get("device_free") if action == OOM else entry["addr"]
-            pool = entry.get("pool_id") or DEFAULT_POOL
+            size, stream, pool = entry["size"], entry["stream"], entry.get("pool_id") or DEFAULT_POOL
             if action in SHRINKS and _is_asked(entry) and not (events and events[-1].action in SHRINKS):
                 events.append(Event(EMPTY_CACHE, None, 0, 0))
-            events.append(_checked(index, action, address, entry["size"], entry["stream"], pool))
+            numbers = type(address) is type(size) is type(stream) is int and address >= 0 <= size and stream >= 0
+            if numbers and pool == DEFAULT_POOL and action in TORCH_ACTIONS:
+                events.append(new(Event, (action, address, size, stream, DEFAULT_POOL)))
+            else:
+                events.append(_checked(index, action, address, size, stream, pool))
         except KeyError as error:
             raise BadInput(f"event {index} has no key {error}: the trace is broken, record a new one") from None
         except (AttributeError, TypeError):
