@@ -52,7 +52,12 @@ def record(events: int) -> dict[str, Any]:
         live = [process.malloc(chance.choice(SIZES), line, frames=frames(line)) for line in range(300, 700)]
         chance.shuffle(live)
         process.free(*live)
-    return process.snapshot()
+    snapshot = process.snapshot()
+    for segment in snapshot["segments"]:  # keys of torch that gpufrag does not need
+        live = [block for block in segment["blocks"] if block["state"] != "inactive"]
+        sizes = sum(block["size"] for block in live), sum(block["requested_size"] for block in live)
+        segment |= {"allocated_size": sizes[0], "active_size": sizes[0], "requested_size": sizes[1], "frames": []}
+    return snapshot
 
 
 def measure(command: str, file: Path, out: Path) -> tuple[float, float]:
