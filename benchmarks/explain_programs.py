@@ -147,8 +147,8 @@ def without_paths(snapshot: dict) -> dict:
         for frame in holder.get("frames") or ():
             if id(frame) not in seen:
                 seen.add(id(frame))
-                folder, _, rest = frame["filename"].rpartition("site-packages/")
-                name = f"/env/site-packages/{rest}" if folder else f"/job/{Path(frame['filename']).name}"
+                folder, _, rest = frame["filename"].rpartition("/torch/")
+                name = f"/opt/torch/{rest}" if folder else f"/job/{Path(frame['filename']).name}"
                 frame["filename"] = name
     return snapshot
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpufrag.model import call_sites
-from gpufrag.model.call_sites import GROWN, MOST_TEXT, Held, Stack, grown
+from gpufrag.model.call_sites import GROWN, MOST_TEXT, Held, Stack, call_site, grown
 from gpufrag.snapshot_file import load
 from helpers import SNAPSHOTS
 
@@ -98,3 +99,19 @@ def test_returned_call_sites_grew(before: dict[Stack, Held], now: dict[Stack, He
 @given(PLACES)
 def test_equal_snapshots_have_no_growth(places: dict[Stack, Held]) -> None:
     assert grown(places, places) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "torchs"),
+    [
+        ("/env/site-packages/torch/nn/modules/module.py", True),
+        ("/opt/pytorch/torch/optim/adam.py", True),
+        ("/opt/pytorch/torch/_tensor.py", True),
+        ("/opt/pytorch/torch/functional.py", True),
+        ("/home/me/torch/train.py", False),
+        ("/job/train.py", False),
+    ],
+)
+def test_torchs_own_frames_are_left_out(file: str, torchs: bool) -> None:
+    frames = [{"filename": file, "line": 1, "name": "f"}, {"filename": "/job/main.py", "line": 2, "name": "g"}]
+    assert (call_site(frames)[0] == "/job/main.py:2 g") is torchs

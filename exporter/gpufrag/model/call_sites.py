@@ -5,6 +5,7 @@ Blocks have stacks only if the process records its allocator's history.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
@@ -19,7 +20,8 @@ MOST_TEXT = 200
 """Characters of a frame; a longer one keeps its end, which has the line and the function."""
 GROWN = 3
 """Call sites in a result."""
-TORCH = "-packages/torch/"
+_TORCH = re.compile(r"/torch/(?:_\w+|amp|autograd|cuda|distributed|functional|nn|optim|utils)(?:/|\.py$)")
+"""Of a torch outside site-packages, such as one that was built in its source folder."""
 
 Stack = tuple[str, ...]
 """`file:line function`, innermost first. Empty for memory without a Python stack, such as a backward pass."""
@@ -93,5 +95,9 @@ def _text(frame: Any) -> str:
 def _own_python(frames: Any) -> Iterator[str]:
     """Leave out torch's own frames and C++ (recorded with stacks="all")."""
     for frame in frames:
-        if _is_python(frame) and TORCH not in str(frame["filename"]):
+        if _is_python(frame) and not _is_torch(str(frame["filename"])):
             yield _text(frame)
+
+
+def _is_torch(file: str) -> bool:
+    return "/torch/" in file and ("-packages/torch/" in file or _TORCH.search(file) is not None)
