@@ -152,6 +152,23 @@ def test_files_are_written_in_addition(cli, save, command) -> None:
     assert json.loads(targets["--perfetto"].read_bytes())["traceEvents"]
 
 
+def test_diff_report_has_changes_and_both_heaps(cli, save) -> None:
+    process = Process()
+    keeps_losses(process)
+    before = save(process.snapshot())
+    process.malloc(24 * MIB, 77)
+    after = save(process.snapshot())
+    target = before.with_name("diff.html")
+    code, out, err = cli.run("diff", before, after, "--html", target)
+    assert (code, out) == (0, cli.text("diff", before, after))
+    assert err.startswith(f"{target}: ")
+    page = target.read_text(encoding="utf-8")
+    assert page.count("<article>") == 2
+    assert "/job/train.py:77 in step" in page
+    assert '<td data-label="size" class="number">+24.0 MiB</td>' in page
+    assert cli.refusal("diff", before, after, "--html", after)[0] == 2
+
+
 def test_file_does_not_overwrite_the_snapshot(cli, save) -> None:
     path = save(run(healthy))
     before = path.read_bytes()

@@ -6,10 +6,12 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import BadInput, UsageError
 from ..units import argument, whole
+from .explain import write_beside
 
 if TYPE_CHECKING:
     from ..reports.explain import Side
@@ -20,6 +22,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("after", metavar="AFTER", help="the later snapshot of the same process")
     parser.add_argument("--device", metavar="D", type=argument(whole(0)), help="only this device")
     parser.add_argument("--json", action="store_true", help="print JSON (sizes in bytes)")
+    parser.add_argument(
+        "--html", metavar="OUT", type=Path, help="also write a report with memory maps of both to this file"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -36,6 +41,11 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError(f"the snapshots have no device{wanted} in common")
     records = [report.diff_record(before[device], after[device]) for device in devices]
     names = name_of(options.before), name_of(options.after)
+    if options.html is not None:
+        from ..reports import html
+
+        pairs = [(before[device], after[device]) for device in devices]
+        write_beside("--html", options.html, html.render_diff(records, pairs, names), options.before, options.after)
     if options.json:
         print(json.dumps({"before": names[0], "after": names[1], "devices": records}, indent=2))
     else:
@@ -59,7 +69,8 @@ def _sides(file: str) -> dict[int, Side]:
         raise BadInput(f"{name_of(file)}: {error}") from None
     segments = raw["segments"] if isinstance(raw, Mapping) else raw
     parts = {device: heap.on_device(device) for device in heap.devices}
+    frames = {device: frames_of_blocks(segments, device) for device in parts}
     return {
-        device: Side(part, call_sites_of(frames_of_blocks(segments, device)), measure(part, Driver()))
+        device: Side(part, call_sites_of(frames[device]), measure(part, Driver()), frames[device])
         for device, part in parts.items()
     }

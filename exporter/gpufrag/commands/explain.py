@@ -98,21 +98,23 @@ def write_files(explained: Sequence[Explained], raw: Any, options: argparse.Name
 
     name = name_of(options.file)
     if options.html:
-        _write("--html", options.html, html.render(explained, name), options)
+        write_beside("--html", options.html, html.render(explained, name), options.file)
     if options.speedscope:
-        _write("--speedscope", options.speedscope, _json(exports.speedscope(explained, raw, name)), options)
+        data = _json(exports.speedscope(explained, raw, name))
+        write_beside("--speedscope", options.speedscope, data, options.file)
     if options.perfetto:
         if not any(each.events for each in explained):
             raise BadInput(f"{name}: has no history for --perfetto; {HOW}")
-        _write("--perfetto", options.perfetto, _json(exports.perfetto(explained, raw, name)), options)
+        write_beside("--perfetto", options.perfetto, _json(exports.perfetto(explained, raw, name)), options.file)
 
 
 def _json(record: Any) -> bytes:
     return json.dumps(record, separators=(",", ":")).encode()
 
 
-def _write(flag: str, target: Path, data: bytes, options: argparse.Namespace) -> None:
-    if target.exists() and os.path.exists(options.file) and os.path.samefile(target, options.file):
+def write_beside(flag: str, target: Path, data: bytes, *sources: str) -> None:
+    """Write the file that `flag` names, and print its size. Raises UsageError if it is a source, Unavailable."""
+    if target.exists() and any(os.path.exists(source) and os.path.samefile(target, source) for source in sources):
         raise UsageError(f"{flag} {target} would overwrite the snapshot; choose another file")
     try:
         write_file(target, data)

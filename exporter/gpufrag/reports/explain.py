@@ -13,7 +13,7 @@ from ..model.diagnosis import Assessment, Finding, assess_profile, findings, whe
 from ..model.fragmentation import Fragmentation
 from ..model.heap import INACTIVE, Heap
 from ..model.trace.events import Event
-from ..model.trace.profile import Moment, Profile
+from ..model.trace.profile import Frames, Moment, Profile
 from ..units import format_bytes, format_duration
 from .terminal import Emphasis
 
@@ -223,11 +223,12 @@ def _held(heap: Heap, sites: Mapping[int, Stack]) -> dict[Stack, tuple[int, int]
 
 
 class Side(NamedTuple):
-    """One device of one of two snapshots."""
+    """One device of one of two snapshots. `frames` are those of its live blocks by address."""
 
     heap: Heap
     sites: Mapping[int, Stack]
     found: Fragmentation
+    frames: Mapping[int, Frames]
 
 
 COMPARED = ("reserved", "active", "free_cached", "stranded", "reclaimable", "largest_free_block", "captive")

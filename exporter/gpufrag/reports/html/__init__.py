@@ -10,18 +10,20 @@ import base64
 import hashlib
 import html
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from string import Template
+from typing import Any
 
 from ... import __version__
+from ...model.allocatable import Driver
 from ...model.culprits import Culprit
 from ...model.diagnosis import Finding, where
-from ...model.trace.profile import Profile
+from ...model.trace.profile import Profile, profile_heap
 from ...units import format_bytes
 from ...web.html import STYLE, Cell, Column, table
-from ..explain import Advice, Explained, as_text, live_sites, timeline_text
+from ..explain import Advice, Explained, Side, as_text, live_sites, timeline_text
 from .data import device_data
 
 FOLDER = Path(__file__).parent
@@ -31,19 +33,69 @@ UNKNOWN = "–"
 
 def render(explained: Sequence[Explained], name: str) -> bytes:
     """Return the report on all devices of the snapshot `name`."""
-    scripts, style = _scripts(), _style()
+    return _page(name, explained, [_device(each, f"Device {each.profile.device}", name) for each in explained])
+
+
+def render_diff(
+    records: Sequence[Mapping[str, Any]], pairs: Sequence[tuple[Side, Side]], names: Sequence[str]
+) -> bytes:
+    """Return the report on two snapshots: for each device what changed, and both heaps.
+
+    records: of reports.explain.diff_record.
+    """
+    explained, parts = [], []
+    for record, pair in zip(records, pairs):
+        parts.append(_changes(record))
+        for side, name, when in zip(pair, names, ("before", "after")):
+            explained.append(Explained(profile_heap(side.heap, Driver(), side.frames), (), side.heap))
+            parts.append(_device(explained[-1], f"Device {record['device']} {when}", name))
+    return _page(" → ".join(names), explained, parts)
+
+
+def _page(title: str, explained: Sequence[Explained], parts: Iterable[str]) -> bytes:
     data = [device_data(each.profile, each.events, each.end) for each in explained]
     page = Template(_read("report.html")).substitute(
         policy=html.escape(policy()),
-        title=html.escape(name),
-        style=style,
+        title=html.escape(title),
+        style=_style(),
         version=html.escape(__version__),
-        devices="".join(_device(each, name) for each in explained),
+        devices="".join(parts),
         data=json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"),
         licences=html.escape(_read("vendor/LICENSES.txt")),
-        scripts="".join(f"<script>{script}</script>\n" for script in scripts),
+        scripts="".join(f"<script>{script}</script>\n" for script in _scripts()),
     )
     return page.encode("utf-8", "replace")  # a path may hold lone surrogates
+
+
+def _changes(record: Mapping[str, Any]) -> str:
+    """What changed on one device: quantities, call sites and gaps."""
+    quantities = [
+        [Cell(name), *(Cell(format_bytes(size)) for size in figures.values())]
+        for name, figures in record["quantities"].items()
+    ]
+    sites = [_change_row(change) for change in record["call_sites"][:MOST_ROWS]]
+    suspects = [_change_row(change) for change in record["leak_suspects"][:MOST_ROWS]]
+    gaps = [
+        f"{len(record[key]):,} {name} ({format_bytes(sum(gap['bytes'] for gap in record[key]))})"
+        for key, name in (("gaps_appeared", "appeared"), ("gaps_closed", "closed"))
+    ]
+    return (
+        f"<section>\n<h2>Device {record['device']}: changes</h2>\n"
+        f"{table(QUANTITY_COLUMNS, quantities, '')}"
+        f"<h3>By stack</h3>\n{table(CHANGE_COLUMNS, sites, 'No changes by call site.')}"
+        f"<h3>Leak suspects</h3>\n{table(CHANGE_COLUMNS, suspects, 'No leak suspects.')}"
+        f"<p>Gaps of at least 1 MiB: {', '.join(gaps)}.</p>\n</section>\n"
+    )
+
+
+QUANTITY_COLUMNS = (Column("quantity"), Column("before", "number"), Column("after", "number"))
+CHANGE_COLUMNS = (Column("where", "text"), Column("blocks", "number"), Column("size", "number"))
+
+
+def _change_row(change: Mapping[str, Any]) -> list[Cell]:
+    sign = "+" if change["bytes"] > 0 else ""
+    size = f"{sign}{format_bytes(change['bytes'])}"
+    return [Cell(where(tuple(change["stack"]))), Cell(f"{change['blocks']:+,}"), Cell(size)]
 
 
 @cache
@@ -70,12 +122,12 @@ def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-def _device(explained: Explained, name: str) -> str:
+def _device(explained: Explained, heading: str, name: str) -> str:
     profile = explained.profile
     assessment, found, rules, ranked = explained.analysis
-    text = f"{as_text(explained, name)}\n\n{timeline_text(profile, name)}"
+    text = as_text(explained, name) + (f"\n\n{timeline_text(profile, name)}" if profile.events else "")
     return Template(_read("device.html")).substitute(
-        device=profile.device,
+        heading=heading,
         health=assessment.health.value,
         reason=html.escape(assessment.reason),
         note=f"<p>Note: {html.escape(profile.note)}</p>" if profile.note else "",
