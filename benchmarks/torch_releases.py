@@ -53,7 +53,8 @@ print(json.dumps({"history": history, "cuda": torch.version.cuda, "names": {name
 def private_names() -> list[str]:
     """The names of torch, as `_C._cuda_memorySnapshot`, that the agent's sources look up."""
     sources = "".join(path.read_text() for path in (ROOT / "exporter/gpufrag/agent").rglob("*.py"))
-    return sorted(set(re.findall(r"\"((?:_C|cuda|optim|nn|autograd|backends)\.\w+(?:\.\w+)*)\"", sources)))
+    found = set(re.findall(r"\"((?:_C|cuda|optim|nn|autograd|backends)\.\w+(?:\.\w+)*)\"", sources))
+    return sorted(found - {"cuda._tls.is_initializing"})  # which exists only while torch initialises CUDA
 
 
 def measure(release: str, with_tests: bool) -> dict[str, Any]:
