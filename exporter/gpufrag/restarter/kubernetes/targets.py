@@ -7,10 +7,11 @@ succeeded only when no pod is left from before it: a controller may undo a chang
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from .. import reasons
 from ..backend import Conflict, NotFound, Stage, State
@@ -58,27 +59,32 @@ OWN_MANAGERS = frozenset(
 VOLCANO_MAX_RETRY = 3
 
 
-class Target(Protocol):
+@dataclass(frozen=True)
+class Target(ABC):
     """One kind of job. `pod` is the pod that the alert names; None after a takeover."""
 
-    @property
-    def kind(self) -> GroupKind: ...
+    kind: GroupKind
+    cost: str
+    """What a restart costs in addition to the work since the last checkpoint."""
+    selector: Callable[[Owner], str]
+    """The labels of its pods."""
 
-    @property
-    def cost(self) -> str:
-        """What a restart costs in addition to the work since the last checkpoint."""
-
+    @abstractmethod
     def check(self, owner: Owner, pod: Pod | None) -> None:
         """Raise Refused if this job cannot be restarted now."""
 
-    def pods(self, client: KubernetesClient, owner: Owner) -> tuple[Pod, ...]: ...
+    def pods(self, client: KubernetesClient, owner: Owner) -> tuple[Pod, ...]:
+        return client.list_pods(owner.namespace, self.selector(owner))
 
+    @abstractmethod
     def stop(self, client: KubernetesClient, owner: Owner, pod: Pod | None, record: RestartRecord, dry: bool) -> None:
         """See `JobBackend.stop`."""
 
     def start(self, client: KubernetesClient, owner: Owner, record: RestartRecord) -> None:
         """See `JobBackend.start`."""
+        store(client, owner, replace(record, phase=WAITING), {})
 
+    @abstractmethod
     def state(self, client: KubernetesClient, owner: Owner, record: RestartRecord) -> State: ...
 
 
@@ -144,13 +150,9 @@ def some(names: list[str]) -> str:
 
 
 @dataclass(frozen=True)
-class Suspend:
+class Suspend(Target):
     """Suspend, wait until no pod is left, resume. No controller counts this as a failure."""
 
-    kind: GroupKind
-    cost: str
-    selector: Callable[[Owner], str]
-    """The labels of its pods."""
     path: tuple[str, ...] = ("spec", "suspend")
     suspended: Callable[[Owner], bool] = lambda owner: holds(owner.raw, "Suspended")
     """Whether its controller reports that it is suspended."""
@@ -164,9 +166,6 @@ class Suspend:
             raise refusal
         if field_at(owner.raw, self.path):
             raise Refused(reasons.SUSPENDED)
-
-    def pods(self, client: KubernetesClient, owner: Owner) -> tuple[Pod, ...]:
-        return client.list_pods(owner.namespace, self.selector(owner))
 
     def stop(self, client: KubernetesClient, owner: Owner, pod: Pod | None, record: RestartRecord, dry: bool) -> None:
         order = str(OldPods.of(self.pods(client, owner)))
@@ -189,30 +188,21 @@ class Suspend:
 
 
 @dataclass(frozen=True)
-class Rollout:
+class Rollout(Target):
     """A new pod template makes the controller replace every pod, by the object's own strategy."""
 
-    kind: GroupKind
-    cost: str
     refusal: Callable[[Owner], Refused | None] = lambda owner: None
     template: tuple[str, ...] = ("spec", "template")
-    selector: Callable[[Owner], str] = lambda owner: selector_of(owner.spec.get("selector") or {})
 
     def check(self, owner: Owner, pod: Pod | None) -> None:
         check_managers(owner)
         if refusal := self.refusal(owner):
             raise refusal
 
-    def pods(self, client: KubernetesClient, owner: Owner) -> tuple[Pod, ...]:
-        return client.list_pods(owner.namespace, self.selector(owner))
-
     def stop(self, client: KubernetesClient, owner: Owner, pod: Pod | None, record: RestartRecord, dry: bool) -> None:
         order = str(OldPods.of(self.pods(client, owner)))
         body = nested((*self.template, "metadata", "annotations", RESTARTED_BY), record.by or "gpufrag")
         store(client, owner, replace(record, phase=WAITING, order=order), body, dry)
-
-    def start(self, client: KubernetesClient, owner: Owner, record: RestartRecord) -> None:
-        store(client, owner, replace(record, phase=WAITING), {})
 
     def state(self, client: KubernetesClient, owner: Owner, record: RestartRecord) -> State:
         mark = field_at(owner.raw, (*self.template, "metadata", "annotations", RESTARTED_BY))
@@ -232,12 +222,9 @@ def rolled_out(owner: Owner) -> bool:
 
 
 @dataclass(frozen=True)
-class Evict:
+class Evict(Target):
     """Evict the pod that the alert names; its controller replaces it. The order is the pod's name and uid."""
 
-    kind: GroupKind
-    cost: str
-    selector: Callable[[Owner], str]
     refusal: Callable[[Owner, Pod | None], Refused | None] = lambda owner, pod: None
     whole: Callable[[Owner], bool] = lambda owner: True
     """Whether the controller reports that all of it runs."""
@@ -249,9 +236,6 @@ class Evict:
         check_managers(owner)
         if refusal := self.refusal(owner, pod):
             raise refusal
-
-    def pods(self, client: KubernetesClient, owner: Owner) -> tuple[Pod, ...]:
-        return client.list_pods(owner.namespace, self.selector(owner))
 
     def stop(self, client: KubernetesClient, owner: Owner, pod: Pod | None, record: RestartRecord, dry: bool) -> None:
         if self.instead and self.rolls(owner):
@@ -268,9 +252,6 @@ class Evict:
             if client.get_pod(victim.namespace, victim.name).uid == victim.uid:
                 raise
         return None
-
-    def start(self, client: KubernetesClient, owner: Owner, record: RestartRecord) -> None:
-        store(client, owner, replace(record, phase=WAITING), {})
 
     def state(self, client: KubernetesClient, owner: Owner, record: RestartRecord) -> State:
         if self.instead and self.rolls(owner):
@@ -294,11 +275,8 @@ def _evicted(owner: Owner, record: RestartRecord) -> Pod | None:
 
 
 @dataclass(frozen=True)
-class VolcanoJob:
+class VolcanoJob(Target):
     """A Command object, which Volcano deletes as it carries it out. The order is the job's version before it."""
-
-    cost: str
-    kind: GroupKind = VOLCANO_JOB
 
     def check(self, owner: Owner, pod: Pod | None) -> None:
         check_managers(owner)
@@ -306,17 +284,11 @@ class VolcanoJob:
         if used + 1 >= limit:
             raise Refused(reasons.NO_RETRIES_LEFT, f"{used} of maxRetry {limit} used")
 
-    def pods(self, client: KubernetesClient, owner: Owner) -> tuple[Pod, ...]:
-        return client.list_pods(owner.namespace, f"volcano.sh/job-name={owner.name}")
-
     def stop(self, client: KubernetesClient, owner: Owner, pod: Pod | None, record: RestartRecord, dry: bool) -> None:
         version = _version(owner)
         store(client, owner, replace(record, phase=WAITING, order=version), {}, dry)
         with suppress(Conflict):  # sent before, and not carried out yet
             client.create_command(owner.ref, "RestartJob", f"gpufrag-{owner.uid}-{version}", dry)
-
-    def start(self, client: KubernetesClient, owner: Owner, record: RestartRecord) -> None:
-        store(client, owner, replace(record, phase=WAITING), {})
 
     def state(self, client: KubernetesClient, owner: Owner, record: RestartRecord) -> State:
         alive = [pod for pod in self.pods(client, owner) if pod.alive]
@@ -380,6 +352,10 @@ def _ray_selector(owner: Owner) -> str:
     return f"ray.io/cluster={owner.status.get('rayClusterName') or owner.name}"
 
 
+def _own_selector(owner: Owner) -> str:
+    return selector_of(owner.spec.get("selector") or {})
+
+
 def _label(name: str) -> Callable[[Owner], str]:
     return lambda owner: f"{name}={owner.name}"
 
@@ -417,7 +393,11 @@ _ALL: tuple[Target, ...] = (
         refusal=_ray_refusal,
         elastic=lambda owner: bool(field_at(owner.spec, ("rayClusterSpec", "enableInTreeAutoscaling"))),
     ),
-    VolcanoJob(cost="all its tasks stop and start together; one of its maxRetry is used"),
+    VolcanoJob(
+        VOLCANO_JOB,
+        selector=_label("volcano.sh/job-name"),
+        cost="all its tasks stop and start together; one of its maxRetry is used",
+    ),
     Evict(
         LEADER_WORKER_SET,
         cost=_LWS_COST,
@@ -439,11 +419,13 @@ _ALL: tuple[Target, ...] = (
     ),
     Rollout(
         DEPLOYMENT,
+        selector=_own_selector,
         cost="pods are replaced according to the Deployment's strategy; with maxSurge, it temporarily needs more GPUs",
         refusal=lambda owner: Refused(reasons.ROLLOUT_PAUSED) if owner.spec.get("paused") else None,
     ),
     Rollout(
         STATEFUL_SET,
+        selector=_own_selector,
         cost="every pod is replaced in place, one after another, the last first",
         refusal=lambda owner: (
             Refused(reasons.ON_DELETE) if field_at(owner.spec, ("updateStrategy", "type")) == "OnDelete" else None
