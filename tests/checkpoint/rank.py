@@ -1,6 +1,6 @@
 """A rank of torchrun: a small model in DDP on gloo, which saves with a collective. `SCENE` selects the fault.
 
-Its agent's source is scripted, for there is no GPU; steps are told by torch's own hook.
+Its agent's source is scripted, because there is no GPU; torch's own hook counts the steps.
 """
 
 from __future__ import annotations

@@ -113,10 +113,10 @@ def test_two_ranks_save_at_one_step(scripts, folder, eventually):
     eventually(lambda: len(list(folder.glob("*.sock"))) == 2)
     for rank in ranks:
         rank.send_signal(signal.SIGTERM)
-    told = [rank.communicate(timeout=PATIENCE) for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [42, 42], told
-    assert told[0][0] == told[1][0]
-    assert told[0][0].startswith("saved ")
+    outputs = [rank.communicate(timeout=PATIENCE) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [42, 42], outputs
+    assert outputs[0][0] == outputs[1][0]
+    assert outputs[0][0].startswith("saved ")
 
 
 UNDER_WAY = """

@@ -48,7 +48,7 @@ def test_missing_interpreter_is_an_obstacle(script):
 
 @pytest.mark.parametrize("dry_run", [True, False])
 def test_job_whose_program_is_gone_keeps_running(start, script, dry_run):
-    path = script(SCRIPT.format(at_term="echo told >> $LOG"))
+    path = script(SCRIPT.format(at_term="echo received >> $LOG"))
     it = start("--name", "train", "--", str(path))
     it.until("ready")
     path.unlink()

@@ -16,12 +16,12 @@ JOB = """
 import os, signal, sys, time
 log = open(os.environ["LOG"], "a", buffering=1)
 say = lambda text: log.write(text + "\\n")
-def told(number, frame):
+def received(number, frame):
     say(signal.Signals(number).name)
     if number == signal.SIGTERM:
         sys.exit(CODE)
 for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-    signal.signal(number, told)
+    signal.signal(number, received)
 say(f"count {os.environ['GPUFRAG_RESTART_COUNT']}")
 say(f"pid {os.getpid()}")
 say("ready")
@@ -144,11 +144,11 @@ def test_job_ended_during_a_restart_stays_ended(start):
         "--",
         "sh",
         "-c",
-        "trap 'echo told >> $LOG' TERM; trap 'exit 5' INT; " + READY,
+        "trap 'echo received >> $LOG' TERM; trap 'exit 5' INT; " + READY,
     )
     it.until("ready")
     assert it.ask("restart", restarts=0)["ok"]
-    it.until("told")
+    it.until("received")
     it.process.send_signal(signal.SIGINT)
     assert (it.end(), it.lines.count("ready")) == (5, 1)
 
