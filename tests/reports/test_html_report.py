@@ -234,6 +234,14 @@ class TestInBrowser:
         browser.press("Enter")
         assert float(browser.run(width)) > float(before)
 
+    def test_flame_graph_shows_a_frame_in_the_map(self, browser: Browser, tmp_path: Path) -> None:
+        open_report(browser, tmp_path / "report.html", report(run(growing_cache)))
+        browser.run("document.querySelector('.flames[data-tree=stranded] g.frame').focus()")
+        browser.press("ArrowDown")
+        browser.press("m")
+        assert browser.run("document.querySelector('.toolbar input').value").startswith("/job/train.py:")
+        assert "pins" in browser.run("document.querySelector('.details').textContent")
+
     def test_hostile_stack_runs_no_script(self, browser: Browser, tmp_path: Path) -> None:
         open_report(browser, tmp_path / "report.html", report(hostile_snapshot()))
         browser.run("document.querySelector('.scroller').focus()")
