@@ -7,7 +7,8 @@ own active_bytes.all.peak between switching on and reading is compared with the 
 transformers for the Trainer loops and timm for the convnet; a loop whose library is missing is skipped.
 
 Overhead: pairs of eight-second stretches of the same work, with an agent at default settings and without, in
-alternating order. `gpu` waits for the GPU, `host` launches small kernels. Printed is the geometric mean of the ratios
+alternating order; a first pair warms up and is dropped. Run it on an idle machine.
+`gpu` waits for the GPU, `host` launches small kernels. Printed is the geometric mean of the ratios
 of step times (with over without) and its 95 % confidence interval.
 """
 
@@ -245,16 +246,17 @@ def overhead(name: str, loop: GpuBound, pairs: int) -> dict[str, Any]:
     loop.seconds_per_step(SETTLE_STEPS)
     steps = max(1, round(STRETCH_SECONDS / loop.seconds_per_step(20)))
     ratios, recordings = [], 0
-    for number in range(pairs):
+    for number in range(-1, pairs):
         times = {}
         for with_agent in (number % 2 == 0, number % 2 == 1):
             agent.start() if with_agent else agent.stop()
             loop.seconds_per_step(SETTLE_STEPS)  # starting and stopping are no part of a step
             times[with_agent] = loop.seconds_per_step(steps)
-            if with_agent and (latest := agent.latest()):
+            if with_agent and number >= 0 and (latest := agent.latest()):
                 recordings += latest.health.recordings.get("recorded", 0)
             agent.stop()
-        ratios.append(times[True] / times[False])
+        if number >= 0:
+            ratios.append(times[True] / times[False])
     logs = [math.log(ratio) for ratio in ratios]
     middle, half = statistics.mean(logs), T_95[pairs - 1] * statistics.stdev(logs) / math.sqrt(pairs)
     return {

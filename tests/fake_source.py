@@ -189,3 +189,21 @@ class MovingSource(RecordingSource):
         if not self.orders:
             return None
         return Defragmentations(5_000_000, 0.25, {"private-pool": 3}, 1_000_000, 8_000_000)
+
+
+@dataclass
+class StackedSource(LiveSource):
+    """One that records stacks: `copies` has the live memory by call site, one for each time it is asked."""
+
+    copies: list[Sites | None] = field(default_factory=list)
+    stacked: list[str] = field(default_factory=list)
+    refuses: bool = False
+
+    def start_stacks(self) -> bool:
+        self.stacked.append("start")
+        return not self.refuses
+
+    def allocated_since(self, stop: bool) -> Callable[[], Sites] | None:
+        self.stacked.append("stop" if stop else "copy")
+        sites = self.copies.pop(0)
+        return None if sites is None else lambda: sites

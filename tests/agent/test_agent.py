@@ -13,7 +13,8 @@ from fake_source import LiveSource
 from gpufrag.agent.agent import keep_report
 from gpufrag.metrics import families
 from gpufrag.metrics.view import Fleet, RankView
-from gpufrag.wire.folder import FileName, ReportName
+from gpufrag.wire import recording
+from gpufrag.wire.folder import RECORDING_SUFFIX, FileName, ReportName
 from gpufrag.wire.oom_report import OomReport
 from gpufrag.wire.oom_report import decode as decode_report
 from gpufrag.wire.sample import Identity, ProcessSample, decode
@@ -30,8 +31,8 @@ def published(folder: Path) -> ProcessSample | None:
 
 
 def moments(folder: Path) -> set[str]:
-    sample = published(folder)
-    return {snapshot.at for device in sample.devices for snapshot in device.snapshots} if sample else set()
+    """Of the recording, which the sidecar measures."""
+    return {recording.decode(file.read_bytes()).at for file in folder.glob(f"*{RECORDING_SUFFIX}")}
 
 
 def reports(folder: Path) -> list[OomReport]:

@@ -4,14 +4,14 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from fake_source import HandClock, LiveSource, ScriptedSource
-from gpufrag.agent.leak_watch import BURST, SHARE
+from fake_source import HandClock, LiveSource, ScriptedSource, StackedSource
+from gpufrag.agent.leak_watch import BURST, NAMED_STEPS, SHARE
 from gpufrag.agent.sampler import Sampler
 from gpufrag.agent.settings import AgentSettings
-from gpufrag.model.call_sites import Held
+from gpufrag.model.call_sites import Held, Sites
 from gpufrag.model.leaks import FEWEST, LASTING
 from gpufrag.wire.error_counter import ErrorCounter
-from gpufrag.wire.sample import Identity, Leak
+from gpufrag.wire.sample import GrowingStack, Identity, Leak
 
 IDENTITY = Identity("host", 1, 1.0)
 MB = 1_000_000
@@ -40,9 +40,9 @@ class Job:
         return device.leak
 
 
-def job(threshold: int = MB, **scripted: object) -> Job:
+def job(threshold: int = MB, kind: type[LiveSource] = LiveSource, **scripted: object) -> Job:
     clock = HandClock()
-    source = LiveSource(clock=clock, **scripted)
+    source = kind(clock=clock, **scripted)
     sampler = Sampler(source, AgentSettings(leak_threshold=threshold), ErrorCounter(), clock.clocks)
     made = Job(source, sampler, clock)
     sampler.watch_steps(lambda: made.woken.append(source.lives))
@@ -206,3 +206,60 @@ def test_history_names_the_growing_place(caplog: pytest.LogCaptureFixture) -> No
     assert [place.frames for place in leak.stacks] == [PLACE]
     assert leak.stacks[0].grown > 0
     assert [PLACE[0] in line for line in caplog.messages] == [False, True]
+
+
+# --- the lines of a leak, without the user
+
+LEAK, BUFFER = ("/job/train.py:40 step",), ("/job/train.py:12 load",)
+
+
+def sites(steps: int) -> Sites:
+    """A line that keeps two blocks per step, and one whose block is replaced in each step."""
+    return {0: {LEAK: Held(2 * MB * steps, 2 * steps), BUFFER: Held(9 * MB, 1)}}
+
+
+@pytest.fixture
+def leaking() -> Job:
+    found = job(kind=StackedSource, cost=0.0, copies=[sites(1), sites(NAMED_STEPS)])
+    found.steps(60, kept=2 * MB)
+    assert found.leak() is not None
+    return found
+
+
+def test_lines_that_keep_blocks_in_each_step_are_named(leaking: Job) -> None:
+    leaking.steps(NAMED_STEPS + 1, kept=2 * MB)
+    leak = leaking.leak()
+    assert leak is not None
+    assert leak.stacks == (GrowingStack(2 * MB * (NAMED_STEPS - 1), 2 * (NAMED_STEPS - 1), LEAK),)
+    assert leaking.source.stacked == ["start", "copy", "stop"]
+
+
+def test_stacks_are_recorded_once_for_each_growth(leaking: Job) -> None:
+    for _ in range(5):
+        leaking.steps(20, kept=2 * MB)
+        leaking.leak()
+    assert leaking.source.stacked.count("start") == 1
+
+
+@pytest.mark.parametrize("lost", [0, 1], ids=["after the first step", "at the end"])
+def test_program_that_takes_the_history_ends_the_search(leaking: Job, lost: int) -> None:
+    leaking.source.copies[lost] = None
+    leaking.steps(10, kept=2 * MB)
+    leak = leaking.leak()
+    assert leak is not None
+    assert leak.stacks == ()
+    assert not leaking.sampler.recorder.underway
+
+
+def test_torch_that_cannot_resolve_stacks_quickly_is_not_asked_again() -> None:
+    found = job(kind=StackedSource, cost=0.0, refuses=True)
+    found.steps(60, kept=2 * MB)
+    found.leak()
+    found.steps(20, kept=2 * MB)
+    assert found.source.stacked == ["start"]
+
+
+def test_recording_of_stacks_ends_with_the_agent(leaking: Job) -> None:
+    leaking.steps(1, kept=2 * MB)
+    leaking.sampler.close()
+    assert leaking.source.stacked == ["start", "stop"]

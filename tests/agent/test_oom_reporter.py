@@ -20,11 +20,14 @@ from gpufrag.model.fragmentation import measure
 from gpufrag.model.verdict import Cause
 from gpufrag.wire.error_counter import ErrorCounter
 from gpufrag.wire.oom_report import MAX_BYTES, OomReport, encode
-from gpufrag.wire.sample import DeviceSample, Identity, ProcessSample
+from gpufrag.wire.sample import DeviceSample, Identity, ProcessSample, Snapshot
 
 IDENTITY = Identity("host", 7, 1.0, rank=3)
 GIB = 1 << 30
 DEVICE = DeviceSample(0, "native")
+
+
+PEAK = Snapshot(1.0, "peak", 0.005, measure(ScriptedSource().heap, Driver()))
 
 
 @dataclass
@@ -40,7 +43,13 @@ class Bench:
 
     def __post_init__(self) -> None:
         self.reporter = OomReporter(
-            self.capture, lambda: IDENTITY, self._keep, self._publish, self.errors, self.clock.clocks
+            self.capture,
+            lambda: IDENTITY,
+            self._keep,
+            self._publish,
+            self.errors,
+            self.clock.clocks,
+            {0: PEAK}.get,
         )
         self.reporter.watching = True
 
@@ -75,6 +84,12 @@ def raising(error: Exception) -> Callable[..., None]:
         raise error
 
     return fail
+
+
+@pytest.mark.parametrize(("device", "peak"), [(0, PEAK), (1, None)])
+def test_report_has_the_peak_of_the_last_recorded_step(bench: Bench, device: int, peak: Snapshot | None) -> None:
+    bench.fail(device=device)
+    assert bench.kept[0].last_peak == peak
 
 
 def test_report_has_request_heap_and_verdict(bench: Bench) -> None:

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fake_source import HandClock, RecordingSource, ScriptedSource
-from gpufrag.agent.sampler import SHORTEST_WINDOW, WINDOWS_KEPT, WINDOWS_KEPT_ALONE, Sampler, current, driver_at
+from gpufrag.agent import sampler as sampler_module
+from gpufrag.agent.sampler import Sampler, driver_at
 from gpufrag.agent.settings import AgentSettings
 from gpufrag.agent.sources import DeviceReading
 from gpufrag.agent.step_recorder import (
@@ -30,6 +31,8 @@ from gpufrag.model.heap import INACTIVE, Heap, Segment
 from gpufrag.model.settings import MIB
 from gpufrag.model.step import StepEvents, read_step
 from gpufrag.wire.error_counter import ErrorCounter
+from gpufrag.wire.measuring import SHORTEST_WINDOW, WINDOWS_KEPT, WINDOWS_KEPT_ALONE, current
+from gpufrag.wire.recording import decode
 from gpufrag.wire.sample import DeviceSample, DriverReading, Identity, PoolTotals, ProcessSample, Snapshot, Totals
 from signal_handlers import handled
 from simulated_trace import Recorder
@@ -64,9 +67,10 @@ def watched(sampler: Sampler) -> Callable[[], int]:
 
 
 def sample_of(sampler: Sampler) -> ProcessSample:
+    """With what the sidecar would measure."""
     sampler.read()
     sampler.digest()
-    return sampler.sample(IDENTITY)
+    return sampler.measured(sampler.sample(IDENTITY))
 
 
 def device_of(sampler: Sampler) -> DeviceSample:
@@ -144,10 +148,42 @@ def test_peak_of_the_recorded_step_is_published(recorded, recording) -> None:
 def test_recorded_step_is_taken_once_for_the_sidecar(recorded, recording) -> None:
     recorded_program(recording)
     recorded.digest()
-    (device,) = recorded.take_recording().devices
+    (device,) = decode(recorded.take_recording()).devices
     assert (device.heap, device.driver.limit) == (recording.heap, recording.size // 2)
     assert read_step(device.events, device.heap).peak_active == 70 * MIB
     assert recorded.take_recording() is None
+
+
+def test_training_process_measures_nothing_on_its_own(recorded, recording) -> None:
+    recording.events, recording.heap, _ = recorded_program()
+    recording.step()
+    recording.step()
+    recorded.read()
+    recorded.digest()
+    (device,) = recorded.sample(IDENTITY).devices
+    assert (device.snapshots, device.largest_recurring) == ((), None)
+
+
+def test_each_recording_is_measured_once(recorded, recording, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[object] = []
+    monkeypatch.setattr(sampler_module, "measure_recording", lambda found: measured.append(found) or ())
+    recording.step()
+    recording.step()
+    for _ in range(3):
+        sample_of(recorded)
+    assert len(measured) == 1
+
+
+def test_last_peak_is_of_the_step_recorded_last(recorded, recording) -> None:
+    assert recorded.last_peak(0) is None
+    recording.events, recording.heap, peak = recorded_program()
+    recording.step()
+    recording.step()
+    recorded.digest()
+    found = recorded.last_peak(0)
+    assert found is not None
+    assert (found.at, found.measured.active) == ("peak", peak)
+    assert recorded.last_peak(1) is None
 
 
 def test_largest_request_goes_with_its_peak(recorded, recording, clock) -> None:

@@ -10,7 +10,7 @@ from fake_torch import VERSIONS, Machine, torch_of
 from gpufrag.agent.sources import RecordsEvents
 from gpufrag.agent.step_recorder import HISTORY_IN_USE, NOT_YET, UNSUPPORTED
 from gpufrag.agent.torch.history import CALLS
-from gpufrag.agent.torch.source import TorchSource
+from gpufrag.agent.torch.source import AFFORDABLE_EVENTS, TorchSource
 from gpufrag.wire.error_counter import ErrorCounter
 
 EVENT = {"action": "alloc", "addr": 4096, "size": 512, "stream": 0}
@@ -91,6 +91,59 @@ def test_history_of_the_program_is_never_touched(source: TorchSource, torch: Any
     assert machine.history
     assert machine.recorded == ("all", "all", 77)
     assert machine.trace == [EVENT]
+
+
+MARK = EVENT | {"action": "snapshot"}
+
+
+@pytest.fixture
+def borrowing() -> tuple[TorchSource, Any, Machine]:
+    """A source that saw no history, in a program that then starts one."""
+    machine = Machine()
+    torch = torch_of(machine)
+    source = TorchSource(torch, ErrorCounter(), {})
+    source.read()
+    source.capture()
+    torch.cuda.memory._record_memory_history(max_entries=77)
+    return source, torch, machine
+
+
+@pytest.mark.parametrize("allocations", [1, 2])
+def test_short_history_of_the_program_is_read_and_left_alone(borrowing: Any, allocations: int) -> None:
+    source, _, machine = borrowing
+    assert source.start_recording(1000) is None
+    machine.trace += [EVENT, MARK, EVENT | {"size": 1024}, MARK, EVENT]
+    machine.allocations += allocations
+    capture = source.finish_recording(read=True)
+    assert capture is not None
+    assert (machine.history, machine.recorded, len(machine.trace)) == (True, ("all", "all", 77), 5)
+    if allocations == 1:
+        assert capture.events is not None
+        assert (capture.complete, capture.events()[0].sizes) == (True, [1024])
+    else:
+        assert capture.events is None, "it is not the history in which the step began"
+
+
+def test_history_of_the_program_that_ends_during_the_step_is_lost(borrowing: Any) -> None:
+    source, torch, _ = borrowing
+    source.start_recording(1000)
+    torch.cuda.memory._record_memory_history(enabled=None)
+    assert source.recorded_events() is None
+    assert source.finish_recording(read=False) is None
+
+
+@pytest.mark.parametrize("during", [False, True], ids=["before the step", "during the step"])
+def test_long_history_of_the_program_is_not_read(borrowing: Any, during: bool) -> None:
+    source, _, machine = borrowing
+    if during:
+        source.start_recording(1000)
+    machine.allocations += AFFORDABLE_EVENTS // 3 + 1
+    if during:
+        capture = source.finish_recording(read=True)
+        assert capture is not None
+        assert capture.events is None
+    else:
+        assert source.start_recording(1000) == HISTORY_IN_USE
 
 
 @pytest.mark.parametrize("arguments", [(), (True,), (None,)], ids=["new form", "legacy form", "stop"])

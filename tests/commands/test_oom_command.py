@@ -15,7 +15,7 @@ from gpufrag.agent.agent import keep_report
 from gpufrag.cli import main
 from gpufrag.model.fragmentation import measure
 from gpufrag.wire.oom_report import Frame, OomReport, Point
-from gpufrag.wire.sample import DriverReading, Identity
+from gpufrag.wire.sample import DriverReading, Identity, Snapshot
 from helpers import TESTS, golden_case_named
 
 GIB = 1 << 30
@@ -51,6 +51,15 @@ def _report(number: int = 1, host: str = "node-7", **changes: object) -> OomRepo
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("GPUFRAG_DIR", str(tmp_path))
     return tmp_path
+
+
+def test_report_shows_the_peak_of_the_last_recorded_step(cli, folder: Path) -> None:
+    case = golden_case_named("train-cap4")
+    peak = Snapshot(1_763_999_981.0, "peak", 0.005, measure(case.heap, case.driver))
+    keep_report(folder, _report(last_peak=peak))
+    shown = cli("oom", "show", _report().id)
+    assert "memory at the peak of the step recorded 20.0 s before" in shown
+    assert shown.count("largest_allocatable") == 2, "at the error and at the peak"
 
 
 def test_list_has_a_line_per_report_newest_first(cli, folder: Path) -> None:

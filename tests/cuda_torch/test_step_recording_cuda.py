@@ -66,7 +66,7 @@ def test_peak_of_a_step_is_torchs_own(watched: None) -> None:
     true_peak = torch.cuda.memory_stats()["active_bytes.all.peak"]
     found = trained_until(lambda sample: at_peak(sample) == true_peak, stack)
     assert found.health.errors == {}
-    assert found.health.recordings.keys() == {"recorded"}
+    assert found.health.recordings.keys() <= {"recorded"}
 
 
 def test_torchs_peaks_are_left_alone(watched: None) -> None:
@@ -102,9 +102,29 @@ def test_process_without_steps_has_the_peak_of_a_slice(watched: None) -> None:
         torch.empty(1 << 28, dtype=torch.uint8, device="cuda")
         found = agent.latest()
         if found and at_peak(found) >= 1 << 28:
-            assert found.health.recordings.keys() == {"recorded"}, "more than 100,000 events are no reason"
+            assert found.health.recordings.keys() <= {"recorded"}, "more than 100,000 events are no reason"
             return
     raise AssertionError(f"no peak of a slice in {PATIENCE} s: {agent.latest()}")
+
+
+def test_lines_of_a_leak_are_named_without_the_user(tmp_path: Path) -> None:
+    stack, kept = Stack(layers=2), []
+    agent.start(interval=1000.0, budget=0.5, folder=tmp_path)
+    try:
+        deadline = time.monotonic() + PATIENCE
+        while time.monotonic() < deadline:
+            stack.step(64)
+            kept.append(torch.empty(1 << 22, dtype=torch.uint8, device="cuda"))
+            found = agent.latest()
+            leak = found.devices[0].leak if found and found.devices else None
+            if leak is not None and leak.stacks:
+                break
+        else:
+            raise AssertionError(f"no line in {PATIENCE} s: {agent.latest()}")
+        assert [frame for frame in leak.stacks[0].frames if "test_lines_of_a_leak" in frame]
+        assert not torch._C._cuda_isHistoryEnabled()
+    finally:
+        agent.stop()
 
 
 def test_recording_does_not_break_a_graph_capture(watched: None, assert_computed: Compare) -> None:

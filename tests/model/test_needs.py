@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import gzip
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from gpufrag.errors import BadInput
 from gpufrag.model.allocatable import Driver
-from gpufrag.model.heap import parse
+from gpufrag.model.heap import INACTIVE, Heap, parse
 from gpufrag.model.needs import CANDIDATES, RECORDED, Needs, step_needs
-from gpufrag.model.settings import SEGMENT_GRID
+from gpufrag.model.settings import MIB, SEGMENT_GRID
 from gpufrag.model.step import StepEvents
 from helpers import TESTS
+from simulated_trace import Recorder
 
 GIB = 1 << 30
 
@@ -45,10 +47,33 @@ def test_margin_is_limit_less_smallest_limit(step: tuple[dict[str, Any], Needs])
     assert step[1].margin == 40 * GIB - step[1].smallest_limits[RECORDED]
 
 
-def test_recorded_settings_equal_to_a_candidate_share_its_limit() -> None:
-    raw = recorded("gpt2-exp-0")
-    needs = step_needs(0, raw["heap"], raw["events"], Driver(None, 141 * GIB, None))
-    assert needs.smallest_limits[RECORDED] == needs.smallest_limits["expandable_segments"]
+def pinned_step(pieces: int) -> tuple[Heap, StepEvents]:
+    """A step that needs 30 MiB, after `pieces` segments of 40 MiB have each kept a block of 21 MiB."""
+    recorder = Recorder()
+    for _ in range(pieces):
+        wide = recorder.malloc(40 * MIB)
+        assert wide is not None
+        recorder.free(wide)
+        recorder.malloc(21 * MIB)
+    begin = len(recorder.trace)
+    block = recorder.malloc(30 * MIB)
+    assert block is not None
+    recorder.free(block)
+    rows = [(event.action, event.address or 0, event.size, event.stream) for event in recorder.trace[begin:]]
+    return recorder.heap(), StepEvents(*map(list, zip(*rows)))
+
+
+def test_recorded_settings_count_fragmentation_of_earlier_steps() -> None:
+    limits = step_needs(0, *pinned_step(4), Driver()).smallest_limits
+    assert limits[RECORDED] == (4 * 40 + 30) * MIB
+    assert limits["default"] == (4 * 22 + 30) * MIB, "packed: each block in a segment of its own size"
+
+
+def test_segments_cached_before_the_step_count_only_if_the_limit_has_room() -> None:
+    heap, events = pinned_step(1)
+    cached = heap.segments[0]._replace(address=1 << 50, sizes=(100 * MIB,), requested=(0,), states=(INACTIVE,))
+    with_cache = replace(heap, segments=(*heap.segments, cached))
+    assert step_needs(0, with_cache, events, Driver()).smallest_limits[RECORDED] == (40 + 30) * MIB
 
 
 def test_margin_without_a_limit_is_unknown() -> None:

@@ -96,10 +96,30 @@ def test_peak_of_random_program_is_exact(before, during, settings) -> None:
         play(recorder, live, waiting, kind, number)
         if recorder.active > peak:
             peak, heap = recorder.active, recorder.heap()
-    step = read_step(columns(recorder, begin), recorder.heap())
+    events, end = columns(recorder, begin), recorder.heap()
+    step = read_step(events, end)
     if step.start_active == start:  # else the rest that torch left to a block from before is not known
         assert (step.peak_active, plain(step.peak)) == (peak, plain(heap))
     assert 0 <= start - step.start_active <= MIB * len(before)
+    counted = read_step(events, end, active_before=start)
+    assert counted.start_active == start
+    assert 0 <= counted.peak_active - peak <= start - step.start_active
+
+
+def test_rest_that_torch_left_to_an_older_block_is_found_by_its_counter() -> None:
+    """The block after it ended before the step, so no event of the step shows where the older one ends."""
+    recorder = Recorder()
+    _, hole, after = [recorder.malloc(size * MIB) for size in (6, 7, 7)]
+    recorder.free(hole)
+    older = recorder.malloc(6 * MIB + MIB // 2)
+    recorder.free(after)
+    begin, start = len(recorder.trace), recorder.active
+    recorder.malloc(30 * MIB)
+    recorder.free(older)
+    events, end = columns(recorder, begin), recorder.heap()
+    assert read_step(events, end).peak_active == start + 30 * MIB - MIB // 2
+    assert read_step(events, end, active_before=start).peak_active == recorder.peak_active
+    assert read_step(events, end, active_before=start + 2 * MIB).peak_active < recorder.peak_active, "another thread's"
 
 
 def test_block_that_waits_for_a_stream_at_the_peak_is_awaiting() -> None:

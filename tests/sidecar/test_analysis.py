@@ -6,17 +6,18 @@ import gzip
 import json
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from gpufrag.model.allocatable import Driver
-from gpufrag.model.heap import parse
+from gpufrag.model.heap import Heap, parse
 from gpufrag.model.step import StepEvents
-from gpufrag.sidecar.analysis import ANALYSED, FAILED, SKIPPED, TIMED_OUT, Analyzer, analyse
+from gpufrag.sidecar.analysis import ANALYSED, FAILED, INCONSISTENT, SKIPPED, TIMED_OUT, Analyzer, RankFigures, analyse
 from gpufrag.wire.folder import FileName
-from gpufrag.wire.recording import DeviceRecording, Recording, encode
+from gpufrag.wire.recording import DeviceRecording, Recording, decode, encode
 from helpers import TESTS
 
 RANK = FileName("host", 4711, 1000)
@@ -51,7 +52,7 @@ def test_real_step_is_analysed() -> None:
     (step,) = analyse(encode(Recording(50.0, 0.5, "2.11.0", (one,))))
     assert (step.device, step.time, step.seconds, step.limit) == (0, 50.0, 0.5, 20 * GIB)
     assert step.peak_active == raw["true_peak"]
-    assert step.smallest_limits["recorded"] == step.smallest_limits["expandable_segments"]
+    assert step.smallest_limits["recorded"] > step.smallest_limits["expandable_segments"], "from its own heap"
 
 
 @pytest.fixture
@@ -83,10 +84,13 @@ def write(folder: Path, name: FileName, data: bytes, time_ns: int = 10**9) -> No
 def test_recording_is_analysed(tmp_path: Path, recorded: bytes, analyzer: Analyzer) -> None:
     write(tmp_path, RANK, recorded)
     until(analyzer, lambda: analyzer.counts[ANALYSED] == 1, RANK)
-    (step,) = analyzer.look([RANK])[RANK]
+    figures = analyzer.look([RANK])[RANK]
+    (step,) = figures.steps
     assert (step.peak_active, step.largest_request, step.allocations) == (32 << 20, 20 << 20, 1)
-    assert step.smallest_limits["recorded"] == 32 << 20
+    assert (step.smallest_limits["recorded"], step.smallest_limits["default"]) == (40 << 20, 32 << 20)
     assert analyse(recorded) == (step,)
+    active = {shot.at: shot.measured.active for shot in figures.devices[0].snapshots}
+    assert (active, figures.devices[0].largest_request) == ({"boundary": 12 << 20, "peak": 32 << 20}, 20 << 20)
 
 
 def test_worker_imports_nothing_from_the_working_directory(
@@ -106,7 +110,7 @@ def test_next_recording_waits_for_budget(tmp_path: Path, recorded: bytes, analyz
     write(tmp_path, RANK, recorded, time_ns=2 * 10**9)
     analyzer.look([RANK])
     write(tmp_path, RANK, recorded, time_ns=3 * 10**9)
-    analyzer.look([RANK])
+    until(analyzer, lambda: analyzer.counts[SKIPPED] == 1, RANK)
     assert analyzer.counts == {ANALYSED: 1, SKIPPED: 1}
     clock.now = 1e6
     until(analyzer, lambda: analyzer.counts[ANALYSED] == 2, RANK)
@@ -116,21 +120,49 @@ def test_budget_of_one_rank_does_not_hold_up_another(tmp_path: Path, recorded: b
     write(tmp_path, RANK, recorded)
     write(tmp_path, OTHER, recorded)
     until(analyzer, lambda: analyzer.counts[ANALYSED] == 2, RANK, OTHER)
-    assert set(analyzer.look([RANK, OTHER])) == {RANK, OTHER}
+    assert all(figures.steps for figures in analyzer.look([RANK, OTHER]).values())
 
 
 def test_broken_recording_is_counted(tmp_path: Path, analyzer: Analyzer, caplog: pytest.LogCaptureFixture) -> None:
     write(tmp_path, RANK, b"nonsense")
     until(analyzer, lambda: analyzer.counts[FAILED] == 1, RANK)
-    assert analyzer.look([RANK]) == {}
+    assert analyzer.look([RANK])[RANK] == RankFigures()
     assert "step analysis failed" in caplog.text
+
+
+def step_of(at: str, events: StepEvents | None, heap: Heap) -> bytes:
+    one = DeviceRecording(0, heap, events, Driver(100 * GIB, 141 * GIB, 20 * GIB))
+    return encode(Recording(time.time(), 0.5, "2.11.0", (one,), at))
+
+
+def test_events_that_do_not_lead_to_the_heap_leave_the_boundary(tmp_path, recorded: bytes, analyzer: Analyzer) -> None:
+    wrong = StepEvents(["alloc"], [12345], [512], [0])
+    write(tmp_path, RANK, step_of("boundary", wrong, decode(recorded).devices[0].heap))
+    until(analyzer, lambda: analyzer.counts[INCONSISTENT] == 1, RANK)
+    (device,) = analyzer.look([RANK])[RANK].devices.values()
+    assert ([shot.at for shot in device.snapshots], device.largest_request) == (["boundary"], None)
+
+
+def test_snapshot_without_events_keeps_the_earlier_peak(tmp_path: Path, recorded: bytes, analyzer: Analyzer) -> None:
+    write(tmp_path, RANK, recorded)
+    until(analyzer, lambda: analyzer.counts[ANALYSED] == 1, RANK)
+    analyzer._clock.now = 1e6  # type: ignore[attr-defined]
+    write(tmp_path, RANK, step_of("timer", None, decode(recorded).devices[0].heap), time_ns=2 * 10**9)
+    until(analyzer, lambda: len(analyzer.look([RANK])[RANK].devices[0].snapshots) == 3, RANK)
+    figures = analyzer.look([RANK])[RANK]
+    assert ({shot.at for shot in figures.devices[0].snapshots}, figures.devices[0].largest_request) == (
+        {"boundary", "peak", "timer"},
+        20 << 20,
+    )
+    assert figures.steps
+    assert analyzer.counts == {ANALYSED: 1}
 
 
 def test_link_is_not_followed(tmp_path: Path, recorded: bytes, analyzer: Analyzer) -> None:
     (tmp_path / "elsewhere").write_bytes(recorded)
     (tmp_path / RANK.recording).symlink_to("elsewhere")
     until(analyzer, lambda: analyzer.counts[FAILED] == 1, RANK)
-    assert analyzer.look([RANK]) == {}
+    assert analyzer.look([RANK])[RANK] == RankFigures()
 
 
 def test_slow_analysis_is_ended(tmp_path: Path, recorded: bytes, clock: Clock) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..checkpoint import participant as checkpoint
 from ..errors import Unavailable, UsageError
-from ..wire import oom_report, recording
+from ..wire import oom_report
 from ..wire.control_server import ControlServer
 from ..wire.defragmentation import DefragmentOptions, Result
 from ..wire.error_counter import ErrorCounter
@@ -33,7 +33,7 @@ ANSWER_TIMEOUT = 5.0
 """Seconds for which a caller of the control socket waits for its sample."""
 PUBLISH_TIMEOUT = 0.2
 """Seconds for which an out-of-memory error waits until its count is published, because the process may end. It takes
-two milliseconds unless the agent's thread is measuring a large heap."""
+two milliseconds unless the agent's thread is packing a large heap."""
 STOP_TIMEOUT = 2.0
 """Seconds for which the end of the process waits for the last sample."""
 RECORD_TIMEOUT = 3600.0
@@ -66,8 +66,14 @@ class Agent:
             lambda: self._request("publication", PUBLISH_TIMEOUT),
             self._errors,
             self._clocks,
+            lambda device: self._sampler.last_peak(device),
         )
-        self.latest: ProcessSample | None = None
+        self._published: ProcessSample | None = None
+
+    @property
+    def latest(self) -> ProcessSample | None:
+        """The last sample, with the snapshots that a sidecar would add to it. Any thread may ask."""
+        return self._published and self._sampler.measured(self._published)
 
     @property
     def folder(self) -> Path | None:
@@ -121,9 +127,9 @@ class Agent:
 
     def sample_now(self, request: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Publish a sample with a snapshot of the last second. Not for the agent's thread. Raises Unavailable."""
-        if not self._request("sample", ANSWER_TIMEOUT) or self.latest is None:
+        if not self._request("sample", ANSWER_TIMEOUT) or self._published is None:
             raise Unavailable(f"no sample within {ANSWER_TIMEOUT:g} s: the process is busy; ask again later")
-        return {"time": self.latest.time}
+        return {"time": self._published.time}
 
     def record(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Record the next `steps` steps into a file in the folder, and return its name.
@@ -212,7 +218,7 @@ class Agent:
             self._turns.notify_all()
 
     def _publish(self) -> None:
-        if self.latest is None or not self.latest.devices:
+        if self._published is None or not self._published.devices:
             self._watch_ooms()  # the device may be in use only now
         sample = self._reporter.counted(self._sampler.sample(self._identify()))
         self._reporter.remember(sample)
@@ -222,13 +228,13 @@ class Agent:
             folder = self._folder or self._find_folder()
             self._listen(folder / name.socket)
             write_file(folder / name.sample, encode(sample))
-            if (recorded := self._sampler.take_recording()) is not None:  # the sidecar works out what the step needs
-                write_file(folder / name.recording, recording.encode(recorded))
+            if (recorded := self._sampler.take_recording()) is not None:  # the sidecar measures it
+                write_file(folder / name.recording, recorded)
             self._folder = folder  # for good: file and socket must not part when another folder becomes usable
         except (OSError, Unavailable) as error:
             self._folder = None
             self._errors.note("publish", error, "set GPUFRAG_DIR to a folder that this process may write to")
-        self.latest = sample  # for start(port=…), which needs no folder
+        self._published = sample  # for start(port=…), which needs no folder
 
     def _find_folder(self) -> Path:
         wanted = self._settings.folder

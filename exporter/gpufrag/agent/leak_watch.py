@@ -20,7 +20,7 @@ from ..wire.interrupts import call_confined
 from ..wire.sample import GrowingStack, Leak
 from .schedule import Clocks, TokenBucket
 from .settings import AgentSettings
-from .sources import ReportsLive
+from .sources import RecordsStacks, ReportsLive
 
 SHARE = 0.0002
 """Of wall time that points may take in the program's thread, and as much again for judging them in the agent's."""
@@ -32,6 +32,8 @@ MAX_WAITING = 4096
 """Points that wait for the agent's thread."""
 CLEAR_MARGIN = 1.25
 """How much longer than growth must last a series is watched before it is called free of growth."""
+NAMED_STEPS = 3
+"""Steps whose allocations are recorded with their stacks when growth is found, once for each growth."""
 STEP, SECOND = "step", "second"
 UNKNOWN_PLACE = "no Python stack (a backward pass, or from before the history)"
 logger = logging.getLogger("gpufrag")
@@ -47,7 +49,7 @@ class Found(NamedTuple):
 class LeakWatch:
     """`boundary` is called in the program's thread after each step, everything else in the agent's.
 
-    Every cost is added to `stalls`, in seconds by cause (stats, measure).
+    Every cost is added to `stalls`, in seconds by cause (stats, measure, snapshot).
     """
 
     def __init__(self, source: ReportsLive, settings: AgentSettings, clocks: Clocks, stalls: dict[str, float]) -> None:
@@ -62,6 +64,11 @@ class LeakWatch:
         self._leaks: dict[tuple[str, int], Leak] = {}
         self._sites: dict[tuple[int, str], Mapping[Stack, Held]] = {}
         self._stacks: dict[tuple[int, str], tuple[GrowingStack, ...]] = {}
+        self._naming: int | None = None
+        """Steps recorded with stacks so far; None while none are."""
+        self._first_sites: Callable[[], Sites] | None = None
+        self._found_sites: tuple[Callable[[], Sites], Callable[[], Sites]] | None = None
+        self._tried: set[tuple[str, int]] = set()
         self._logged: set[tuple[tuple[str, int], bool]] = set()
         self._found: dict[tuple[str, int], Found] = {}
         """The growth reported last, until it has ended."""
@@ -90,6 +97,38 @@ class LeakWatch:
             self._stalls["stats"] += took
         self._noted += 1
         return self._noted == FEWEST
+
+    @property
+    def naming(self) -> bool:
+        """Whether steps are to be recorded with stacks, or are."""
+        return self._naming is not None
+
+    def name_step(self) -> None:
+        """A step has ended while `naming`: begin to record stacks, copy the live blocks that have one, or end."""
+        source, steps = self._source, self._naming
+        if steps is None or not isinstance(source, RecordsStacks):
+            return
+        began = self._clocks.monotonic()
+        self._naming = None  # also if anything below fails
+        try:
+            if steps == 0:
+                self._naming = 1 if source.start_stacks() else None
+            elif steps == 1:
+                self._first_sites = source.allocated_since(stop=False)
+                self._naming = 2 if self._first_sites is not None else None
+            elif steps < NAMED_STEPS:
+                self._naming = steps + 1
+            else:
+                first, last = self._first_sites, source.allocated_since(stop=True)
+                self._found_sites = (first, last) if first is not None and last is not None else None
+        finally:
+            self._stalls["snapshot"] += self._clocks.monotonic() - began
+
+    def stop(self) -> None:
+        """End a recording of stacks that is underway."""
+        if self._naming and isinstance(self._source, RecordsStacks):
+            self._naming = None
+            self._source.allocated_since(stop=True)
 
     def second(self, devices: Iterable[int]) -> None:
         """The cheap figures of these devices were read just now."""
@@ -120,7 +159,20 @@ class LeakWatch:
                 # an unknown number of blocks never grows: then only growth that lasts is called a leak
                 self._waiting.append((unit, device, Point(at, live.allocated, live.blocks or 0)))
 
+    def _name(self) -> None:
+        """Keep the lines that hold more after the last recorded step than after the first."""
+        if (found := self._found_sites) is None:
+            return
+        self._found_sites = self._first_sites = None
+        before, now = (copied() for copied in found)
+        for device, sites in now.items():
+            growing = grown(before.get(device, {}), sites)
+            if growing:
+                stacks = tuple(GrowingStack(site.size, site.blocks, site.stack) for site in growing)
+                self._stacks[device, self._moment] = stacks
+
     def _judge(self) -> None:
+        self._name()
         if not self._waiting or self._judging.level(self._clocks.monotonic()) <= 0:
             return
         began = self._clocks.cpu()
@@ -157,6 +209,7 @@ class LeakWatch:
         growth = found.growth
         if series.end - growth.end >= growth.end - growth.begin:  # it has not grown for as long as it grew
             del self._found[unit, device]
+            self._tried.discard((unit, device))
             self._logged -= {((unit, device), True), ((unit, device), False)}
             _log(
                 f"device {device}: allocated memory has not grown since {unit} {growth.end:.0f}: it was no leak but "
@@ -166,6 +219,9 @@ class LeakWatch:
     def _report(self, device: int, leak: Leak) -> None:
         """Log once that it leaks, and once where."""
         key, named = (leak.unit, device), bool(leak.stacks)
+        if not named and key not in self._tried and leak.unit == STEP and self._naming is None:
+            self._tried.add(key)
+            self._naming = 0 if isinstance(self._source, RecordsStacks) else None
         if (key, named) in self._logged:
             return
         if (key, not named) not in self._logged:

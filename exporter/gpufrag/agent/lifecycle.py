@@ -91,7 +91,7 @@ def sample_now() -> None:
 
 
 def latest() -> ProcessSample | None:
-    """What the agent published last; None before its first sample."""
+    """What the agent published last, measured; None before its first sample."""
     agent = _agent
     return agent.latest if agent else None
 

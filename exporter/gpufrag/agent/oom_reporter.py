@@ -23,7 +23,7 @@ from ..model.verdict import Cause, Facts, judge
 from ..wire.error_counter import ErrorCounter
 from ..wire.interrupts import call_confined
 from ..wire.oom_report import Frame, OomReport, Point, headline
-from ..wire.sample import Identity, Ooms, ProcessSample
+from ..wire.sample import Identity, Ooms, ProcessSample, Snapshot
 from .sampler import driver_at
 from .schedule import Clocks, TokenBucket
 from .sources import Capture, DeviceReading, Fault
@@ -51,6 +51,7 @@ class OomReporter:
     capture: copies the heap as it is then; None if there is none.
     keep: writes the report to disk. Raises OSError or Unavailable.
     publish: publishes the counts now and waits for it, but not for long: the process may end at once.
+    last_peak: measures a device's memory peak in the step recorded last; None if there is none.
     """
 
     def __init__(
@@ -61,7 +62,9 @@ class OomReporter:
         publish: Callable[[], object],
         errors: ErrorCounter,
         clocks: Clocks,
+        last_peak: Callable[[int], Snapshot | None] = lambda device: None,
     ) -> None:
+        self._last_peak = last_peak
         self._capture, self._identity, self._keep, self._publish = capture, identity, keep, publish
         self._errors, self._clocks = errors, clocks
         self._recent: defaultdict[int, deque[Point]] = defaultdict(lambda: deque(maxlen=SAMPLES))
@@ -154,6 +157,7 @@ class OomReporter:
             stack=frames,
             stack_of=stack_of,
             recent=tuple(self._recent[fault.device]),
+            last_peak=self._last_peak(fault.device),
             snapshot_seconds=held,
             explain_seconds=max(0.0, self._clocks.monotonic() - began - held),
         )

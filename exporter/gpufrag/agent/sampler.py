@@ -1,18 +1,22 @@
-"""Reads the source, measures what it copied, and returns it all as one ProcessSample. Owns no thread and no file."""
+"""Reads the source and packs what it copied into recordings. Owns no thread and no file.
+
+The sidecar measures the recordings; `measured` does so in a process that serves its own metrics.
+"""
 
 from __future__ import annotations
 
+import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from ..errors import BadInput
 from ..model.allocatable import Driver
-from ..model.fragmentation import measure
 from ..model.heap import Heap
-from ..model.step import StepEvents, read_step
+from ..wire import recording as recording_file
 from ..wire.error_counter import ErrorCounter
+from ..wire.measuring import Measured, current, measure_recording
 from ..wire.recording import DeviceRecording, Recording
 from ..wire.sample import AgentHealth, DeviceSample, Identity, ProcessSample, Snapshot
 from .leak_watch import LeakWatch
@@ -25,16 +29,10 @@ from .steps import StepCounter
 
 LONG_READING = 0.001
 """Seconds. The cheap figures of a device take microseconds; a longer reading waited for the allocator's lock."""
-WINDOWS_KEPT = 6
-"""A snapshot this many windows older than the newest one is dropped: its kind is no longer taken."""
-WINDOWS_KEPT_ALONE = 15
-"""A snapshot is dropped after this many windows, even if no newer one was taken."""
-SHORTEST_WINDOW = 10.0
-"""Seconds that a window counts for these two, at least."""
 
 
 class Taken(NamedTuple):
-    """A copy to be measured: when and at which moment it was taken, and for how long the process was held up."""
+    """A copy to be packed: when and at which moment it was taken, and for how long the process was held up."""
 
     capture: Capture
     time: float
@@ -47,10 +45,11 @@ class Device:
     """What is known of one device between two snapshots."""
 
     facts: DeviceFacts
+    limit: int | None = None
     snapshots: dict[str, Snapshot] = field(default_factory=dict)
+    """By moment; empty unless this process measures its recordings itself."""
     largest_request: int | None = None
     """Of the step whose peak is in `snapshots`."""
-    limit: int | None = None
 
 
 class Sampler:
@@ -68,12 +67,16 @@ class Sampler:
         self._steps: StepCounter | None = None
         self._step_seconds, self._boundary_at = 0.0, 0.0
         self._taken: deque[Taken] = deque()
-        self._recording: Recording | None = None
+        self._file: bytes | None = None
+        self._unmeasured: dict[str, Recording] = {}
+        self._last_step: Recording | None = None
+        self._measuring = threading.Lock()
         self._readings: tuple[DeviceReading, ...] = ()
         self._devices: dict[int, Device] = {}
         self._alloc_conf: str | None = None
         self._stalls = {"snapshot": 0.0, "stats": 0.0, "wait": 0.0, "measure": 0.0}
-        self._switch_on = 0.0
+        self._extra_cost = 0.0
+        """Seconds that the next window has to pay for in addition to its copy."""
         self._read_at = self._clocks.monotonic()
         self._leaks = (
             LeakWatch(source, settings, self._clocks, self._stalls) if isinstance(source, ReportsLive) else None
@@ -118,6 +121,10 @@ class Sampler:
             if not self._source.graph_underway():
                 self.traces.boundary()
             return False
+        if self._leaks is not None and self._leaks.naming and not self.recorder.underway:
+            if not self._source.graph_underway():
+                self._leaks.name_step()
+            return False
         if not (due or self.recorder.underway) or self._source.graph_underway():
             return False
         if not self.recorder.underway and self._start_recording(lambda: self.recorder.start_step(self._step_seconds)):
@@ -132,7 +139,7 @@ class Sampler:
         finally:
             took = self._clocks.monotonic() - began
             self._stalls["snapshot"] += took
-            self._switch_on += took
+            self._extra_cost += took
 
     def at_timer(self) -> None:
         """Called when `action_in` has passed: end a recording that is overdue, or begin one if none came by steps."""
@@ -150,7 +157,7 @@ class Sampler:
         return self.recorder.time_left if self.recorder.underway else self.schedule.timer(wall) - wall
 
     def take(self, at: str, finish: bool = False) -> None:
-        """Copy the heap in this thread, now; `finish`: with the recording that is underway. `digest` measures it."""
+        """Copy the heap in this thread, now; `finish`: with the recording that is underway. `digest` packs it."""
         now, began = self._clocks.wall(), self._clocks.monotonic()
         self.schedule.taken(now, 0.0, history_in_use=False)  # no other thread begins one meanwhile
         capture = (self.recorder.finish() if finish else None) or self._source.capture()
@@ -171,19 +178,21 @@ class Sampler:
     def close(self) -> None:
         """End a recording that is underway, in the process that began it."""
         self.recorder.finish()
+        if self._leaks is not None:
+            self._leaks.stop()
 
     def digest(self) -> None:
-        """Measure what was taken since the last call, and plan the next window by the total cost of this one."""
+        """Pack what was taken since the last call, and plan the next window by the total cost of this one."""
         while self._taken:
             taken = self._taken.popleft()
             began = self._clocks.cpu()
             try:
-                self._measure(taken)
+                self._pack(taken)
             finally:
                 spent = self._clocks.cpu() - began  # the program had to share the interpreter meanwhile
                 self._stalls["measure"] += spent
-                switch_on, self._switch_on = self._switch_on, 0.0
-                cost = taken.duration + spent + switch_on
+                more, self._extra_cost = self._extra_cost, 0.0
+                cost = taken.duration + spent + more
                 self.schedule.taken(self._clocks.wall(), cost, self._source.history_in_use())
 
     def read(self) -> None:
@@ -219,44 +228,87 @@ class Sampler:
             health=AgentHealth(dict(self._stalls), self._errors.counts, dict(self.recorder.results)),
         )
 
-    def _measure(self, taken: Taken) -> None:
-        heap, capture = taken.capture.heap(), taken.capture
+    def _pack(self, taken: Taken) -> None:
+        capture, heap = taken.capture, taken.capture.heap()
         self._alloc_conf = capture.alloc_conf
+        events = None if capture.events is None else capture.events()
+        devices = []
         for reading in capture.readings:
-            device = self._known(reading.device)
+            device, end = self._known(reading.device), heap.on_device(reading.device)
             device.limit = capture.limits.get(reading.device)
-            self._add_snapshot(taken, taken.at, reading, heap.on_device(reading.device))
-        if capture.events is not None:
-            self.recorder.note(self._measure_peaks(taken, heap, capture.events()))
+            of_device = None if events is None else events.get(reading.device)
+            before = capture.active_before.get(reading.device)
+            driver = driver_at(end, reading, device.limit)
+            devices.append(DeviceRecording(reading.device, end, of_device, driver, before))
+        recording = Recording(
+            taken.time, self._step_seconds, self._source.framework_version, tuple(devices), taken.at, taken.duration,
+            self._window(),
+        )  # fmt: skip
+        if events is not None or self._file is None:
+            self._file = recording_file.encode(recording)
+        self._unmeasured[taken.at] = recording
+        if events is not None:
+            self.recorder.note(RECORDED)
+            self._last_step = recording
         if self._leaks is not None and capture.sites is not None:
             self._leaks.compare(taken.at, capture.sites)
 
-    def _measure_peaks(self, taken: Taken, heap: Heap, events: Mapping[int, StepEvents]) -> str:
-        """Return the outcome of the recording: one of the constants of step_recorder."""
-        recorded: list[DeviceRecording] = []
-        for reading in taken.capture.readings:
-            end = heap.on_device(reading.device)
-            try:
-                step = read_step(events[reading.device], end)
-            except (BadInput, KeyError):
-                return INCONSISTENT
-            device = self._known(reading.device)
-            device.largest_request = step.largest_request or None
-            self._add_snapshot(taken, "peak", reading, step.peak)
-            driver = driver_at(end, reading, device.limit)
-            recorded.append(DeviceRecording(reading.device, end, events[reading.device], driver))
-        self._recording = Recording(taken.time, self._step_seconds, self._source.framework_version, tuple(recorded))
-        return RECORDED
+    def take_recording(self) -> bytes | None:
+        """The latest recording as a file, once."""
+        file, self._file = self._file, None
+        return file
 
-    def take_recording(self) -> Recording | None:
-        """The latest step recording, once."""
-        recording, self._recording = self._recording, None
-        return recording
+    def measured(self, sample: ProcessSample) -> ProcessSample:
+        """The sample with the snapshots that a sidecar would add. Each recording is measured once, in this thread."""
+        with self._measuring:
+            while self._unmeasured:
+                self._measure(self._unmeasured.popitem()[1])
+            devices = [self._with_snapshots(device) for device in sample.devices]
+        return replace(sample, devices=tuple(devices))
 
-    def _add_snapshot(self, taken: Taken, at: str, reading: DeviceReading, heap: Heap) -> None:
-        device = self._known(reading.device)
-        measured = measure(heap, driver_at(heap, reading, device.limit))
-        device.snapshots[at] = Snapshot(taken.time, at, taken.duration, measured)
+    def last_peak(self, device: int) -> Snapshot | None:
+        """The device at the peak of the step recorded last; None if there is none or another thread measures now."""
+        recording = self._last_step
+        if recording is None or not self._measuring.acquire(blocking=False):
+            return None
+        try:
+            if self._unmeasured.get(recording.at) is recording:
+                self._measure(self._unmeasured.pop(recording.at))
+            peak = self._known(device).snapshots.get("peak")
+            return peak if peak is not None and peak.time == recording.time else None
+        finally:
+            self._measuring.release()
+
+    def _measure(self, recording: Recording) -> None:
+        began = self._clocks.cpu()
+        try:
+            for found in measure_recording(recording):
+                self._add(found)
+        except BadInput as error:
+            self._errors.note("measure", error, "its figures are absent")
+        finally:
+            self._stalls["measure"] += (spent := self._clocks.cpu() - began)
+            self._extra_cost += spent
+
+    def _add(self, found: Measured) -> None:
+        device = self._known(found.device)
+        device.snapshots |= {snapshot.at: snapshot for snapshot in found.snapshots}
+        if found.step is not None:
+            device.largest_request = found.step.largest_request or None
+        if found.inconsistent:
+            self.recorder.note(INCONSISTENT)
+
+    def _with_snapshots(self, sample: DeviceSample) -> DeviceSample:
+        device = self._devices.get(sample.device)
+        if device is None or sample.framework is not None:
+            return sample
+        snapshots = current(device.snapshots.values(), self._clocks.wall(), self._window())
+        has_peak = any(snapshot.at == "peak" for snapshot in snapshots)
+        return replace(sample, snapshots=snapshots, largest_recurring=device.largest_request if has_peak else None)
+
+    def _window(self) -> float:
+        """Seconds within which to expect a snapshot: at most one per step."""
+        return max(self.schedule.window, 2 * self._step_seconds)
 
     def _known(self, device: int) -> Device:
         if device not in self._devices:
@@ -266,9 +318,6 @@ class Sampler:
     def _device_sample(self, reading: DeviceReading) -> DeviceSample:
         device = self._known(reading.device)
         facts = device.facts
-        window = max(self.schedule.window, 2 * self._step_seconds)  # at most one snapshot per step is expected
-        snapshots = current(device.snapshots.values(), self._clocks.wall(), window)
-        has_peak = any(snapshot.at == "peak" for snapshot in snapshots)
         return DeviceSample(
             device=reading.device,
             backend=facts.backend,
@@ -281,8 +330,6 @@ class Sampler:
             sums=reading.sums,
             leak=self._leaks.leak(reading.device) if self._leaks is not None else None,
             driver=reading.driver,
-            largest_recurring=device.largest_request if has_peak else None,
-            snapshots=snapshots,
             defragmentations=self._mover.defragmented(reading.device) if self._mover else None,
         )
 
@@ -299,18 +346,3 @@ def driver_at(heap: Heap, reading: DeviceReading, limit: int | None) -> Driver:
         reserved = reading.totals.large.reserved + reading.totals.small.reserved
         free += reserved - sum(segment.size for segment in heap.segments)
     return Driver(min(max(0, free), size), size, limit)
-
-
-def current(snapshots: Iterable[Snapshot], now: float, window: float) -> tuple[Snapshot, ...]:
-    """The snapshots, by moment, that still describe the present.
-
-    The worst moment of a job is what alerts judge, so one that is no longer taken must not be judged for ever.
-    """
-    found = sorted(snapshots, key=lambda snapshot: snapshot.at)
-    latest = max((min(now, snapshot.time) for snapshot in found), default=now)  # the clock may have been set back
-    counted = max(window, SHORTEST_WINDOW)
-    return tuple(
-        snapshot
-        for snapshot in found
-        if latest - snapshot.time <= WINDOWS_KEPT * counted and now - snapshot.time <= WINDOWS_KEPT_ALONE * counted
-    )

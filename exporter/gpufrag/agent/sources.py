@@ -95,6 +95,8 @@ class Capture:
     """By device: what the allocator did since the recording began. None without a recording."""
     complete: bool = True
     """False if only the latest events were kept."""
+    active_before: Mapping[int, int] = field(default_factory=dict)
+    """By device: bytes that were active before the first of `events`, if known."""
 
 
 class Fault(NamedTuple):
@@ -145,6 +147,22 @@ class RecordsTraces(Protocol):
 
     def finish_trace(self, read: bool) -> Mapping[str, Any] | None:
         """End it; with `read`, return torch's snapshot. None if the program ended the recording."""
+        ...
+
+
+@runtime_checkable
+class RecordsStacks(Protocol):
+    """Optional: the source records which lines of the program allocate."""
+
+    def start_stacks(self) -> bool:
+        """Record the Python stack of each allocation from now on; return whether it does."""
+        ...
+
+    def allocated_since(self, stop: bool) -> Callable[[], Sites] | None:
+        """Copy what was allocated since `start_stacks` and is still live, by call site, to be read in another thread.
+
+        stop: end the recording. None if the program has ended it.
+        """
         ...
 
 

@@ -27,7 +27,7 @@ MAX_SKIPPED = 64
 
 RECORDED = "recorded"
 HISTORY_IN_USE = "history_in_use"
-"""The program, or another tool in it, records the allocator's history itself."""
+"""The program, or another tool in it, records the allocator's history itself, and that history is too long to read."""
 INTERRUPTED = "interrupted"
 """The program started or stopped the history while a step was recorded."""
 TOO_MANY_EVENTS = "too_many_events"
@@ -89,6 +89,8 @@ class StepRecorder:
             capture = self._source.finish_recording(read=failure is None)
             if capture is not None and not capture.complete and not self._is_slice:
                 failure, capture = TOO_MANY_EVENTS, replace(capture, events=None)
+            elif capture is not None and capture.events is None:
+                failure = HISTORY_IN_USE if self._source.history_in_use() else INTERRUPTED
             if failure is not None:
                 self.note(failure)
             return capture

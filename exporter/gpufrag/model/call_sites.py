@@ -43,14 +43,19 @@ Sites = Mapping[int, Mapping[Stack, Held]]
 """By device."""
 
 
-def read(snapshot: Mapping[str, Any]) -> Sites:
-    """Return the live memory by call site of a snapshot that `heap.parse` accepts."""
+def read(snapshot: Mapping[str, Any], only_recorded: bool = False) -> Sites:
+    """Return the live memory by call site of a snapshot that `heap.parse` accepts.
+
+    only_recorded: leave out blocks without a Python stack.
+    """
     sites: dict[int, dict[Stack, Held]] = {}
     for segment in snapshot["segments"]:
         held = sites.setdefault(segment["device"], {})
         for block in segment["blocks"]:
             if block["state"] == ALLOCATED:
                 stack = call_site(frames_of(block))
+                if only_recorded and not stack:
+                    continue
                 size, blocks = held.get(stack, (0, 0))
                 held[stack] = Held(size + block["size"], blocks + 1)
     return sites

@@ -1,7 +1,8 @@
 """How much memory a recorded step needs, under its own allocator settings and under others.
 
-The step is replayed on the simulated allocator with ever smaller limits. Blocks from before the step are packed in the
-order of their addresses, because no trace shows how another setting would have placed them.
+The step is replayed on the simulated allocator with ever smaller limits. Under its own settings it begins with the heap
+that it had. Under other settings it begins with only the blocks of that heap, packed in the order of their addresses,
+because no trace shows how another setting would have placed them.
 """
 
 from __future__ import annotations
@@ -33,8 +34,10 @@ CANDIDATES = {
 class Needs:
     """What one device's step needs, in bytes.
 
-    smallest_limits: the smallest memory limit under which every request of the step succeeds, to 2 MiB, by setting;
-    RECORDED is the step's own. A setting under which no limit was found is left out.
+    smallest_limits: the smallest memory limit under which every request of the step succeeds, to 2 MiB, by setting. A
+    setting under which no limit was found is left out. RECORDED is the step's own, from its own heap: it counts the
+    fragmentation that earlier steps left. The others begin with a packed heap, even a candidate equal to the recorded
+    setting, so they compare with each other; they can be too low.
     limit: the process's limit when the step ran; None is unknown.
     """
 
@@ -67,16 +70,18 @@ def step_needs(device: int, end: Heap, events: StepEvents, driver: Driver) -> Ne
     end: the device's heap after the step; events: what led to it; driver: its reading at the end of the step.
     Raises BadInput if the events do not lead to the heap.
     """
-    run = _run(end, events, driver)
-    found = {RECORDED: smallest_limit(run, end.settings)}
+    run = step_run(end, events, driver)
+    found = {RECORDED: smallest_limit(run, end.settings, packed=False)}
     for name, conf in CANDIDATES.items():
         settings = replace(parse_conf(conf), per_process_memory_fraction=end.settings.per_process_memory_fraction)
-        found[name] = found[RECORDED] if settings == end.settings else smallest_limit(run, settings)
+        found[name] = smallest_limit(run, settings)
     return Needs(device, driver.cap, {name: limit for name, limit in found.items() if limit is not None})
 
 
-def step_trace(events: StepEvents) -> list[Event]:
-    """Return the step's memory events as a trace, in which pools are unknown."""
+def step_trace(events: StepEvents | None) -> list[Event]:
+    """Return the step's memory events as a trace, in which pools are unknown; empty without a recorded step."""
+    if events is None:
+        return []
     return [
         Event(action, None if action == "oom" else address, size, stream, (0, 0))
         for action, address, size, stream in zip(*events)
@@ -84,7 +89,7 @@ def step_trace(events: StepEvents) -> list[Event]:
     ]
 
 
-def _run(end: Heap, events: StepEvents, driver: Driver) -> Run:
+def step_run(end: Heap, events: StepEvents, driver: Driver) -> Run:
     try:
         return read_run(step_trace(events), end, Driver(None, driver.size, None), driver.limit)
     except BadInput as error:

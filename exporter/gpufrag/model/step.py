@@ -2,7 +2,8 @@
 
 The events give every address, so nothing is simulated: they are undone one by one, latest first. Only sizes have to
 be derived, because an event holds the requested bytes: a block that was freed within the step has the rounded size,
-or all the room up to the next block if torch would not have split it.
+or all the room up to the next block if torch would not have split it. Torch may have left up to 1 MiB more to a block
+from before the step, which no event shows; torch's counter at the beginning does.
 """
 
 from __future__ import annotations
@@ -64,13 +65,15 @@ def step_events(trace: Sequence[Mapping[str, Any]]) -> StepEvents:
     )
 
 
-def read_step(events: StepEvents, end: Heap) -> Step:
+def read_step(events: StepEvents, end: Heap, active_before: int | None = None) -> Step:
     """Return the peak of a step whose `events` lead to the one-device heap `end`.
 
-    Raises BadInput if they do not: events are missing, or belong to another device or time.
+    active_before: the bytes that were active before the first event, by torch's counter. Without it the peak can be too
+    low, by up to 1 MiB for each block from before the step that the step freed.
+    Raises BadInput if events are missing, or belong to another device or time.
     """
     count = len(events.actions)
-    blocks, segment_events = _lifetimes(events, end)
+    blocks, segment_events = _lifetimes(events, end, active_before)
     change = [0] * (count + 2)
     for block in blocks:
         change[block.begin + 1] += block.size
@@ -88,7 +91,7 @@ def read_step(events: StepEvents, end: Heap) -> Step:
     return Step(heap, peak_active, active[0], max(requests, default=0), len(requests), sum(requests))
 
 
-def _lifetimes(events: StepEvents, end: Heap) -> tuple[list[_Block], list[int]]:
+def _lifetimes(events: StepEvents, end: Heap, active_before: int | None) -> tuple[list[_Block], list[int]]:
     """All blocks of the step, and the indexes of its segment events, latest first."""
     actions, addresses, sizes, _ = events
     last = len(actions)
@@ -130,11 +133,30 @@ def _lifetimes(events: StepEvents, end: Heap) -> tuple[list[_Block], list[int]]:
         elif action in GROWS or action in SHRINKS:
             ranges.undo(index, events)
             segment_events.append(index)
+    unsure: list[_Block] = []
     for block in live.values():
         if not block.size:
             small = rounded[block.requested] <= SMALL_REQUEST
             block.size = rounded[block.requested] if small else large.size(block)
+            if not small and large.may_have_tail(block):
+                unsure.append(block)
+    if active_before is not None:
+        _add_tails(unsure, active_before - sum(block.size for block in live.values()))
     return [*ended, *live.values()], segment_events
+
+
+def _add_tails(unsure: Iterable[_Block], missing: int) -> None:
+    """Give the bytes that the events do not show to the blocks that may have them, the last one freed first.
+
+    With one such block that is exact; with several the peak is at most `missing` too high, never too low.
+    """
+    blocks = sorted(unsure, key=lambda block: -block.end)
+    if not 0 < missing <= SMALL_REQUEST * len(blocks):
+        return  # the counter was read before or after another thread allocated
+    for block in blocks:
+        tail = min(missing, SMALL_REQUEST)
+        block.size += tail
+        missing -= tail
 
 
 class _Rounded(dict[int, int]):
@@ -174,20 +196,33 @@ class _LargeBlocks:
 
     def size(self, block: _Block) -> int:
         """No free block of the large pool is 1 MiB or smaller, so torch leaves a smaller rest to the block."""
-        address, rounded, settings = block.address, self._rounded[block.requested], self._rounded.settings
-        segment = self._ranges.at(address)
-        if segment is None:
-            raise BadInput(f"a block at {address:#x} is in no segment")
+        rounded, settings = self._rounded[block.requested], self._rounded.settings
+        segment = self._segment(block)
         if segment.expandable:
             return rounded
+        room = self._room(block, segment)
+        unsplit = settings.max_split_size is not None and rounded >= settings.max_split_size
+        return room if unsplit or room - rounded <= SMALL_REQUEST else rounded
+
+    def may_have_tail(self, block: _Block) -> bool:
+        """Whether a block that ended before the step may have begun up to 1 MiB after this one's requested bytes."""
+        segment = self._segment(block)
+        return not segment.expandable and self._room(block, segment) - self._rounded[block.requested] > SMALL_REQUEST
+
+    def _segment(self, block: _Block) -> Segment:
+        segment = self._ranges.at(block.address)
+        if segment is None:
+            raise BadInput(f"a block at {block.address:#x} is in no segment")
+        return segment
+
+    def _room(self, block: _Block, segment: Segment) -> int:
+        address = block.address
         limits = [segment.address + segment.size]
         after = bisect_right(self._addresses, address)
         limits += self._addresses[after : after + 1]
         if address in self._bounds:
             limits.append(self._bounds[address])
-        room = min(limits) - address
-        unsplit = settings.max_split_size is not None and rounded >= settings.max_split_size
-        return room if unsplit or room - rounded <= SMALL_REQUEST else rounded
+        return min(limits) - address
 
 
 class _Ranges:

@@ -9,6 +9,7 @@ from textwrap import wrap
 from typing import Any, NamedTuple
 
 from ..errors import one_line
+from ..model.fragmentation import Fragmentation
 from ..model.verdict import Verdict
 from ..oom_log import Oom
 from ..units import format_bytes, format_duration
@@ -19,7 +20,7 @@ UNKNOWN = "–"
 _STACKS = {"thread": "the requesting thread", "main": "the main thread (the requesting thread runs no Python)"}
 _SUMS = (
     "free_total", "largest_allocatable", "free_cached", "largest_free_block", "reclaimable", "stranded", "captive",
-    "headroom", "limit", "reserved", "private_pool_reserved",
+    "headroom", "limit", "reserved", "active", "private_pool_reserved",
 )  # fmt: skip
 _WIDTH, _LABEL = 110, 12
 _LIST = "{:<14}{:<21}{:<12}{:>7}  {:<14}{:>11}  {}"
@@ -80,7 +81,8 @@ def as_text(report: OomReport, bold: Emphasis = str) -> str:
         *_section("why", report.evidence, bold),
         *_section("not known", report.missing, bold),
         *_section("next", [report.next_step], bold),
-        *_section("memory at the error", list(_figures(report)), bold),
+        *_section("memory at the error", [*_sums(report.measured), *_driver(report)], bold),
+        *_section(_peak_title(report), list(_sums(report.last_peak.measured if report.last_peak else None)), bold),
         *_section(f"stack of {_STACKS.get(report.stack_of, report.stack_of)}, innermost first", _stack(report), bold),
         *_section("last samples before the error", list(_samples(report)), bold),
         *_section("allocator settings", [report.alloc_conf] if report.alloc_conf else [], bold),
@@ -96,13 +98,20 @@ def _section(title: str, lines: Sequence[str], bold: Emphasis) -> list[str]:
     return ["", bold(one_line(title)), *(f"  {one_line(line)}" for line in lines)] if lines else []
 
 
-def _figures(report: OomReport) -> Iterator[str]:
-    if report.measured is not None:
-        for name in _SUMS:
-            size: int | None = getattr(report.measured, name)
-            yield f"{name:<24}{'unknown':>12}" if size is None else f"{name:<24}{format_bytes(size):>12}{size:>19,}"
+def _sums(measured: Fragmentation | None) -> Iterator[str]:
+    for name in _SUMS if measured is not None else ():
+        size: int | None = getattr(measured, name)
+        yield f"{name:<24}{'unknown':>12}" if size is None else f"{name:<24}{format_bytes(size):>12}{size:>19,}"
+
+
+def _driver(report: OomReport) -> Iterator[str]:
     if report.driver is not None:
         yield f"{'driver free, of':<24}{format_bytes(report.driver.free):>12}{format_bytes(report.driver.size):>19}"
+
+
+def _peak_title(report: OomReport) -> str:
+    before = 0.0 if report.last_peak is None else max(0.0, report.time - report.last_peak.time)
+    return f"memory at the peak of the step recorded {format_duration(before)} before"
 
 
 def _stack(report: OomReport) -> list[str]:

@@ -1,13 +1,15 @@
-"""Analyses step recordings, each in its own low-priority process: how much memory a rank's step needs.
+"""Measures the recordings of ranks, and works out how much memory their steps need, in low-priority processes.
 
-The process reads a recording from standard input and writes a line of JSON to standard output. A recording that is
-broken or takes too long affects only that process.
+Measuring takes milliseconds: one process does it for all ranks. What a
+step needs takes seconds: each recording has its own process. Both read a recording on standard input and answer with a
+line of JSON. A recording that is broken or takes too long affects only that process.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import subprocess
 import sys
@@ -16,7 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -28,6 +30,8 @@ from ..model.step import read_step
 from ..wire import codec, recording
 from ..wire.codec import Most
 from ..wire.folder import FileName, open_plain
+from ..wire.measuring import measure_recording
+from ..wire.sample import SNAPSHOTS, Snapshot
 
 log = logging.getLogger(__name__)
 
@@ -35,100 +39,174 @@ MEMORY_LIMIT = 4 << 30
 """Address space of the worker. A recording of 100,000 events takes about 300 MB."""
 NICENESS = 19
 ANALYSED, FAILED, TIMED_OUT, SKIPPED = "analysed", "failed", "timed_out", "skipped"
-RESULTS = (ANALYSED, FAILED, TIMED_OUT, SKIPPED)
-_WORKER = f"import sys; sys.path[:] = sys.argv[1:]; from {__name__} import main; main()"
+INCONSISTENT = "inconsistent"
+"""The events do not lead to the heap: another thread allocated while they were read."""
+RESULTS = (ANALYSED, FAILED, TIMED_OUT, SKIPPED, INCONSISTENT)
+MAX_ANSWER = 4 << 20
+MEASURE, ANALYSE = "measure", "analyse"
+_WORKER = f"import sys; sys.path[:] = sys.argv[2:]; from {__name__} import main; main(sys.argv[1])"
 """Not `python -m`, which would import modules from the working directory: others may write to it."""
 
 
 @dataclass(frozen=True)
+class DeviceFigures:
+    """What a recording shows of one device."""
+
+    device: int
+    snapshots: Annotated[tuple[Snapshot, ...], Most(SNAPSHOTS)] = ()
+    largest_request: int | None = None
+    """Of the recorded step; None without one."""
+
+
+@dataclass(frozen=True)
+class RankFigures:
+    """What is known of one rank. `window`: seconds within which to expect its next recording."""
+
+    devices: Mapping[int, DeviceFigures] = field(default_factory=dict)
+    window: float = 0.0
+    steps: tuple[StepView, ...] = ()
+
+
+@dataclass(frozen=True)
 class _Answer:
-    """What the worker writes: the steps, or why there is none."""
+    """What a process writes: the figures, or the steps, or why there is neither."""
 
     cpu_seconds: float
+    devices: Annotated[tuple[DeviceFigures, ...], Most(recording.DEVICES)] = ()
+    window: float = 0.0
+    has_step: bool = False
+    inconsistent: bool = False
     steps: Annotated[tuple[StepView, ...], Most(recording.DEVICES)] = ()
     error: str | None = None
 
 
 @dataclass
-class _Rank:
-    """What is known of one rank's recordings. `due` is on the monotonic clock."""
+class _Job:
+    """One kind of work for a rank. `wanted` and `done` are modification times of its recording in ns."""
 
-    due: float = 0.0
-    seen: int = 0  # modification time in ns of the newest recording
-    analysed: int = 0
-    steps: tuple[StepView, ...] = ()
+    due: float = 0.0  # on the monotonic clock
+    wanted: int = 0
+    done: int = 0
+
+    def want(self, changed: int) -> bool:
+        """Return whether an earlier recording is skipped for this one."""
+        skipped = self.wanted not in (0, self.done, changed)
+        self.wanted = changed
+        return skipped
+
+
+@dataclass
+class _Rank:
+    measure: _Job = field(default_factory=_Job)
+    needs: _Job = field(default_factory=_Job)
+    figures: RankFigures = RankFigures()
 
 
 class Analyzer:
-    """Analyses the newest recording of each rank, one at a time, within a share of a core for each rank."""
+    """Measures and analyses the newest recording of each rank, within a share of a core for each rank.
+
+    needs: whether to work out what steps need too.
+    """
 
     def __init__(
-        self, folder: Path, cpu_share: float, timeout: float, clock: Callable[[], float] = time.monotonic
+        self,
+        folder: Path,
+        cpu_share: float,
+        timeout: float,
+        clock: Callable[[], float] = time.monotonic,
+        needs: bool = True,
     ) -> None:
-        self._folder, self._share, self._timeout, self._clock = folder, cpu_share, timeout, clock
+        self._folder, self._share, self._timeout, self._clock, self._needs = folder, cpu_share, timeout, clock, needs
         self._ranks: dict[FileName, _Rank] = {}
         self._condition = threading.Condition()
         self._closed = False
-        self._process: subprocess.Popen[bytes] | None = None
+        self._measuring, self._analysing = _Process(MEASURE, timeout), _Process(ANALYSE, timeout)
         self.counts: Counter[str] = Counter()
         """Recordings by result: one of RESULTS."""
-        self._thread = threading.Thread(target=self._run, name="gpufrag-analysis", daemon=True)
-        self._thread.start()
+        work = {"gpufrag-measuring": self._measure, "gpufrag-analysis": self._analyse}
+        self._threads = [threading.Thread(target=run, name=name, daemon=True) for name, run in work.items()]
+        for thread in self._threads:
+            thread.start()
 
-    def look(self, names: Iterable[FileName]) -> Mapping[FileName, tuple[StepView, ...]]:
-        """Return the latest steps of these ranks, and have newer recordings analysed. Does not wait."""
+    def look(self, names: Iterable[FileName]) -> Mapping[FileName, RankFigures]:
+        """Return the latest figures of these ranks, and have newer recordings measured. Does not wait."""
         names = set(names)
         with self._condition:
             self._ranks = {name: self._ranks.get(name) or _Rank() for name in names}
             for name, rank in self._ranks.items():
                 with suppress(OSError):
                     changed = (self._folder / name.recording).lstat().st_mtime_ns
-                    if changed != rank.seen:
-                        self.counts[SKIPPED] += bool(rank.seen) and rank.seen != rank.analysed
-                        rank.seen = changed
-            self._condition.notify()
-            return {name: rank.steps for name, rank in self._ranks.items() if rank.steps}
+                    self._count(SKIPPED, rank.measure.want(changed))
+            self._condition.notify_all()
+            return {name: rank.figures for name, rank in self._ranks.items() if rank.measure.done}
 
     def close(self) -> None:
         with self._condition:
             self._closed = True
-            self._condition.notify()
-            if self._process is not None:
-                self._process.kill()
-        self._thread.join(timeout=self._timeout)
+            self._condition.notify_all()
+        for process in (self._measuring, self._analysing):
+            process.close()
+        for thread in self._threads:
+            thread.join(timeout=self._timeout)
 
-    def _run(self) -> None:
-        while True:
+    def _measure(self) -> None:
+        while (found := self._next(lambda rank: rank.measure)) is not None:
+            name, rank, changed = found
+            result, answer = self._ask(self._measuring, name)
             with self._condition:
-                while not self._closed and (found := self._next()) is None:
-                    self._condition.wait(timeout=1.0)
-                if self._closed:
-                    return
-                assert found is not None
-                name, rank = found
-                changed = rank.analysed = rank.seen
-            result, answer = self._analyse(name)
+                self._spend(rank.measure, answer)
+                if answer is None or result != ANALYSED:
+                    self.counts[result] += 1
+                    rank.figures = RankFigures()
+                    continue
+                self._count(INCONSISTENT, answer.inconsistent)
+                devices = {one.device: _merged(rank.figures.devices.get(one.device), one) for one in answer.devices}
+                rank.figures = RankFigures(devices, answer.window, rank.figures.steps)
+                if answer.has_step and self._needs:
+                    self._count(SKIPPED, rank.needs.want(changed))
+                    self._condition.notify_all()
+
+    def _analyse(self) -> None:
+        while (found := self._next(lambda rank: rank.needs)) is not None:
+            name, rank, _ = found
+            result, answer = self._ask(self._analysing, name)
+            self._analysing.close()
             with self._condition:
                 self.counts[result] += 1
-                rank.due = self._clock() + (answer.cpu_seconds if answer else self._timeout) / self._share
-                rank.steps = answer.steps if answer and result == ANALYSED else ()
-                rank.analysed = changed
+                self._spend(rank.needs, answer)
+                steps = answer.steps if answer and result == ANALYSED else ()
+                rank.figures = replace(rank.figures, steps=steps)
 
-    def _next(self) -> tuple[FileName, _Rank] | None:
-        """The rank that has waited longest among those with a new recording and budget."""
-        now = self._clock()
-        due = [(rank.due, name) for name, rank in self._ranks.items() if rank.seen != rank.analysed and rank.due <= now]
-        if not due:
-            return None
-        _, name = min(due)
-        return name, self._ranks[name]
+    def _next(self, job: Callable[[_Rank], _Job]) -> tuple[FileName, _Rank, int] | None:
+        """Wait for a rank with a new recording and budget, and take the one that has waited longest. None: closed."""
+        with self._condition:
+            while not self._closed:
+                now = self._clock()
+                waiting = [
+                    (one.due, name) for name, rank in self._ranks.items() if (one := job(rank)).wanted != one.done
+                ]
+                due, name = min(waiting, default=(math.inf, None))
+                if name is not None and due <= now:
+                    rank = self._ranks[name]
+                    job(rank).done = job(rank).wanted
+                    return name, rank, job(rank).done
+                self._condition.wait(timeout=1.0)
+        return None
 
-    def _analyse(self, name: FileName) -> tuple[str, _Answer | None]:
+    def _count(self, result: str, happened: bool) -> None:
+        if happened:
+            self.counts[result] += 1
+
+    def _spend(self, job: _Job, answer: _Answer | None) -> None:
+        """Each of the two kinds of work has half of the rank's share."""
+        job.due = self._clock() + (answer.cpu_seconds if answer else self._timeout) / (self._share / 2)
+
+    def _ask(self, process: _Process, name: FileName) -> tuple[str, _Answer | None]:
         try:
             with open_plain(self._folder / name.recording) as file:
                 data = file.read(recording.MAX_BYTES + 1)
-            answer = self._ask(data)
-        except subprocess.TimeoutExpired:
+            answer = process.ask(data)
+        except TimeoutError:
             event(log, logging.WARNING, "step analysis timed out", recording=name.recording, seconds=self._timeout)
             return TIMED_OUT, None
         except (OSError, ValueError, codec.Misfit) as error:
@@ -139,30 +217,101 @@ class Analyzer:
             event(log, logging.WARNING, "step analysis failed", recording=name.recording, reason=answer.error)
         return (FAILED if answer.error is not None else ANALYSED), answer
 
-    def _ask(self, data: bytes) -> _Answer:
-        """Raises TimeoutExpired, and OSError, ValueError or Misfit if the process has no answer."""
-        command = [sys.executable, "-c", _WORKER, *sys.path]
-        with self._condition:
-            if self._closed:
-                raise OSError("the sidecar is stopping")
-            process = self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-            )
-        with process:
-            try:
-                output, _ = process.communicate(data, timeout=self._timeout)
-            finally:
-                process.kill()
-                self._process = None
-        return codec.read(_Answer, codec.loads(output))
+
+class _Process:
+    """A low-priority process that answers one recording after the other; started when needed.
+
+    `close` may be called from any thread.
+    """
+
+    def __init__(self, work: str, timeout: float) -> None:
+        self._work, self._timeout = work, timeout
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def ask(self, data: bytes) -> _Answer:
+        """Raises TimeoutError, and OSError, ValueError or Misfit if the process has no answer."""
+        process, late = self._started(), threading.Event()
+        assert process.stdin
+        assert process.stdout
+
+        def end() -> None:
+            late.set()
+            process.kill()
+
+        timer = threading.Timer(self._timeout, end)
+        timer.daemon = True
+        timer.start()
+        try:
+            process.stdin.write(len(data).to_bytes(8, "little") + data)
+            process.stdin.flush()
+            line = process.stdout.readline(MAX_ANSWER)
+        except OSError:
+            line = b""
+        finally:
+            timer.cancel()
+        if not line.endswith(b"\n"):
+            self.close()
+            raise TimeoutError if late.is_set() else OSError("the process ended without an answer")
+        return codec.read(_Answer, codec.loads(line))
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        with self._lock:
+            if self._process is None:
+                command = [sys.executable, "-c", _WORKER, self._work, *sys.path]
+                pipe = subprocess.PIPE
+                self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
+            return self._process
+
+    def close(self) -> None:
+        """End the process. The next `ask` starts another one."""
+        with self._lock:
+            process, self._process = self._process, None
+        if process is None:
+            return
+        process.kill()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                with suppress(OSError):
+                    pipe.close()
+        process.wait()
+
+
+def _merged(before: DeviceFigures | None, now: DeviceFigures) -> DeviceFigures:
+    """The latest snapshot of each moment; the largest request belongs to the latest peak."""
+    if before is None:
+        return now
+    snapshots = {snapshot.at: snapshot for snapshot in (*before.snapshots, *now.snapshots)}
+    has_peak = any(snapshot.at == "peak" for snapshot in now.snapshots)
+    largest = now.largest_request if has_peak else before.largest_request
+    return DeviceFigures(now.device, tuple(snapshots.values()), largest)
+
+
+def measured(data: bytes) -> _Answer:
+    """Return what a recording shows. Raises BadInput."""
+    began, found = time.process_time(), recording.decode(data)
+    measured = measure_recording(found)
+    devices = [
+        DeviceFigures(one.device, one.snapshots, one.step.largest_request or None if one.step else None)
+        for one in measured
+    ]
+    return _Answer(
+        time.process_time() - began,
+        tuple(devices),
+        found.window,
+        has_step=any(one.step is not None for one in measured),
+        inconsistent=any(one.inconsistent for one in measured),
+    )
 
 
 def analyse(data: bytes) -> tuple[StepView, ...]:
-    """Return the figures of each device in a recording. Raises BadInput."""
+    """Return what the step on each device needs. Raises BadInput."""
     found = recording.decode(data)
     steps = []
     for one in found.devices:
-        step = read_step(one.events, one.heap)
+        if one.events is None:
+            continue
+        step = read_step(one.events, one.heap, one.active_before)
         needs: Needs = step_needs(one.device, one.heap, one.events, one.driver)
         steps.append(
             StepView(
@@ -180,18 +329,21 @@ def analyse(data: bytes) -> tuple[StepView, ...]:
     return tuple(steps)
 
 
-def answer(data: bytes) -> _Answer:
+def answer(data: bytes, work: Callable[[bytes], _Answer]) -> _Answer:
     began = time.process_time()
     try:
-        steps, error = analyse(data), None
+        found = work(data)
     except (GpufragError, MemoryError) as failure:
-        steps, error = (), str(failure) or type(failure).__name__
-    return _Answer(time.process_time() - began, steps, error)
+        found = _Answer(0.0, error=str(failure) or type(failure).__name__)
+    return replace(found, cpu_seconds=time.process_time() - began)
 
 
-def main() -> None:
+def main(kind: str) -> None:
     import resource
 
     os.nice(NICENESS)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT, MEMORY_LIMIT))
-    print(json.dumps(asdict(answer(sys.stdin.buffer.read(recording.MAX_BYTES + 1)))))
+    work: Callable[[bytes], _Answer] = measured if kind == MEASURE else lambda data: _Answer(0.0, steps=analyse(data))
+    while length := sys.stdin.buffer.read(8):
+        data = sys.stdin.buffer.read(int.from_bytes(length, "little"))
+        print(json.dumps(asdict(answer(data, work))), flush=True)

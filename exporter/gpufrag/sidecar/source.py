@@ -16,7 +16,9 @@ from ..config.sidecar import AnalysisSettings, FolderSettings, NvmlSettings
 from ..logs import event
 from ..metrics.view import CollectorResult, Fleet, RankView
 from ..wire.folder import FileName
-from .analysis import Analyzer
+from ..wire.measuring import current
+from ..wire.sample import DeviceSample
+from .analysis import Analyzer, DeviceFigures, RankFigures
 from .deadline import DeadlineWorker, Latest
 from .join import Joined, join
 from .processes import ProcessReader, Reading
@@ -64,19 +66,23 @@ class FleetSource:
         driver = self._nvml.collect() if self._nvml else None
         if driver:
             collectors["nvml"] = driver.result
-        joined, collectors["join"] = _join(self._with_steps(reading.ranks), driver)
+        joined, collectors["join"] = _join(self._with_figures(reading.ranks), driver)
         self._report(collectors)
         self.waiting_for = self.waiting_for and folder.result.reason
         self.denied = reading.skipped.get(Skip.DENIED.value, 0)
         analyses = dict(self._analyzer.counts) if self._analyzer else {}
         return Fleet(self._clock(), joined.ranks, joined.devices, collectors, reading.skipped, reading.ooms, analyses)
 
-    def _with_steps(self, ranks: tuple[RankView, ...]) -> tuple[RankView, ...]:
+    def _with_figures(self, ranks: tuple[RankView, ...]) -> tuple[RankView, ...]:
+        """The ranks with what their recordings show."""
         if self._analyzer is None:
             return ranks
-        names = {FileName.of(rank.sample.identity): rank for rank in ranks if rank.alive}
-        steps = self._analyzer.look(names)
-        return tuple(replace(rank, steps=steps.get(FileName.of(rank.sample.identity), ())) for rank in ranks)
+        figures = self._analyzer.look(FileName.of(rank.sample.identity) for rank in ranks if rank.alive)
+        now = self._clock()
+        return tuple(
+            _with_figures(rank, found, now) if (found := figures.get(FileName.of(rank.sample.identity))) else rank
+            for rank in ranks
+        )
 
     def reconfigure(
         self, folder: Path, settings: FolderSettings, nvml: NvmlSettings, analysis: AnalysisSettings | None = None
@@ -121,7 +127,23 @@ class FleetSource:
 
 
 def _analyzer(folder: Path, settings: AnalysisSettings | None) -> Analyzer | None:
-    return Analyzer(folder, settings.cpu_share, settings.timeout) if settings and settings.enabled else None
+    return Analyzer(folder, settings.cpu_share, settings.timeout, needs=settings.enabled) if settings else None
+
+
+def _with_figures(rank: RankView, figures: RankFigures, now: float) -> RankView:
+    devices = tuple(
+        _with_snapshots(device, found, figures.window, now)
+        if (found := figures.devices.get(device.device)) and device.framework is None
+        else device
+        for device in rank.sample.devices
+    )
+    return replace(rank, sample=replace(rank.sample, devices=devices), steps=figures.steps)
+
+
+def _with_snapshots(device: DeviceSample, figures: DeviceFigures, window: float, now: float) -> DeviceSample:
+    snapshots = current(figures.snapshots, now, window)
+    has_peak = any(snapshot.at == "peak" for snapshot in snapshots)
+    return replace(device, snapshots=snapshots, largest_recurring=figures.largest_request if has_peak else None)
 
 
 def nvml_collector(settings: NvmlSettings) -> Collector | None:

@@ -127,13 +127,13 @@ def _peak(one: ProcessSample) -> Peak | None:
 def _recording(path: Path, device: int) -> DeviceRecording | None:
     with suppress(OSError, BadInput, NewerVersion), open_plain(path) as file:
         found = recording.decode(file.read(recording.MAX_BYTES + 1))
-        return next((one for one in found.devices if one.device == device), None)
+        return next((one for one in found.devices if one.device == device and one.events), None)
     return None
 
 
 def _needs(found: DeviceRecording | None) -> list[str]:
     try:
-        needs = step_needs(found.device, found.heap, found.events, found.driver) if found else None
+        needs = step_needs(found.device, found.heap, found.events, found.driver) if found and found.events else None
     except BadInput:
         needs = None
     if needs is None or RECORDED not in needs.smallest_limits:

@@ -14,7 +14,7 @@ from ..errors import one_line
 from ..model.fragmentation import Fragmentation
 from ..units import format_bytes
 from . import codec as json_record
-from .sample import DriverReading, Identity, Totals
+from .sample import DriverReading, Identity, Snapshot, Totals
 
 SCHEMA = 1
 MAX_BYTES = 128 << 10  # an agent writes no larger file
@@ -70,6 +70,8 @@ class OomReport:
     """`thread`: of the requesting thread. `main`: that one runs no Python (a backward pass), so of the main thread."""
     recent: tuple[Point, ...] = ()
     """The last samples, oldest first."""
+    last_peak: Snapshot | None = None
+    """The memory peak of the step recorded last; None without a recording."""
     snapshot_seconds: float = 0.0
     """How long copying the heap stalled the process."""
     explain_seconds: float = 0.0

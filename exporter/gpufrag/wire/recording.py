@@ -1,11 +1,12 @@
-"""A step recording as a file: the heap at the end of a step, and the allocator's events in that step.
+"""A recording as a file: a heap that a process copied, and the allocator's events in the step that led to it, if any.
 
     b"gpufrag recording\\n"      magic
     8 bytes                      length of the header, little-endian
     the header                   JSON: version, time, and for each device its counts, settings and driver reading
     columns                      for each device in turn, packed little-endian integers
 
-Columns, because a training process writes them: 20,000 events cost about 3 ms of its interpreter and 500 kB.
+Columns, because a training process writes them: 20,000 events cost about 3 ms of its interpreter and 500 kB. What they
+show is worked out by the reader (see measuring).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from ..model.settings import Settings
 from ..model.step import StepEvents
 from . import codec
 from .codec import Misfit, Most
+from .sample import MOMENTS
 
 MAGIC = b"gpufrag recording\n"
 VERSION = 1
@@ -40,29 +42,38 @@ _ACTIONS = (
 _STATE_CODES = {state: code for code, state in enumerate(_STATES)}
 _ACTION_CODES = {action: code for code, action in enumerate(_ACTIONS)}
 _OTHER_ACTION = len(_ACTIONS)
+_NO_EVENTS = StepEvents((), (), (), ())
 
 
 @dataclass(frozen=True)
 class DeviceRecording:
-    """One device: its heap at the end of the step, the events that led to it, and the driver at that moment."""
+    """One device: its heap, the driver at that moment, and the events that led to it (None if none were recorded).
+
+    active_before: bytes that were active before the first event, by torch's counter; None is unknown.
+    """
 
     device: int
     heap: Heap
-    events: StepEvents
+    events: StepEvents | None
     driver: Driver
+    active_before: int | None = None
 
 
 @dataclass(frozen=True)
 class Recording:
-    """What one process recorded in one step. `time` is when the step ended, in seconds of the system clock.
+    """What one process copied at `time`, in seconds of the system clock, and `at` which moment (see sample.MOMENTS).
 
     seconds: the length of the step. framework_version: the torch release, which decides how the allocator behaves.
+    duration: how long the copy stalled the process. window: seconds within which to expect the next recording.
     """
 
     time: float
     seconds: float
     framework_version: str | None
     devices: tuple[DeviceRecording, ...]
+    at: str = "boundary"
+    duration: float = 0.0
+    window: float = 10.0
 
 
 @dataclass(frozen=True)
@@ -70,10 +81,11 @@ class _DeviceHeader:
     device: int
     segments: int
     blocks: int
-    events: int
+    events: int | None
     streams: Annotated[tuple[int, ...], Most(4096)]
     driver: Driver
     settings: Settings
+    active_before: int | None = None
 
 
 @dataclass(frozen=True)
@@ -82,6 +94,9 @@ class _Header:
     seconds: float
     devices: Annotated[tuple[_DeviceHeader, ...], Most(DEVICES)]
     framework_version: str | None = None
+    at: str = "boundary"
+    duration: float = 0.0
+    window: float = 10.0
 
 
 def encode(recording: Recording) -> bytes:
@@ -89,13 +104,14 @@ def encode(recording: Recording) -> bytes:
     headers: list[_DeviceHeader] = []
     columns: list[bytes] = []
     for one in recording.devices:
-        segments, events = one.heap.segments, one.events
+        segments, events = one.heap.segments, one.events or _NO_EVENTS
         streams = sorted({*events.streams, *(segment.stream for segment in segments)})
         numbers = {stream: number for number, stream in enumerate(streams)}
         blocks = sum(len(segment.sizes) for segment in segments)
-        counts = (len(segments), blocks, len(events.actions))
+        counts = (len(segments), blocks, None if one.events is None else len(events.actions))
         rows = ((s.address, numbers[s.stream], *s.pool, s.small | s.expandable << 1, len(s.sizes)) for s in segments)
-        headers.append(_DeviceHeader(one.device, *counts, tuple(streams), one.driver, one.heap.settings))
+        described = one.driver, one.heap.settings, one.active_before
+        headers.append(_DeviceHeader(one.device, *counts, tuple(streams), *described))
         columns += [
             _packed("Q", [number for row in rows for number in row]),
             _packed("Q", [size for segment in segments for size in segment.sizes]),
@@ -106,7 +122,10 @@ def encode(recording: Recording) -> bytes:
             _packed("Q", events.sizes),
             _packed("H", [numbers[stream] for stream in events.streams]),
         ]
-    header = _Header(recording.time, recording.seconds, tuple(headers), recording.framework_version)
+    header = _Header(
+        recording.time, recording.seconds, tuple(headers), recording.framework_version, recording.at,
+        recording.duration, recording.window,
+    )  # fmt: skip
     text = json.dumps({"version": VERSION, **vars(header)}, default=vars, separators=(",", ":")).encode()
     return b"".join([MAGIC, len(text).to_bytes(8, "little"), text, *columns])
 
@@ -123,7 +142,11 @@ def decode(data: bytes) -> Recording:
     columns = _Columns(data, start + length)
     devices = tuple(_device(one, columns) for one in header.devices)
     columns.require_end()
-    return Recording(header.time, header.seconds, header.framework_version, devices)
+    if header.at not in MOMENTS:
+        raise BadInput(f"not a step recording: the moment {header.at!r} is not one of {', '.join(MOMENTS)}")
+    return Recording(
+        header.time, header.seconds, header.framework_version, devices, header.at, header.duration, header.window
+    )
 
 
 def _header(text: bytes) -> _Header:
@@ -141,9 +164,10 @@ def _device(header: _DeviceHeader, columns: _Columns) -> DeviceRecording:
     rows = columns.take("Q", 6 * header.segments)
     sizes, requested = columns.take("Q", header.blocks), columns.take("Q", header.blocks)
     states = columns.names(header.blocks, _STATES)
-    actions = columns.names(header.events, (*_ACTIONS, "other"))
-    addresses, event_sizes = columns.take("Q", header.events), columns.take("Q", header.events)
-    streams = [_stream(header, number) for number in columns.take("H", header.events)]
+    count = header.events or 0
+    actions = columns.names(count, (*_ACTIONS, "other"))
+    addresses, event_sizes = columns.take("Q", count), columns.take("Q", count)
+    streams = [_stream(header, number) for number in columns.take("H", count)]
     segments: list[Segment] = []
     first = 0
     for at in range(0, len(rows), 6):
@@ -160,8 +184,9 @@ def _device(header: _DeviceHeader, columns: _Columns) -> DeviceRecording:
         first = last
     if first != header.blocks or any(one.address + one.size > after.address for one, after in pairwise(segments)):
         raise BadInput("not a step recording: its segments overlap or leave blocks over")
-    events = StepEvents(actions, addresses, event_sizes, streams)
-    return DeviceRecording(header.device, Heap(tuple(segments), header.settings), events, header.driver)
+    events = None if header.events is None else StepEvents(actions, addresses, event_sizes, streams)
+    heap = Heap(tuple(segments), header.settings)
+    return DeviceRecording(header.device, heap, events, header.driver, header.active_before)
 
 
 def _stream(header: _DeviceHeader, number: int) -> int:

@@ -6,13 +6,17 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gpufrag.model.allocatable import Driver
 from gpufrag.model.heap import parse
 from gpufrag.model.settings import parse_conf
 from gpufrag.model.trace.events import parse_rows
 from gpufrag.model.trace.whatif import Outcome, Run, play, read_run, smallest_limit
+from gpufrag.model.trace.whatif import begin as begin_replay
 from helpers import GOLDEN_NAMES, golden_case_named
+from simulated_trace import Recorder
 
 PAIRS = [
     (name, other)
@@ -69,12 +73,41 @@ def test_late_trace_counts_older_blocks() -> None:
     assert 0 < outcome.peak_active <= outcome.peak_reserved <= (run.recorded_limit or 0)
 
 
-def test_smallest_limit_suffices_and_less_fails() -> None:
-    run, settings = recorded("train-cap4"), parse_conf("expandable_segments:True")
+@pytest.mark.parametrize("conf", ["", "expandable_segments:True", "garbage_collection_threshold:0.6"])
+def test_smallest_limit_suffices_and_less_fails(conf: str) -> None:
+    run, settings = recorded("train-cap4"), parse_conf(conf)
     limit = smallest_limit(run, settings)
     assert limit is not None
     assert play(run, settings, limit).failed == 0
     assert play(run, settings, limit - (2 << 20)).failed > 0
+
+
+@given(st.data())
+def test_smallest_limit_of_random_step_from_its_own_heap(data: st.DataObject) -> None:
+    """Some limits are judged without a replay: that must not change a result."""
+    conf = data.draw(st.sampled_from(["", "expandable_segments:True", "max_split_size_mb:32"]))
+    recorder, live = Recorder(parse_conf(conf)), []
+    sizes = st.lists(st.integers(1, 60 << 20), min_size=1, max_size=8)
+    for _step in range(2):
+        begin = len(recorder.trace)
+        for size in data.draw(sizes):
+            live.append(recorder.malloc(size))
+            if data.draw(st.booleans()):
+                recorder.free(live.pop(data.draw(st.integers(0, len(live) - 1))))
+    run = read_run(recorder.trace[begin:], recorder.heap(), Driver())
+    limit = smallest_limit(run, run.end.settings, packed=False)
+    assert limit is not None
+
+    def suffices(limit: int) -> bool:
+        replay = begin_replay(run, run.end.settings, limit)
+        if replay.allocator.reserved > limit:
+            replay.allocator.empty_cache()
+        reserved = replay.allocator.reserved
+        replay.run()
+        return reserved <= limit and not replay.failed
+
+    assert suffices(limit)
+    assert not suffices(limit - (2 << 20))
 
 
 def test_smallest_limit_on_a_small_device_is_none() -> None:

@@ -12,18 +12,19 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
 from ...model import call_sites
+from ...model.call_sites import Sites
 from ...model.heap import parse
-from ...model.step import StepEvents, step_events
+from ...model.step import step_events
 from ...wire.defragmentation import Defragmentations, DefragmentOptions, Result
 from ...wire.error_counter import ErrorCounter
 from ...wire.sample import Counters, DriverReading, Sums, Totals
 from ..sources import Capture, DeviceFacts, DeviceReading, Fault, Live
-from ..step_recorder import NOT_YET, UNSUPPORTED
+from ..step_recorder import HISTORY_IN_USE, NOT_YET, UNSUPPORTED
 from . import devices as torch_devices
 from . import snapshot as torch_snapshot
 from . import stats as torch_stats
@@ -36,6 +37,12 @@ LONG_PROBE = 0.001
 """Seconds. Statistics are copied in microseconds; a longer reading waited for the allocator's lock."""
 ASYNC_INTERVAL = 1.0
 """Seconds between two readings of the driver's allocator."""
+NEEDS_INDUCTOR = (2, 8)
+"""Since then torch imports torch._inductor to resolve stacks: seconds in a program that has not imported it."""
+TRACE_IS_OPTIONAL = (2, 11)
+"""Before, every snapshot contains the whole trace."""
+AFFORDABLE_EVENTS = 10_000
+"""Of a history that the program records: one with stacks takes about 7 us per event to read."""
 EVENTS_PER_ALLOCATION = 3
 """The allocation, the request to free it, and its completion."""
 ATTACH_OBSERVER = "_C._cuda_attach_out_of_memory_observer"
@@ -57,6 +64,11 @@ class TorchSource:
         self._async_at = -math.inf
         self._async: dict[int, torch_stats.Stats] = {}
         self._allocations_before = self._max_events = 0
+        self._active_before: dict[int, int] = {}
+        self._borrowed = False
+        """Whether the recording underway is the program's own."""
+        self._allocations_when_off = 0
+        """Allocations when no history was last seen: the program's has only later events."""
         self._on_step: Callable[[object], None] | None = None
         self._on_oom: Callable[[Fault], None] | None = None
 
@@ -90,18 +102,39 @@ class TorchSource:
             return NOT_YET
         if self._backend() != "native":
             return UNSUPPORTED
-        self._allocations_before, self._max_events = self._allocations(), max_events
+        stats = {device: self._native_stats(device) for device in tuple(self._counters)}
+        self._allocations_before, self._max_events = sum(map(torch_stats.allocations, stats.values())), max_events
+        active = {device: torch_stats.active(found) for device, found in stats.items()}
+        self._active_before = {device: size for device, size in active.items() if size is not None}
         refusal = self._history.start(max_events)
         if refusal is None:
             self._nvtx.recording_started()
+            self._allocations_when_off = self._allocations_before
+        elif refusal == HISTORY_IN_USE and self._may_borrow():
+            # the snapshot marks the beginning of the step in the program's history
+            self._borrowed = torch_snapshot.take(self._surface, self._errors) is not None
+            return None if self._borrowed else refusal
         return refusal
 
+    def _may_borrow(self) -> bool:
+        """Whether reading the program's history is affordable."""
+        events = EVENTS_PER_ALLOCATION * (self._allocations_before - self._allocations_when_off)
+        return (
+            self._surface.release >= TRACE_IS_OPTIONAL
+            and self._surface.loaded("_inductor")
+            and 0 <= events <= AFFORDABLE_EVENTS
+        )
+
     def recorded_events(self) -> int | None:
-        if not self._history.recording:
+        if not self._history.in_use() if self._borrowed else not self._history.recording:
             return None
         return EVENTS_PER_ALLOCATION * (self._allocations() - self._allocations_before)
 
     def finish_recording(self, read: bool) -> Capture | None:
+        borrowed, self._borrowed = self._borrowed, False
+        if borrowed:
+            affordable = EVENTS_PER_ALLOCATION * (self._allocations() - self._allocations_when_off) < AFFORDABLE_EVENTS
+            return self._copy(events=affordable, borrowed=True) if read else None
         self._nvtx.recording_ended()
         with self._nvtx.range("reading of a step recording"):
             capture = self._copy(events=True) if read and self._history.recording else None
@@ -118,6 +151,19 @@ class TorchSource:
         snapshot = torch_snapshot.take(self._surface, self._errors, events=True) if own else None
         self._history.stop()
         return snapshot
+
+    def start_stacks(self) -> bool:
+        if not self._surface.ask("cuda.is_initialized") or self._backend() != "native":
+            return False
+        if self._surface.release >= NEEDS_INDUCTOR and not self._surface.loaded("_inductor"):
+            return False
+        return self._history.start(1, stacks=True) is None  # blocks keep their stacks; the events are not needed
+
+    def allocated_since(self, stop: bool) -> Callable[[], Sites] | None:
+        snapshot = torch_snapshot.take(self._surface, self._errors) if self._history.recording else None
+        if stop or snapshot is None:
+            self._history.stop()
+        return None if snapshot is None else lambda: call_sites.read(snapshot, only_recorded=True)
 
     def watch_steps(self, on_step: Callable[[object], None]) -> bool:
         register = self._surface.find("optim.optimizer.register_optimizer_step_post_hook")
@@ -198,10 +244,12 @@ class TorchSource:
                 if torch_devices.has_context(self._surface, device):  # otherwise asking would create one
                     self._async[device] = self._ask_stats(device)
 
-    def _copy(self, events: bool) -> Capture | None:
+    def _copy(self, events: bool, borrowed: bool = False) -> Capture | None:
         if not self._surface.ask("cuda.is_initialized") or self._backend() != "native":
             return None
         foreign = self._history.in_use()
+        if not foreign:
+            self._allocations_when_off = self._allocations()
         # with the user's history on, torch's snapshot imports torch._inductor to resolve frames of generated code:
         # that takes seconds and can break an import of the program that is underway
         if foreign and not self._surface.loaded("_inductor"):
@@ -219,6 +267,12 @@ class TorchSource:
         settings = torch_snapshot.settings(conf, self._errors)
         stats = {device: self._stats(device) for device in tuple(self._counters)}
         limits = {device: torch_devices.limit(self._surface, device, settings) for device in stats}
+        steps = None if trace is None else [_since_mark(entries, borrowed) for entries in trace["device_traces"]]
+        if borrowed and steps is not None and self._allocations() - self._allocations_before != _allocations_in(steps):
+            steps = None  # the program began its history anew, or another tool took a snapshot too
+        full = (
+            not borrowed and trace is not None and max(map(len, trace["device_traces"]), default=0) >= self._max_events
+        )
         return Capture(
             heap=lambda: parse(snapshot, settings),
             readings=[r for device in stats if (r := self._reading(device, stats[device], Counters(), 0.0))],
@@ -227,18 +281,10 @@ class TorchSource:
             held=held,
             waited=waited if waited > LONG_PROBE else 0.0,
             sites=(lambda: call_sites.read(snapshot)) if foreign else None,
-            events=(lambda: self._events(trace)) if trace is not None else None,
-            complete=trace is None or all(len(entries) < self._max_events for entries in trace["device_traces"]),
+            events=None if steps is None else lambda: {device: step_events(step) for device, step in enumerate(steps)},
+            complete=not full,
+            active_before={} if steps is None or full else self._active_before,
         )
-
-    def _events(self, trace: Mapping[str, Any]) -> Mapping[int, StepEvents]:
-        """Up to the first of the two snapshots, which left its mark: other threads may have allocated since then."""
-        found = {}
-        for device, entries in enumerate(trace.get("device_traces") or ()):
-            last = len(entries)
-            end = next((index for index in range(last - 1, -1, -1) if entries[index]["action"] == "snapshot"), last)
-            found[device] = step_events(entries[:end])
-        return found
 
     def _allocations(self) -> int:
         """On all devices."""
@@ -290,3 +336,17 @@ class TorchSource:
             return None
         info = self._surface.ask("cuda.mem_get_info", device)
         return DriverReading(time.time(), free=info[0], size=info[1]) if info else None
+
+
+def _since_mark(entries: Sequence[Mapping[str, Any]], from_mark: bool) -> Sequence[Mapping[str, Any]]:
+    """The events up to the first of the two snapshots at the end, which left its mark: threads may have gone on.
+
+    from_mark: only the events after the mark before, in a history that the program records.
+    """
+    marks = (index for index in range(len(entries) - 1, -1, -1) if entries[index]["action"] == "snapshot")
+    end = next(marks, len(entries))
+    return entries[next(marks, -1) + 1 if from_mark else 0 : end]
+
+
+def _allocations_in(steps: Iterable[Iterable[Mapping[str, Any]]]) -> int:
+    return sum(entry["action"] == "alloc" for step in steps for entry in step)

@@ -50,6 +50,11 @@ def reserved(stats: Stats) -> int:
     return _current(stats, "reserved_bytes") or 0
 
 
+def active(stats: Stats) -> int | None:
+    """Bytes in use, with those that wait for a stream; None if torch does not report it."""
+    return _current(stats, "active_bytes")
+
+
 def allocations(stats: Stats) -> int:
     """The number of requests so far, which the user may reset; 0 if torch does not report it."""
     return int(stats.get("allocation", {}).get("all", {}).get("allocated", 0))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 
 from ..allocatable import Driver, limited
 from ..fragmentation import measure
@@ -15,7 +15,7 @@ from ..simulator.allocator import Allocator
 from ..simulator.blocks import Block
 from .events import GROWS, OOM, SHRINKS, Event
 from .history import Beginning, rewind
-from .program import BORROW, CAPACITY, COMPLETE, FREE, MALLOC, Program, Replay
+from .program import AWAIT, BORROW, CAPACITY, COMPLETE, FREE, MALLOC, Program, Replay
 from .reading import places, read_program, unsplit_pools
 
 STRETCHES = 64
@@ -167,22 +167,21 @@ def play(
 
 
 def smallest_limit(
-    run: Run, settings: Settings, progress: Progress | None = None, known: int | None = None
+    run: Run, settings: Settings, progress: Progress | None = None, known: int | None = None, *, packed: bool = True
 ) -> int | None:
     """Return a limit, to 2 MiB, that serves every request of the run and fails 2 MiB lower; by bisection.
 
     Returns None if twice the peak without a limit does not suffice. A larger limit can fail where a smaller one
     succeeds, so several such limits may exist. If the first one found is above `known`, a limit that served the run,
-    the search continues below `known`. The run begins with the older blocks, packed.
+    the search continues below `known`. The run begins as in `play`, but a limit below the memory reserved then first
+    releases what is cached.
     """
     if run.driver.free is None:  # the trace shows the device's free memory only when it was full
         run = on_any_device(run)
-    unlimited = begin(run, settings, None, packed=True)
-    unlimited.run()
-    twice = -(-2 * unlimited.allocator.peak_reserved // SEGMENT_GRID)
-    found = _bisect(run, settings, twice, progress)
+    search = _Search(run, settings, packed)
+    found = search.bisect(-(-2 * search.enough // SEGMENT_GRID), progress)
     if known is not None and (found is None or known < found):
-        found = _bisect(run, settings, known // SEGMENT_GRID, progress) or found
+        found = search.bisect(known // SEGMENT_GRID, progress) or found
     return found
 
 
@@ -192,25 +191,62 @@ def on_any_device(run: Run) -> Run:
     return replace(run, driver=Driver(), program=replace(run.program, operations=operations))
 
 
-def _bisect(run: Run, settings: Settings, high: int, progress: Progress | None) -> int | None:
-    """Search below `high`, in units of the grid; return None if `high` does not suffice."""
-    if not _suffices(run, settings, high * SEGMENT_GRID):
-        return None
-    low, tries = 0, high.bit_length()
-    while high - low > 1:
-        if progress is not None:
-            progress(tries - (high - low).bit_length(), tries)
-        middle = (low + high) // 2
-        low, high = (low, middle) if _suffices(run, settings, middle * SEGMENT_GRID) else (middle, high)
-    return high * SEGMENT_GRID
+class _Search:
+    """The search for the smallest limit of a run under one setting.
+
+    too_little: below it a request must fail. enough: the peak without a limit. Most limits outside need no replay.
+    """
+
+    def __init__(self, run: Run, settings: Settings, packed: bool) -> None:
+        self._run, self._settings, self._packed = run, settings, packed
+        unlimited = begin(run, settings, None, packed)
+        unlimited.run()
+        self.enough = unlimited.allocator.peak_reserved
+        self._fails = unlimited.failed > 0
+        # a segment grows by less than the size that torch compares with the limit; garbage collection depends on it
+        self._needs_replay = settings.expandable_segments or settings.garbage_collection_threshold > 0
+        overshoot = settings.page_size(small=False) if settings.expandable_segments else 0
+        self.too_little = _least_active(run.program, settings) - overshoot
+
+    def bisect(self, high: int, progress: Progress | None) -> int | None:
+        """Search below `high`, in units of the grid; return None if `high` does not suffice."""
+        if not self._suffices(high * SEGMENT_GRID):
+            return None
+        low, tries = 0, high.bit_length()
+        while high - low > 1:
+            if progress is not None:
+                progress(tries - (high - low).bit_length(), tries)
+            middle = (low + high) // 2
+            low, high = (low, middle) if self._suffices(middle * SEGMENT_GRID) else (middle, high)
+        return high * SEGMENT_GRID
+
+    def _suffices(self, limit: int) -> bool:
+        if limit < self.too_little:
+            return False
+        if limit >= self.enough and not self._needs_replay:
+            return not self._fails
+        replay = begin(self._run, self._settings, limit, self._packed)
+        if replay.allocator.reserved > limit:
+            replay.allocator.empty_cache()
+        if replay.allocator.reserved > limit:
+            return False
+        stride = max(1, len(self._run.program.operations) // STRETCHES)
+        while not replay.done and not replay.failed:  # detects a limit that is too small early
+            replay.run(until=replay.position + stride)
+        return not replay.failed
 
 
-def _suffices(run: Run, settings: Settings, limit: int) -> bool:
-    replay = begin(run, settings, limit, packed=True)
-    stride = max(1, len(run.program.operations) // STRETCHES)
-    while not replay.done and not replay.failed:  # detects a limit that is too small early
-        replay.run(until=replay.position + stride)
-    return not replay.failed
+def _least_active(program: Program, settings: Settings) -> int:
+    """Return the most bytes that the program's live allocations take at once, wherever they are placed."""
+    live = most = 0
+    rounded = cache(settings.round)
+    for kind, _, size, _, _ in program.operations:
+        if kind in (MALLOC, BORROW):
+            live += rounded(size)
+            most = max(most, live)
+        elif kind in (FREE, AWAIT):
+            live -= rounded(size)
+    return most
 
 
 def begin(
