@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 
 from gpufrag import agent
+from gpufrag.agent.torch.source import TorchSource
+from gpufrag.model.call_sites import grown
+from gpufrag.wire.error_counter import ErrorCounter
 from gpufrag.wire.sample import ProcessSample
 
 torch = pytest.importorskip("torch")
@@ -107,24 +110,28 @@ def test_process_without_steps_has_the_peak_of_a_slice(watched: None) -> None:
     raise AssertionError(f"no peak of a slice in {PATIENCE} s: {agent.latest()}")
 
 
-def test_lines_of_a_leak_are_named_without_the_user(tmp_path: Path) -> None:
+def test_lines_that_keep_memory_are_found_without_the_user() -> None:
     stack, kept = Stack(layers=2), []
-    agent.start(interval=1000.0, budget=0.5, folder=tmp_path)
-    try:
-        deadline = time.monotonic() + PATIENCE
-        while time.monotonic() < deadline:
-            stack.step(64)
-            kept.append(torch.empty(1 << 22, dtype=torch.uint8, device="cuda"))
-            found = agent.latest()
-            leak = found.devices[0].leak if found and found.devices else None
-            if leak is not None and leak.stacks:
-                break
-        else:
-            raise AssertionError(f"no line in {PATIENCE} s: {agent.latest()}")
-        assert [frame for frame in leak.stacks[0].frames if "test_lines_of_a_leak" in frame]
-        assert not torch._C._cuda_isHistoryEnabled()
-    finally:
-        agent.stop()
+    stack.step(64)
+    source = TorchSource(torch, ErrorCounter())
+    source.read()
+
+    def step() -> None:
+        stack.step(64)
+        kept.append(torch.empty(1 << 22, dtype=torch.uint8, device="cuda"))
+
+    assert source.start_stacks()
+    step()
+    first = source.allocated_since(stop=False)
+    step()
+    step()
+    last = source.allocated_since(stop=True)
+    assert first is not None
+    assert last is not None
+    (found,) = grown(first()[0], last()[0])
+    assert (found.size, found.blocks) == (2 << 22, 2)
+    assert " step" in found.stack[0]
+    assert not torch._C._cuda_isHistoryEnabled()
 
 
 def test_recording_does_not_break_a_graph_capture(watched: None, assert_computed: Compare) -> None:

@@ -348,7 +348,8 @@ HEALTH: tuple[Metric[Any], ...] = (
         "Files in the agents' folder that the sidecar skipped, by reason.", adds=(Label.REASON,)),
     Metric(names.STEP_ANALYSES, COUNTER, FLEET, lambda fleet: fleet.analyses,
         "Step recordings by result: analysed; skipped (replaced by a newer one before there was CPU budget); failed "
-        "or timed_out.", adds=(Label.RESULT,)),
+        "or timed_out; inconsistent: other threads allocated while the agent read the step, so it has no peak.",
+        adds=(Label.RESULT,)),
     Metric(names.COLLECTOR_SUCCESS, GAUGE, COLLECTOR, lambda result: int(result.success),
         "1 if the sidecar could read this source. 0 for nvml is normal in a container without a GPU: the sidecar then "
         "uses the agents' readings."),
