@@ -57,7 +57,7 @@ def test_report_shows_the_peak_of_the_last_recorded_step(cli, folder: Path) -> N
     case = golden_case_named("train-cap4")
     peak = Snapshot(1_763_999_981.0, "peak", 0.005, measure(case.heap, case.driver))
     keep_report(folder, _report(last_peak=peak))
-    shown = cli("oom", "show", _report().id)
+    shown = cli.text("oom", "show", _report().id)
     assert "memory at the peak of the step recorded 20.0 s before" in shown
     assert shown.count("largest_allocatable") == 2, "at the error and at the peak"
 
