@@ -21,13 +21,13 @@ MAX_TIMEOUT_S = 1800.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     processes.add_arguments(parser, "defragment", "defragment all ranks of this host's job at the same step")
-    parser.add_argument("--plan", action="store_true", help="only show what would move; moves nothing")
+    parser.add_argument("--plan", action="store_true", help="show what would move, but move nothing")
     parser.add_argument("--target-ratio", metavar="X", type=float, help="stop at this fragmentation ratio, such as 1.5")
     parser.add_argument(
         "--target-bytes",
         metavar="SIZE",
         type=argument(parse_memory),
-        help="stop when one request of this size fits (default: move all that helps)",
+        help="stop when one request of this size fits (default: move everything that helps)",
     )
     parser.add_argument("--verify", action="store_true", help="compare a checksum of each tensor before and after")
     parser.add_argument(

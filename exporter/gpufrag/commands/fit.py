@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         type=size,
         default="600MiB",
-        help="memory that the driver and the CUDA context take (default: 600MiB)",
+        help="memory that the driver and the CUDA context use (default: 600MiB)",
     )
     parser.add_argument("--device", metavar="D", type=argument(whole(0)), help="only this device")
     parser.add_argument("--json", action="store_true", help="print JSON (sizes in bytes, null if it does not fit)")
@@ -115,7 +115,7 @@ def _lines(recording: Recording, fits: Sequence[Fit], cards: Sequence[Card]) -> 
         yield "  ".join([row[0].ljust(widths[0]), *cells]).rstrip()
     yield ""
     yield "fits: every request of the trace succeeds. Numbers in brackets: how often the allocator flushes its cache,"
-    yield "which costs time. Blocks from before the trace count as packed."
+    yield "which costs time. Blocks from before the trace are assumed to lie without gaps."
 
 
 def _needed(one: Fit) -> str:
