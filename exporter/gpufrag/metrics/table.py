@@ -240,7 +240,8 @@ PROCESSES: tuple[Metric[Any], ...] = (
         "Steps recorded to find their memory peak, by result. Only recorded leads to a snapshot with at=peak. "
         "history_in_use: the program records the allocator's history itself; interrupted: the program started or "
         "stopped its own recording during the step; too_many_events, too_long: the step exceeds the agent's limits; "
-        "inconsistent: other threads allocated while the agent read the step; unsupported: no event history.",
+        "inconsistent: other threads allocated while the agent read the step (with a sidecar, see "
+        "gpufrag_step_analyses_total); unsupported: no event history.",
         adds=(Label.RESULT,), detail=True),
     Metric(names.LEAK_PER_STEP, GAUGE, DEVICE, _leak("step"),
         "Estimated growth of allocated memory per step; 0 means no leak was detected. Absent until enough steps were "
