@@ -116,7 +116,10 @@ class Request:
         return self.query.get("dryRun") == "All"
 
     def json(self) -> Any:
-        return json.loads(self.body)
+        try:
+            return json.loads(self.body)
+        except ValueError:  # a client that was killed sends half a body
+            raise Failure(400, "BadRequest", "the body is not JSON") from None
 
 
 class NoSuchPath(Exception):
