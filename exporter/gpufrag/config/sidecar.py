@@ -115,13 +115,20 @@ class NvmlSettings:
 
 @dataclass(frozen=True)
 class AnalysisSettings:
-    """Replays each recorded step on a simulated allocator to find the memory it needs, in a low-priority process."""
+    """Measures recordings and replays them on a simulated allocator, in low-priority processes."""
 
-    enabled: Annotated[bool, about("Analyse the step recordings of the ranks.", "--analysis")] = True
+    enabled: Annotated[
+        bool,
+        about(
+            "Find the memory that recorded steps need. If off, the sidecar only measures the recordings.", "--analysis"
+        ),
+    ] = True
     cpu_share: Annotated[
-        float, between(0.0001, 1.0, "Share of one core that the analysis may take, for each rank.")
+        float, between(0.0001, 1.0, "Share of one core for measuring and replaying, for each rank.")
     ] = 0.02
-    timeout: Annotated[float, seconds(1, HOUR, "Stop an analysis that takes longer; it counts as timed_out.")] = 60.0
+    timeout: Annotated[
+        float, seconds(1, HOUR, "Stop work on a recording that takes longer; it counts as timed_out.")
+    ] = 60.0
 
 
 @dataclass(frozen=True)
