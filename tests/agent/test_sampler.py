@@ -155,9 +155,7 @@ def test_recorded_step_is_taken_once_for_the_sidecar(recorded, recording) -> Non
 
 
 def test_training_process_measures_nothing_on_its_own(recorded, recording) -> None:
-    recording.events, recording.heap, _ = recorded_program()
-    recording.step()
-    recording.step()
+    recorded_program(recording)
     recorded.read()
     recorded.digest()
     (device,) = recorded.sample(IDENTITY).devices
@@ -176,13 +174,11 @@ def test_each_recording_is_measured_once(recorded, recording, monkeypatch: pytes
 
 def test_last_peak_is_of_the_step_recorded_last(recorded, recording) -> None:
     assert recorded.last_peak(0) is None
-    recording.events, recording.heap, peak = recorded_program()
-    recording.step()
-    recording.step()
+    recorded_program(recording)
     recorded.digest()
     found = recorded.last_peak(0)
     assert found is not None
-    assert (found.at, found.measured.active) == ("peak", peak)
+    assert (found.at, found.measured.active) == ("peak", 70 * MIB)
     assert recorded.last_peak(1) is None
 
 
@@ -213,7 +209,8 @@ def test_unusable_recording_leaves_a_boundary_snapshot(recorded, recording, resu
     if result != HISTORY_IN_USE:
         recording.step()
     assert moments(recorded) == ["boundary"]
-    assert results(recorded) == {result: 1}
+    read = {RECORDED: 1} if result == INCONSISTENT else {}
+    assert results(recorded) == {**read, result: 1}
 
 
 def test_endless_step_is_dropped_by_the_timer(recorded, recording, clock) -> None:
