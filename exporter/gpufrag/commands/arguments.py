@@ -10,7 +10,7 @@ from typing import Any
 from ..errors import BadInput, UsageError
 from ..units import format_bytes
 
-FOLDER_HELP = "the agents' folder (default: $GPUFRAG_DIR, else /run/gpufrag or a private folder in the temp dir)"
+FOLDER_HELP = "the agents' folder (default: $GPUFRAG_DIR, else /run/gpufrag or gpufrag-UID in the temporary directory)"
 
 
 def option(

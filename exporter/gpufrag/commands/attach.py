@@ -31,7 +31,7 @@ FAILURES = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("pid", metavar="PID", type=int, help="the training process itself, not its launcher")
+    parser.add_argument("pid", metavar="PID", type=int, help="pid of the training process, not of its launcher")
     parser.add_argument("--yes", action="store_true", help="do not ask for confirmation, for scripts")
     text = "how long to wait for the process to answer (default: 20s)"
     option(parser, "--wait", "DURATION", text, parse_duration, default=20.0)

@@ -33,14 +33,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--allow-graphs",
         action="store_true",
-        help="move although the job has CUDA graphs or memory pools; a graph that reads a moved tensor then breaks",
+        help="move tensors even if the job has CUDA graphs or memory pools; a graph that reads a moved tensor then breaks",
     )
     parser.add_argument(
         "--timeout",
         metavar="DURATION",
         type=argument(parse_duration),
         default=120.0,
-        help="time until the moves are done, waiting for a step included (default: 2m)",
+        help="give up after this time, including the wait for a step to end (default: 2m)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON (sizes in bytes, null if unknown)")
 

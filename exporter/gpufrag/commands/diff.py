@@ -23,7 +23,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", metavar="D", type=argument(whole(0)), help="only this device")
     parser.add_argument("--json", action="store_true", help="print JSON (sizes in bytes)")
     parser.add_argument(
-        "--html", metavar="OUT", type=Path, help="also write a report with memory maps of both to this file"
+        "--html",
+        metavar="OUT",
+        type=Path,
+        help="also write a report with the memory maps of both snapshots to this file",
     )
 
 

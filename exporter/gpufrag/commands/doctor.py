@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(cluster, "--restarter", "NAME", text, default="gpufrag-restarter")
     option(cluster, "--kubeconfig", "FILE", "kubeconfig file (default: $KUBECONFIG)", Path)
     option(cluster, "--context", "NAME", "context of the kubeconfig (default: its current context)")
-    other = parser.add_argument_group("a Prometheus, and manifests")
+    other = parser.add_argument_group("Prometheus and manifests")
     option(other, "--prometheus", "URL", "check a Prometheus, for example http://prometheus:9090")
     option(other, "--bearer-file", "FILE", "file with the bearer token for Prometheus", Path)
     option(other, "--manifests", "FILE", "check rendered manifests (output of kubectl kustomize); - for standard input")

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 CANDIDATES = ("expandable_segments:True", "max_split_size_mb:128", "roundup_power2_divisions:4")
 FILES = {
-    "--html": "a report with charts and memory map",
-    "--speedscope": "live and stranded memory by stack, for speedscope,",
-    "--perfetto": "the trace, for Perfetto or chrome://tracing,",
+    "--html": "a report with charts and a memory map to this file",
+    "--speedscope": "live and stranded memory by stack to this file, for speedscope",
+    "--perfetto": "the trace to this file, for Perfetto or chrome://tracing",
 }
 MOST_EVENTS = 200_000
 """Events of a trace up to which settings are replayed."""
@@ -39,7 +39,10 @@ def add_device_arguments(parser: argparse.ArgumentParser) -> None:
     size = argument(parse_memory)
     parser.add_argument("--driver-free", metavar="SIZE", type=size, help="the device's free memory at the snapshot")
     parser.add_argument(
-        "--driver-size", metavar="SIZE", type=size, help="the device's size (torch.cuda.mem_get_info() returns both)"
+        "--driver-size",
+        metavar="SIZE",
+        type=size,
+        help="the device's size; torch.cuda.mem_get_info() returns (free, size)",
     )
     parser.add_argument("--limit", metavar="SIZE", type=size, help="the process's limit (default: the device's size)")
     parser.add_argument(
@@ -48,7 +51,7 @@ def add_device_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", metavar="D", type=argument(whole(0)), help="only this device")
     parser.add_argument("--json", action="store_true", help="print JSON (sizes in bytes, null if unknown)")
     for flag, purpose in FILES.items():
-        parser.add_argument(flag, metavar="OUT", type=Path, help=f"also write {purpose} to this file")
+        parser.add_argument(flag, metavar="OUT", type=Path, help=f"also write {purpose}")
 
 
 def run(options: argparse.Namespace) -> int:

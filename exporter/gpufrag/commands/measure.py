@@ -21,7 +21,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "file", metavar="FILE", help="torch's snapshot (pickle or JSON, gzipped or not); - for standard input"
     )
     option(parser, "--driver-free", "SIZE", "the device's free memory at the snapshot", parse_memory)
-    option(parser, "--driver-size", "SIZE", "the device's size (torch.cuda.mem_get_info() returns both)", parse_memory)
+    option(
+        parser,
+        "--driver-size",
+        "SIZE",
+        "the device's size; torch.cuda.mem_get_info() returns (free, size)",
+        parse_memory,
+    )
     option(parser, "--limit", "SIZE", "the process's limit (default: the device's size)", parse_memory)
     option(parser, "--device", "D", "only this device (default: all)", whole(0))
     option(parser, "--stream", "N", "stream of the next request (default: the one with most memory)", whole(0))

@@ -27,7 +27,7 @@ class Process(NamedTuple):
 
 def add_arguments(parser: argparse.ArgumentParser, verb: str, all_ranks: str) -> None:
     """`verb` and `all_ranks` are for the help."""
-    parser.add_argument("pid", metavar="PID", nargs="?", type=int, help="the training process")
+    parser.add_argument("pid", metavar="PID", nargs="?", type=int, help="pid of the training process")
     parser.add_argument("--rank", metavar="R", type=int, help=f"{verb} the process of this rank")
     parser.add_argument("--all-ranks", action="store_true", help=all_ranks)
     parser.add_argument("--folder", metavar="DIR", type=argument(folder_name), help=FOLDER_HELP)

@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     option(parser, "--config", "FILE", "config file; without it, no job is restarted", Path)
     parser.add_argument("--check", action="store_true", help="check the config and exit")
-    option(parser, "--kubeconfig", "FILE", "kubeconfig outside a pod (default: $KUBECONFIG)", Path)
+    option(parser, "--kubeconfig", "FILE", "kubeconfig file to use outside a pod (default: $KUBECONFIG)", Path)
     option(parser, "--context", "NAME", "context of the kubeconfig (default: its current context)")
     reference.add_flags(parser, RestarterConfig, FLAGS)
 

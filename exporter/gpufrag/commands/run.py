@@ -51,8 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--anchor",
         metavar="SHARE",
         type=_share,
-        help="reserve this share of each device, such as 20%%, in one piece when a process first uses it, for large "
-        "requests later; other processes cannot use that memory (default: off, see docs/injection.md)",
+        help="when a process first uses a device, reserve this share of it, such as 20%%, in one piece for later large "
+        "requests; other processes cannot use that memory (default: off, see docs/injection.md)",
     )
     add(
         "--leak-threshold",
@@ -71,8 +71,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="stay as the parent of CMD, so that gpufrag restarter can restart it on this host",
     )
-    add("--name", metavar="NAME", help="the job's name in alerts, label job_name (default: the name of its script)")
-    add("--grace", metavar="DURATION", help="time from SIGTERM to SIGKILL at a restart (default: 60s)")
+    add(
+        "--name",
+        metavar="NAME",
+        help="the job's name, as in the label job_name of its alerts (default: the name of its script)",
+    )
+    add("--grace", metavar="DURATION", help="time from SIGTERM to SIGKILL during a restart (default: 60s)")
     add("--in-place", action="store_true", help="restart only torchrun's workers; needs torchrun --max-restarts")
     add("--defragment", action="store_true", help="let the restarter defragment the job before it restarts it")
     add("job", metavar="CMD ...", nargs=argparse.REMAINDER, help="the command and its arguments")

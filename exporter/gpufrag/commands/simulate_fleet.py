@@ -12,10 +12,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     some = whole(1, 100_000)
     option(parser, "--jobs", "N", "number of jobs (default: 4)", some, default=4)
     option(parser, "--ranks", "N", "ranks per job (default: 8)", some, default=8)
-    option(parser, "--faulty", "N", "jobs with a fragmenting rank (default: 1)", whole(0), default=1)
-    text = "time until that rank is fragmented, such as 10m (default: 5m)"
+    option(parser, "--faulty", "N", "number of jobs with one fragmenting rank (default: 1)", whole(0), default=1)
+    text = "time until these ranks are fragmented, such as 10m (default: 5m)"
     option(parser, "--play", "TIME", text, parse_duration, default=300.0)
-    text = "time until its job restarts, such as 1h (default: 30m)"
+    text = "time until their jobs restart, such as 1h (default: 30m)"
     option(parser, "--restart", "TIME", text, parse_duration, default=1800.0)
     option(parser, "--host", "ADDRESS", "address to listen on (default: 127.0.0.1)", default="127.0.0.1")
     text = "port to listen on; 0 chooses a free one (default: 9836)"

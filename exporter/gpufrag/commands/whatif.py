@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="CONF",
         nargs="+",
         action="extend",
-        help="settings to try instead of the usual ones; '' for torch's defaults",
+        help="settings to compare instead of the built-in list; '' for torch's defaults",
     )
     parser.add_argument(
         "--limit", metavar="SIZE", type=size, help="memory limit to replay with (default: the limit while recording)"
@@ -61,7 +61,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--driver-free", metavar="SIZE", type=size, help="the device's free memory at the snapshot")
     parser.add_argument(
-        "--driver-size", metavar="SIZE", type=size, help="the device's size (torch.cuda.mem_get_info() returns both)"
+        "--driver-size",
+        metavar="SIZE",
+        type=size,
+        help="the device's size; torch.cuda.mem_get_info() returns (free, size)",
     )
     parser.add_argument(
         "--device", metavar="D", type=argument(whole(0)), help="only this device (default: all, one after the other)"

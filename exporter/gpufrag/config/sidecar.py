@@ -162,7 +162,8 @@ class LogSettings:
     """The log, on stderr, one line per event."""
 
     level: Annotated[
-        Literal["debug", "info", "warning", "error"], about("Least severe level to log.", "--log.level")
+        Literal["debug", "info", "warning", "error"],
+        about("Lowest level to log: debug, info, warning or error.", "--log.level"),
     ] = "info"
 
 

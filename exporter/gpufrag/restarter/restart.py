@@ -216,7 +216,7 @@ class Restarter:
 
     def _not_spared(self, order: Order, job: Job, label: str, why: str) -> None:
         self.metrics.count(DEFRAGMENTATIONS, label)
-        text = f"Defragmentation does not spare the restart: {why}."
+        text = f"Defragmentation did not avoid the restart: {why}."
         self.decisions.publish(decisions.NOT_DEFRAGMENTED, label, text, order.alert, job)
 
     def _watch_alert(self, order: Order) -> Generator[float, None, str]:
