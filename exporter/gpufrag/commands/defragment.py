@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--allow-graphs",
         action="store_true",
-        help="move tensors even if the job has CUDA graphs or memory pools; a graph that reads a moved tensor then breaks",
+        help="move memory even if the job has CUDA graphs or memory pools; graphs that read moved tensors then break",
     )
     parser.add_argument(
         "--timeout",
