@@ -265,7 +265,7 @@ def _checks() -> Iterator[Check[Place]]:
     yield Check("permissions", "may these credentials do what a restart needs", _permissions)
     yield Check("restarter", "does the restarter run, and is it configured for this namespace", _restarter)
     yield Check("circuit", "is the circuit breaker closed, and can the restarter open it", _circuit)
-    yield Check("suspended", "is a job left suspended by a restart", _suspended)
+    yield Check("suspended", "did a restart leave a job suspended", _suspended)
     yield Check("injection", "do labelled pods have the sidecar", _injection)
     yield Check("pods", "do pods have the sidecar", _pods, gate=True)
     yield Check("sidecars", "is each sidecar a native one", _sidecars)

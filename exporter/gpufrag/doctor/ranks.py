@@ -200,10 +200,10 @@ def _dotted(version: tuple[int, int]) -> str:
 
 
 CHECKS: tuple[Check[Ranks], ...] = (
-    Check("ranks", "are there living ranks, and are their files readable", files, gate=True),
-    Check("samples", "how old is the last sample of each living rank", samples),
-    Check("sockets", "does each living rank answer on its control socket", sockets),
-    Check("steps", "does each rank have a step hook that has seen steps", steps),
-    Check("checkpoint", "can each rank save before a restart", checkpoint),
+    Check("ranks", "are there running ranks, and are their files readable", files, gate=True),
+    Check("samples", "how old is the last sample of each running rank", samples),
+    Check("sockets", "does each running rank answer on its control socket", sockets),
+    Check("steps", "does each rank have a step hook that has counted steps", steps),
+    Check("checkpoint", "can each rank save a checkpoint before a restart", checkpoint),
     Check("versions", "is each rank's version of torch tested", versions),
 )

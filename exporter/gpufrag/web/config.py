@@ -77,10 +77,10 @@ class TlsServerConfig:
 
 @dataclass(frozen=True)
 class HttpServerConfig:
-    """HTTP."""
+    """The protocol, and headers of responses."""
 
     http2: Annotated[bool, about("Accepted because exporters share this file; the server speaks HTTP/1.1.")] = True
-    headers: Annotated[Mapping[str, str], about("Security headers sent with every answer.")] = field(
+    headers: Annotated[Mapping[str, str], about("Security headers sent with every response.")] = field(
         default_factory=dict
     )
 
