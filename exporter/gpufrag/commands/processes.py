@@ -46,7 +46,9 @@ def find(folder: Path, options: argparse.Namespace) -> list[Process]:
     try:
         names = [name for entry in folder.iterdir() if (name := FileName.parse(entry.name)) and entry.suffix == ".json"]
     except OSError as error:
-        raise Unavailable(f"cannot read the agents' folder {folder}: {error.strerror}; see --folder") from None
+        raise Unavailable(
+            f"cannot read the agents' folder {folder}: {error.strerror}; choose another with --folder"
+        ) from None
     chosen = [name for name in sorted(names) if options.pid in (None, name.pid)]
     ranked = [Process(name, _rank(folder / name.sample)) for name in chosen]
     found = [process for process in ranked if options.rank in (None, process.rank)]

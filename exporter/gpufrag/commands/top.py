@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "the sidecar reads)",
     )
     add("--sort", metavar="COLUMN", default="ratio", help="sort by this column (default: ratio)")
-    add("--reverse", action="store_true", help="sort the smallest first")
+    add("--reverse", action="store_true", help="sort in ascending order")
     add(
         "--filter",
         metavar="CONDITIONS",
