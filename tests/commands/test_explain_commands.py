@@ -59,6 +59,21 @@ def test_explain_snapshot_without_history_or_stacks(cli) -> None:
     assert "the ratio needs the driver's figures" in text
 
 
+@pytest.mark.parametrize("command", ["explain", "timeline"])
+def test_stack_that_controls_a_terminal_is_escaped(cli, save, command: str) -> None:
+    snapshot = run(growing_cache)
+    frames = [{"filename": "/a/\x1b]0;title\x07.py", "line": 1, "name": "f\x1b[2J\n\u202e"}]
+    for segment in snapshot["segments"]:
+        for block in segment["blocks"]:
+            block["frames"] = frames
+    for trace in snapshot["device_traces"]:
+        for entry in trace:
+            entry["frames"] = frames
+    text = cli.text(command, save(snapshot))
+    assert all(line.isprintable() for line in text.splitlines())
+    assert "\\x1b" in text
+
+
 def test_explain_json_case(cli) -> None:
     found = cli.device("explain", CASE, "--no-whatif")
     case = golden_case_named("churn-default")

@@ -89,6 +89,15 @@ def test_exit_code_is_the_commands(words: list[str], code: int) -> None:
     assert process.returncode == code
 
 
+def test_command_does_not_inherit_the_signals_that_python_ignores() -> None:
+    """A command that ignores SIGPIPE does not end when the reader of its pipe does."""
+    with _start("grep", "SigIgn", "/proc/self/status") as process:
+        out, _ = process.communicate(timeout=60)
+    ignored = int(out.split()[1], 16)
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        assert not ignored >> (number - 1) & 1
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
 def test_signals_reach_the_command(number: signal.Signals) -> None:
     program = f"import signal; signal.signal({number:d}, signal.SIG_DFL); print('ready', flush=True); signal.pause()"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import replace
 
 import pytest
@@ -54,11 +55,41 @@ def test_answer_that_is_no_metrics_is_refused() -> None:
         rank_rows('<html>\n<body lang="en"')
 
 
+@pytest.mark.parametrize("value", ["NaN", "+Inf", "-Inf", "1e300"])
+def test_impossible_figure_is_unknown(value: str) -> None:
+    names = ("steps_total", "allocator_reserved_bytes", "allocator_ooms_total")
+    (row,) = rank_rows(
+        'gpufrag_allocator_stranded_bytes{rank="0",device="0"} 7\n'
+        + "".join(f'gpufrag_{name}{{rank="0",device="0"}} {value}\n' for name in names)
+    )
+    assert (row.stranded, row.steps, row.reserved, row.ooms) == (7, None, None, None)
+    assert "nan" not in "".join(top.as_lines([row])).lower()
+
+
+def test_hostile_label_is_short_and_printable() -> None:
+    labels = f'rank="\x1b]0;title\x07[/red]",device="{"1" * 5000}",framework="\\n"'
+    rows = rank_rows(f"gpufrag_allocator_stranded_bytes{{{labels}}} 7\n")
+    lines = top.as_lines(top.chosen(rows, [], top.BY_NAME["device"], True))
+    assert all(line.isprintable() and len(line) < 400 for line in lines)
+
+
+def test_many_ranks_without_device_are_read_quickly() -> None:
+    begin = time.process_time()
+    count = 20_000
+    text = "".join(
+        f'gpufrag_up{{rank="{rank}"}} 1\ngpufrag_allocator_stranded_bytes{{rank="{rank}",device="0"}} 1\n'
+        for rank in range(count)
+    )
+    assert len(rank_rows(text)) == count
+    assert time.process_time() - begin < 10
+
+
 ROWS = [
     RankRow("10", "0", free_total=8 * GIB, largest_allocatable=GIB, margin=-GIB, ooms=1),
     RankRow("2", "1", free_total=8 * GIB, largest_allocatable=4 * GIB, margin=3 * GIB),
     RankRow("process 7", "", up=False),
 ]
+HOSTILE = RankRow("[/red]", "[link=x]", free_total=GIB, largest_allocatable=GIB)
 
 
 def names(rows: list[RankRow]) -> list[str]:
@@ -159,5 +190,10 @@ def test_screen_sorts_filters_and_survives_a_lost_sidecar() -> None:
             await settle()
             assert "cannot reach it" in str(app.query_one("#status").render())
             assert shown() == ["10"]
+            answers.append([HOSTILE])
+            app._conditions = []
+            app._start_reading()
+            await settle()
+            assert shown() == ["[/red]"]
 
     asyncio.run(script())

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import stat
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -16,6 +17,7 @@ from gpufrag.errors import Unavailable
 from gpufrag.wire import control_server as module
 from gpufrag.wire.control_server import ControlServer as Server
 from gpufrag.wire.error_counter import ErrorCounter
+from helpers import wait_until
 from signal_handlers import handled
 from unix_sockets import bind, connect
 
@@ -272,3 +274,36 @@ def test_closed_descriptors_are_left_to_the_program(serve, path: Path, errors: E
     thread.join(20)
     assert not thread.is_alive()
     assert errors.counts == {}
+
+
+def test_connection_of_the_program_with_the_listeners_number_is_left_to_it(serve, path: Path) -> None:
+    """The thread waits on a socket whose descriptor the program closes, and uses for a listener of its own."""
+    server, thread = serve(), thread_of_server()
+    assert _echo(path)
+    descriptor = server._socket.fileno()
+    with bind(path.with_name("own"), 8) as own, connect(path.with_name("own")):
+        os.dup2(own.fileno(), descriptor)  # closes ours
+        with contextlib.suppress(OSError):
+            connect(path).close()  # wakes the thread
+        thread.join(20)
+        own.settimeout(1)
+        own.accept()[0].close()
+        os.close(descriptor)
+
+
+def test_data_of_the_program_under_a_callers_number_is_left_to_it(serve, path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(module, "CALLER_TIMEOUT_S", 1.0)
+    server = serve()
+    with connect(path) as silent:
+        silent.sendall(b"{")
+        wait_until(lambda: any(caller.received for caller in server._callers.values()))
+        ((descriptor, _),) = server._callers.items()
+        mine, other = socket.socketpair()
+        with mine, other:
+            os.dup2(mine.fileno(), descriptor)  # closes the server's
+            other.sendall(b"the program's")
+            silent.sendall(b"}")  # wakes the thread
+            wait_until(lambda: not server._callers)
+            mine.settimeout(1)
+            assert mine.recv(100) == b"the program's"
+            os.close(descriptor)

@@ -9,6 +9,7 @@ import argparse
 import errno
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 PACKAGE = Path(gpufrag.__file__).resolve().parent
 SHIM = PACKAGE / "shim"
 MAX_NAME = 200
+IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
+"""At its start; a command would inherit that, and a shell's pipes would not end."""
 SETTINGS = ("interval", "budget", "anchor", "leak_threshold")
 
 
@@ -104,6 +107,8 @@ def run(options: argparse.Namespace) -> int:
         if options.summary:
             return _summarize(job, environment)
         if restart is None:
+            for number in IGNORED_BY_PYTHON:
+                signal.signal(number, signal.SIG_DFL)
             os.execvpe(job[0], job, environment)  # keeps this process's pid, terminal and signals
         return _supervise(job, environment, restart)
 

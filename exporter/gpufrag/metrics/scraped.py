@@ -7,11 +7,15 @@ from dataclasses import dataclass
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from ..errors import BadInput
+from ..errors import BadInput, one_line
 from . import names
 from .names import Label
 
 PEAK = "peak"
+MOST = 1 << 64
+"""No count, size or time is larger."""
+MOST_TEXT = 60
+"""Characters of a label."""
 _FIGURES = {
     names.STEPS: "steps",
     names.RESERVED: "reserved",
@@ -71,26 +75,30 @@ def rank_rows(text: str) -> list[RankRow]:
         raise BadInput(f"the answer is not metrics ({error}); check the address") from None
     for sample in samples:
         field, rank = _FIGURES.get(sample.name), _name(sample.labels)
-        if field is None or rank is None:
+        if field is None or rank is None or not abs(sample.value) < MOST:  # NaN fails here too
             continue
-        device = sample.labels.get(Label.DEVICE)
+        device = _text(sample.labels, Label.DEVICE)
         if device is None:
             process.setdefault(rank, {})[field] = sample.value
             continue
-        if framework := sample.labels.get(Label.FRAMEWORK):
+        if framework := _text(sample.labels, Label.FRAMEWORK):
             device = f"{device} ({framework})"
         figures = devices.setdefault((rank, device), {}).setdefault(sample.labels.get(Label.AT, ""), {})
         figures[field] = figures.get(field, 0.0) + sample.value  # of both pools
     rows = [_row(rank, device, process.get(rank, {}), moments) for (rank, device), moments in devices.items()]
-    without = [
-        _row(rank, "", figures, {}) for rank, figures in process.items() if rank not in {row.rank for row in rows}
-    ]
+    with_device = {row.rank for row in rows}
+    without = [_row(rank, "", figures, {}) for rank, figures in process.items() if rank not in with_device]
     return sorted([*rows, *without], key=lambda row: (len(row.rank), row.rank, row.device))
 
 
 def _name(labels: Mapping[str, str]) -> str | None:
-    found = [labels[name] if name == Label.RANK else f"{name} {labels[name]}" for name in _IDENTITY if labels.get(name)]
-    return ", ".join(found) or None
+    found = [(name, _text(labels, name)) for name in _IDENTITY]
+    return ", ".join(text if name == Label.RANK else f"{name} {text}" for name, text in found if text) or None
+
+
+def _text(labels: Mapping[str, str], name: str) -> str | None:
+    """A label of a server that may be hostile, for a terminal."""
+    return None if (text := labels.get(name)) is None else one_line(text[:MOST_TEXT])
 
 
 def _row(rank: str, device: str, process: Mapping[str, float], moments: Mapping[str, Mapping[str, float]]) -> RankRow:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
+from ..errors import one_line
 from .heap import ALLOCATED
 
 FRAMES = 4
@@ -94,7 +95,7 @@ def _is_python(frame: Any) -> bool:
 
 
 def _text(frame: Any) -> str:
-    return f"{frame.get('filename')}:{frame.get('line')} {frame.get('name')}"[-MOST_TEXT:]
+    return one_line(f"{frame.get('filename')}:{frame.get('line')} {frame.get('name')}")[-MOST_TEXT:]
 
 
 def _own_python(frames: Any) -> Iterator[str]:

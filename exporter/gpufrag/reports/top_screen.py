@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
+from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.binding import Binding
 from textual.widgets import DataTable, Footer, Input, Static
@@ -100,7 +101,7 @@ class Top(App):  # type: ignore[misc]
             table.add_column(each.name + mark, key=each.name)
         shown = chosen(self._rows, self._conditions, self._by, self._reverse)
         for rank in shown:
-            table.add_row(*cells(rank), label="!" if is_bad(rank) else " ")
+            table.add_row(*map(Text, cells(rank)), label="!" if is_bad(rank) else " ")
         table.move_cursor(row=row)
         table.scroll_to(x=column, animate=False)
         status = self._problem or f"{len(shown)} of {len(self._rows)} devices" + (

@@ -83,8 +83,8 @@ def make_report(kind: str, data: bytes, title: str) -> bytes:
         done = subprocess.run(command, input=data, capture_output=True, timeout=TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise Unavailable(f"no report: {error}") from None
-    if done.returncode != 0 or len(done.stdout) > MAX_PAGE:
-        reason = done.stderr.decode(errors="replace").strip().rpartition("\n")[2] or "it is too large"
+    if done.returncode != 0:
+        reason = done.stderr.decode(errors="replace").strip().rpartition("\n")[2] or f"status {done.returncode}"
         raise Unavailable(f"no report: {one_line(reason)[:200]}")
     return done.stdout
 
@@ -95,7 +95,10 @@ def main(kind: str, title: str) -> int:
     os.nice(NICENESS)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT, MEMORY_LIMIT))
     try:
-        sys.stdout.buffer.write(_of_step(title) if kind == STEP else _of_trace(title))
+        page = _of_step(title) if kind == STEP else _of_trace(title)
+        if len(page) > MAX_PAGE:  # not left to the sidecar, which would have to hold it first
+            raise BadInput("it is too large")
+        sys.stdout.buffer.write(page)
     except (GpufragError, MemoryError) as error:
         print(str(error) or type(error).__name__, file=sys.stderr)
         return 1

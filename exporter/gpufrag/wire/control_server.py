@@ -124,6 +124,8 @@ class ControlServer:
         # closing our descriptor from elsewhere does not wake the selector, so it needs a timeout
         wait = IDLE_CHECK_S if deadline is None else max(0.0, min(IDLE_CHECK_S, deadline - time.monotonic()))
         for key, _ in self._selector.select(wait):
+            if not self._is_open():  # meanwhile the program has closed it, and may use its number
+                return
             if key.fileobj is self._socket:
                 self._accept()
             elif caller := self._callers.get(key.fd):
@@ -147,6 +149,9 @@ class ControlServer:
 
     def _receive(self, caller: _Caller) -> None:
         """A request is complete at its newline, at the end of the connection, or when it is too long."""
+        if not descriptors.is_open(caller.connection, caller.inode):  # its number may be the program's now
+            self._drop(caller)
+            return
         try:
             chunk = caller.connection.recv(MAX_REQUEST + 1)
         except BlockingIOError:
