@@ -215,9 +215,10 @@ STEPS: tuple[Metric[Any], ...] = (
         "The smallest limit of the same step under another PYTORCH_CUDA_ALLOC_CONF, simulated. Blocks from before the "
         "step are assumed to lie without gaps.", adds=(Label.SETTING,), detail=True),
     Metric(names.STEP_LARGEST_REQUEST, GAUGE, STEP, lambda step: step.largest_request or None,
-        "Largest request of the step. If largest_allocatable is smaller, the next such request fails.", detail=True),
+        "Largest request of the last analysed step. If largest_allocatable is smaller, the next such request fails.",
+        detail=True),
     Metric(names.STEP_ALLOCATIONS, GAUGE, STEP, lambda step: step.allocations,
-        "Number of allocations in the step. A sudden rise means a surge of small allocations.", detail=True),
+        "Number of allocations in the step. A sudden rise usually means many more small allocations.", detail=True),
     Metric(names.STEP_ALLOCATED, GAUGE, STEP, lambda step: step.requested,
         "Sum of all requests of the step.", detail=True),
     Metric(names.STEP_DURATION, GAUGE, STEP, lambda step: step.seconds,
@@ -244,8 +245,8 @@ PROCESSES: tuple[Metric[Any], ...] = (
         "gpufrag_step_analyses_total); unsupported: no event history.",
         adds=(Label.RESULT,), detail=True),
     Metric(names.LEAK_PER_STEP, GAUGE, DEVICE, _leak("step"),
-        "Estimated growth of allocated memory per step; 0 means no leak was detected. Absent until enough steps were "
-        "seen."),
+        "Estimated growth of allocated memory per step; 0 means no leak was detected. Absent until enough steps have "
+        "run."),
     Metric(names.LEAK_PER_SECOND, GAUGE, DEVICE, _leak("second"),
         "Estimated growth of allocated memory per second, for processes that take no optimizer steps, such as "
         "servers."),
