@@ -132,8 +132,8 @@ ALLOCATOR: tuple[Metric[Any], ...] = (
         lambda pool: Sizes(pool.free_block_sizes, pool.free_cached),
         "Sizes of the free blocks. Much memory in small blocks means fragmentation.", detail=True),
     Metric(names.FREE_TOTAL, GAUGE, FREE, lambda measured: measured.free_total,
-        f"Bytes that the process could still use if no free memory were fragmented: free_cached + headroom. {RATIO} "
-        "is the fragmentation ratio: 1 is perfect, above 4 is fragmented."),
+        "Bytes that the process could still use if no free memory were fragmented: free_cached, plus bytes that wait "
+        f"for a stream, plus headroom. {RATIO} is the fragmentation ratio: 1 is perfect, above 4 is fragmented."),
     Metric(names.LARGEST_ALLOCATABLE, GAUGE, FREE, lambda measured: measured.largest_allocatable,
         "Largest single request that would succeed now, including what the allocator frees before it gives up. A "
         f"larger request raises an out-of-memory error. {RATIO} is the fragmentation ratio."),
