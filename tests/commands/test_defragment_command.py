@@ -111,6 +111,12 @@ def test_heap_without_gaps_is_reported(training, source, defragment, capsys) -> 
     assert "nothing to move; largest allocation 20.0 MiB, ratio 1.00" in capsys.readouterr().out
 
 
+def test_reason_of_a_hostile_process_is_printable(training, source, defragment, capsys) -> None:
+    source.results = (replace(MOVED, left={"\x1b]0;title\x07": 2}),)
+    assert defragment("--rank", "3") == 0
+    assert all(line.isprintable() for line in capsys.readouterr().out.splitlines())
+
+
 def test_sample_shows_the_new_heap_and_the_totals(training, source, defragment, tmp_path: Path) -> None:
     captures = source.captures
     assert defragment("--rank", "3") == 0

@@ -75,6 +75,12 @@ def test_line_is_aligned_and_record_has_stable_names():
     }
 
 
+def test_line_with_a_hostile_name_is_printable():
+    line = outcome(Warn("pod \x1b]0;title\x07x\nsecond line")).line(str)
+    assert all(part.isprintable() for part in line.split("\n"))
+    assert line.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     ("result", "expected"), [(Ok(""), False), (Warn(""), False), (Fail(""), True), (Unknown(""), True)]
 )

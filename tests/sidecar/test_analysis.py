@@ -130,6 +130,21 @@ def test_broken_recording_is_counted(tmp_path: Path, analyzer: Analyzer, caplog:
     assert "step analysis failed" in caplog.text
 
 
+def test_want_of_a_thread_does_not_end_the_analysis(
+    tmp_path: Path, recorded: bytes, analyzer: Analyzer, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading, "Timer", refuse)
+    write(tmp_path, RANK, recorded)
+    until(analyzer, lambda: analyzer.counts[FAILED] == 1, RANK)
+    monkeypatch.undo()
+    clock.now = 1e6
+    write(tmp_path, RANK, recorded, time_ns=2 * 10**9)
+    until(analyzer, lambda: analyzer.counts[ANALYSED] == 1, RANK)
+
+
 def step_of(at: str, events: StepEvents | None, heap: Heap) -> bytes:
     one = DeviceRecording(0, heap, events, Driver(100 * GIB, 141 * GIB, 20 * GIB))
     return encode(Recording(time.time(), 0.5, "2.11.0", (one,), at))

@@ -91,6 +91,21 @@ def test_wrong_token_changes_nothing(served: Running, folder: Path, token: str |
         assert ranks[0].participant.state(ranks[0].identity).id is None
 
 
+def test_checkpoint_without_a_free_thread_does_not_block_the_next(served: Running, monkeypatch) -> None:
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "gpufrag-checkpoint":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    answer = _send(served)
+    assert (answer.status_code, answer.json()["outcome"]) == (503, "failed")
+    monkeypatch.undo()
+    assert _send(served).status_code == 202
+
+
 def test_token_opens_nothing_else_and_is_reread(served: Running, token_file: Path) -> None:
     token_file.write_text("another-token-another-token")
     assert _send(served, method="GET").status_code == 401

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from ..errors import UsageError
+from ..errors import UsageError, one_line
 from ..units import argument, format_bytes, format_duration, parse_duration, parse_memory
 from . import processes
 
@@ -90,7 +90,7 @@ def _lines(done: Saved, plan: bool) -> Iterator[str]:
         for result in one.results:
             yield f"  {_name(one)}, device {result.device}: {_moved(result, plan)}"
             if result.left:
-                left = ", ".join(f"{count} {reason}" for reason, count in sorted(result.left.items()))
+                left = one_line(", ".join(f"{count} {reason}" for reason, count in sorted(result.left.items())))
                 yield f"    blocks left in place: {left}"
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from ..errors import GpufragError
+from ..errors import GpufragError, one_line
 from ..reports.terminal import Emphasis
 
 Context = TypeVar("Context", contravariant=True)
@@ -68,7 +68,8 @@ class Outcome:
 
     def line(self, bold: Emphasis) -> str:
         word = f"{self.word:>7}" if self.word == "ok" else bold(f"{self.word.upper():>7}")
-        return f"{word}  {self.subject} {self.check}: {self.result.text}"
+        text = "\n".join(map(one_line, self.result.text.split("\n")))  # names of others may control a terminal
+        return f"{word}  {self.subject} {self.check}: {text}"
 
     def as_record(self) -> dict[str, Any]:
         """Return the form of --json; its names are stable."""

@@ -209,7 +209,7 @@ class Analyzer:
         except TimeoutError:
             event(log, logging.WARNING, "step analysis timed out", recording=name.recording, seconds=self._timeout)
             return TIMED_OUT, None
-        except (OSError, ValueError, codec.Misfit) as error:
+        except Exception as error:  # no memory or thread is left, for example; this thread must go on
             if not self._closed:
                 event(log, logging.WARNING, "step analysis failed", recording=name.recording, reason=error)
             return FAILED, None

@@ -96,7 +96,13 @@ class CheckpointApi:
             return _response(HTTPStatus.CONFLICT, "a checkpoint is already running", self.progress)
         self.progress = Progress(f"sidecar-{secrets.token_hex(4)}", "running", "Waiting for the ranks.")
         arguments = (self.progress.id, options)
-        threading.Thread(target=self._run, args=arguments, name="gpufrag-checkpoint", daemon=True).start()
+        try:
+            threading.Thread(target=self._run, args=arguments, name="gpufrag-checkpoint", daemon=True).start()
+        except RuntimeError:
+            self._running.release()
+            text = "cannot start another thread; raise the limit of processes (pids.max)"
+            self.progress = replace(self.progress, outcome="failed", text=text)
+            return _response(HTTPStatus.SERVICE_UNAVAILABLE, text, self.progress)
         return _response(HTTPStatus.ACCEPTED, "started", self.progress)
 
     async def _status(self, request: Request) -> Response:
