@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from checkpoint.simulated_ranks import TERMS, Job, job
-from gpufrag.checkpoint.protocol import MAX_TRIES, Answers, CheckpointFailed, RankCommand, Saved
+from gpufrag.checkpoint.protocol import MAX_TRIES, Answers, CheckpointFailed, RankCommand, Saved, target_step
 
 
 def _saved(ranks: Job) -> list[list[int]]:
@@ -87,6 +87,18 @@ def test_one_rank_without_callback_fails_the_checkpoint():
     ranks.ranks[1].callback = False
     _fails(ranks, r"^rank 1: no checkpoint callback")
     assert _saved(ranks) == [[], [], []]
+
+
+def test_impossible_world_size_is_a_failure():
+    ranks = job(2)
+    ranks.ranks[1].size = (1 << 64) - 1
+    _fails(ranks, r"^rank 2, 3, .*, … of 18446744073709551615: no answer")
+
+
+def test_impossible_step_length_is_no_error_of_the_coordinator():
+    ranks = job(2)
+    ranks.ranks[1].step_seconds = 5e-324
+    assert 10 < target_step([rank.state() for rank in ranks.ranks], 1.0) < 10**8
 
 
 def test_missing_rank_is_named():

@@ -31,6 +31,8 @@ from ..wire.sample import DEVICES
 IDLE, PREPARED, PROMISED, CONFIRMED, SAVED, FAILED = "idle", "prepared", "promised", "confirmed", "saved", "failed"
 """The states of a rank."""
 COMMANDS = ("prepare", "at", "confirm", "status", "release", "cancel")
+SHORTEST_STEP_S = 1e-6
+"""A rank that reports shorter ones is wrong."""
 MAX_TRIES = 5
 POLL_S, FIRST_POLL_S = 0.25, 0.02
 MAX_NAMED = 3
@@ -270,7 +272,7 @@ def _promise(party: _Party) -> Generator[RankCommand, Answers, int]:
 
 def target_step(ranks: Sequence[RankState], lead: float) -> int:
     """Return the step to try, `lead` seconds ahead of the leading rank."""
-    fastest = min((one.step_seconds for one in ranks if one.step_seconds), default=lead)
+    fastest = max(SHORTEST_STEP_S, min((one.step_seconds for one in ranks if one.step_seconds), default=lead))
     return max(one.step or 0 for one in ranks) + 1 + math.floor(lead / fastest)
 
 
@@ -322,7 +324,9 @@ def _members(party: _Party, answers: Answers) -> tuple[RankState, ...]:
         raise party.failed(f"two processes claim rank {twice[0]}: the folder serves more than one job")
     size = max((one.world_size or 0 for one in ranked), default=0)
     if ranked and len(numbers) < size:
-        missing = [str(number) for number in range(size) if number not in numbers]
+        known = frozenset(numbers)
+        absent = (str(number) for number in range(size) if number not in known)  # a lying rank may claim any size
+        missing = list(itertools.islice(absent, MAX_NAMED + 1))
         shown = ", ".join(missing[:MAX_NAMED]) + (", …" if len(missing) > MAX_NAMED else "")
         why = "it has died, has no agent or is on another host"
         raise party.failed(f"rank {shown} of {size}: no answer: {why}")
