@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +17,17 @@ import pytest
 from gpufrag.model.allocatable import Driver
 from gpufrag.model.heap import Heap, parse
 from gpufrag.model.step import StepEvents
-from gpufrag.sidecar.analysis import ANALYSED, FAILED, INCONSISTENT, SKIPPED, TIMED_OUT, Analyzer, RankFigures, analyse
+from gpufrag.sidecar.analysis import (
+    ANALYSED,
+    FAILED,
+    INCONSISTENT,
+    SKIPPED,
+    TIMED_OUT,
+    Analyzer,
+    RankFigures,
+    analyse,
+    cgroup_room,
+)
 from gpufrag.wire.folder import FileName
 from gpufrag.wire.recording import DeviceRecording, Recording, decode, encode
 from helpers import TESTS
@@ -143,6 +155,38 @@ def test_want_of_a_thread_does_not_end_the_analysis(
     clock.now = 1e6
     write(tmp_path, RANK, recorded, time_ns=2 * 10**9)
     until(analyzer, lambda: analyzer.counts[ANALYSED] == 1, RANK)
+
+
+def cgroup_of(folder: Path, limit: str, used: int) -> tuple[Path, Path]:
+    """The file that names a process's cgroup, and the folder of cgroups; the limit is on the parent."""
+    groups = folder / "cgroup"
+    (groups / "unit" / "child").mkdir(parents=True)
+    (groups / "unit" / "memory.max").write_text(f"{limit}\n")
+    (groups / "unit" / "memory.stat").write_text(f"anon {used}\nfile {1 << 40}\nshmem 1\n")
+    (groups / "unit" / "child" / "memory.max").write_text("max\n")
+    own = folder / "own"
+    own.write_text("3:memory:/elsewhere\n0::/unit/child\n")
+    return own, groups
+
+
+@pytest.mark.parametrize(("limit", "room"), [("1000", 899), ("50", 0), ("max", None), ("nonsense", None)])
+def test_room_is_what_the_cgroup_leaves_without_the_page_cache(tmp_path: Path, limit: str, room: int | None) -> None:
+    assert cgroup_room(*cgroup_of(tmp_path, limit, 100)) == room
+    assert cgroup_room(tmp_path / "missing", tmp_path) is None
+
+
+def test_worker_fails_before_it_exceeds_the_limit_of_the_sidecars_cgroup(tmp_path: Path) -> None:
+    """The kernel would end the sidecar with it, and again after its next start."""
+    own, groups = cgroup_of(tmp_path, str(256 << 20), 56 << 20)
+    program = (
+        "import pathlib, sys\nfrom gpufrag.sidecar.analysis import limit_memory\n"
+        "limit_memory(*map(pathlib.Path, sys.argv[1:]))\n"
+        "bytearray(60 << 20)\nprint('small')\nbytearray(160 << 20)"
+    )
+    command = [sys.executable, "-c", program, str(own), str(groups)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout == "small\n"
+    assert done.stderr.splitlines()[-1] == "MemoryError"
 
 
 def step_of(at: str, events: StepEvents | None, heap: Heap) -> bytes:

@@ -37,6 +37,7 @@ log = logging.getLogger(__name__)
 
 MEMORY_LIMIT = 4 << 30
 """Address space of the worker. A recording of 100,000 events takes about 300 MB."""
+OWN_CGROUP, CGROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 NICENESS = 19
 ANALYSED, FAILED, TIMED_OUT, SKIPPED = "analysed", "failed", "timed_out", "skipped"
 INCONSISTENT = "inconsistent"
@@ -338,11 +339,46 @@ def answer(data: bytes, work: Callable[[bytes], _Answer]) -> _Answer:
     return replace(found, cpu_seconds=time.process_time() - began)
 
 
-def main(kind: str) -> None:
+def limit_memory(own: Path = OWN_CGROUP, groups: Path = CGROUPS) -> None:
+    """Keep this process within MEMORY_LIMIT and half of what its cgroup has left.
+
+    Above the cgroup's limit, the kernel may end the sidecar and all its workers.
+    """
     import resource
 
+    limit, room = MEMORY_LIMIT, cgroup_room(own, groups)
+    if room is not None:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+        limit = min(limit, pages * resource.getpagesize() + room // 2)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+def cgroup_room(own: Path, groups: Path) -> int | None:
+    """Return the bytes that the limits of this process's cgroups (v2) leave; None without a limit."""
+    rooms = []
+    with suppress(OSError, UnicodeDecodeError):
+        for line in own.read_text(encoding="utf-8").splitlines():
+            if line.startswith("0::/"):
+                place = groups / line.removeprefix("0::/")
+                rooms += [_room(folder) for folder in (place, *place.parents) if folder.is_relative_to(groups)]
+    known = [room for room in rooms if room is not None]
+    return max(0, min(known)) if known else None
+
+
+def _room(folder: Path) -> int | None:
+    """Of one cgroup. Files in the page cache do not count: the kernel drops them."""
+    try:
+        limit = int((folder / "memory.max").read_text(encoding="ascii"))
+        lines = (folder / "memory.stat").read_text(encoding="ascii").splitlines()
+        used = {name: int(size) for name, size in map(str.split, lines)}
+        return limit - used["anon"] - used["shmem"]
+    except (OSError, ValueError, KeyError):  # no limit ("max"), or no cgroup of version 2
+        return None
+
+
+def main(kind: str) -> None:
     os.nice(NICENESS)
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT, MEMORY_LIMIT))
+    limit_memory()
     work: Callable[[bytes], _Answer] = measured if kind == MEASURE else lambda data: _Answer(0.0, steps=analyse(data))
     while length := sys.stdin.buffer.read(8):
         data = sys.stdin.buffer.read(int.from_bytes(length, "little"))

@@ -20,7 +20,7 @@ from ..snapshot_file.profile import read_profiles
 from ..snapshot_file.reading import STDIN, load, without_gc
 from ..wire import recording
 from ..wire.folder import FileName, open_plain
-from .analysis import MEMORY_LIMIT, NICENESS
+from .analysis import NICENESS, limit_memory
 
 STEP, TRACE = "step", "trace"
 TIMEOUT_S = 60.0
@@ -90,10 +90,8 @@ def make_report(kind: str, data: bytes, title: str) -> bytes:
 
 
 def main(kind: str, title: str) -> int:
-    import resource
-
     os.nice(NICENESS)
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT, MEMORY_LIMIT))
+    limit_memory()
     try:
         page = _of_step(title) if kind == STEP else _of_trace(title)
         if len(page) > MAX_PAGE:  # not left to the sidecar, which would have to hold it first
