@@ -63,7 +63,8 @@ class TrainingMetrics:
                 return {}
             self._analyzer = analysis.Analyzer(folder, CPU_SHARE, TIMEOUT_S)
         name = FileName.of(sample.identity)
-        steps = self._analyzer.look([name]).get(name, ())
+        figures = self._analyzer.look([name]).get(name)
+        steps = figures.steps if figures else ()
         needed = [(step, step.smallest_limits["recorded"]) for step in steps if "recorded" in step.smallest_limits]
         found: dict[str, float] = {}
         if needed:
