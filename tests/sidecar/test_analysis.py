@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -21,10 +22,12 @@ from gpufrag.sidecar.analysis import (
     ANALYSED,
     FAILED,
     INCONSISTENT,
+    MEASURE,
     SKIPPED,
     TIMED_OUT,
     Analyzer,
     RankFigures,
+    _Process,
     analyse,
     cgroup_room,
 )
@@ -155,6 +158,17 @@ def test_want_of_a_thread_does_not_end_the_analysis(
     clock.now = 1e6
     write(tmp_path, RANK, recorded, time_ns=2 * 10**9)
     until(analyzer, lambda: analyzer.counts[ANALYSED] == 1, RANK)
+
+
+def test_recording_is_not_copied_on_its_way_to_a_worker() -> None:
+    data, worker = b"x" * (8 << 20), _Process(MEASURE, 60.0)
+    tracemalloc.start()
+    try:
+        assert "not a step recording" in (worker.ask(data).error or "")
+        assert tracemalloc.get_traced_memory()[1] < len(data) // 2
+    finally:
+        tracemalloc.stop()
+        worker.close()
 
 
 def cgroup_of(folder: Path, limit: str, used: int) -> tuple[Path, Path]:

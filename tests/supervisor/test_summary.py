@@ -153,3 +153,25 @@ def test_signal_reaches_the_job_and_the_summary_follows(start: Any) -> None:
 def test_summary_and_restartable_cannot_be_combined(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "--summary", "--restartable", "--", "true"]) == 2
     assert "--summary and --restartable cannot be combined" in capsys.readouterr().err
+
+
+ENDLESS = """
+import os, sys
+from pathlib import Path
+from gpufrag.supervisor import summary
+from gpufrag.supervisor.command import end_as
+def endless(*arguments):
+    while True:
+        pass
+summary.summarize, summary.LONGEST_S = endless, 0.2
+folder = Path(sys.argv[1])
+sys.exit(end_as(summary.run_with_summary(["sh", "-c", "exit 7"], os.environ, folder, folder / "report.html")))
+"""
+
+
+def test_endless_summary_does_not_keep_the_exit_code(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", ENDLESS, str(tmp_path)]
+    environment = {**os.environ, "PYTHONPATH": str(EXPORTER)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (7, "")
+    assert "no summary: Unavailable: it takes longer than 0.2 s" in done.stderr

@@ -244,7 +244,8 @@ class _Process:
         timer.daemon = True
         timer.start()
         try:
-            process.stdin.write(len(data).to_bytes(8, "little") + data)
+            process.stdin.write(len(data).to_bytes(8, "little"))
+            process.stdin.write(data)  # not joined: it may be half of what the container may use
             process.stdin.flush()
             line = process.stdout.readline(MAX_ANSWER)
         except OSError:

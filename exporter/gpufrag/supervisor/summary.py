@@ -9,12 +9,12 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import BadInput, NewerVersion, one_line
+from ..errors import BadInput, NewerVersion, Unavailable, one_line
 from ..model.needs import RECORDED, Needs, step_needs
 from ..reports import recorded_step
 from ..units import format_bytes
@@ -27,6 +27,8 @@ from .supervisor import END_SIGNALS, GROUP_SIGNALS, HANDLED_SIGNALS
 
 POLL_S = 0.5
 """Between two looks at the job's processes; a process that ends earlier is missed unless it is the command itself."""
+LONGEST_S = 120.0
+"""The job's exit code waits this long for the summary."""
 UNKNOWN = "unknown"
 
 
@@ -62,12 +64,29 @@ def run_with_summary(command: Sequence[str], environment: Mapping[str, str], fol
         pids.update(run.processes())
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     try:
-        lines = summarize(read_samples(folder, pids, begin), folder, report)
+        with _time_limit(LONGEST_S):
+            lines = summarize(read_samples(folder, pids, begin), folder, report)
     except Exception as error:  # the job's exit code matters more
         lines = [f"no summary: {type(error).__name__}: {error}"]
     with suppress(OSError, ValueError):  # stderr is closed
         print("".join(f"gpufrag: {one_line(line)}\n" for line in lines), end="", file=sys.stderr, flush=True)
     return run.status
+
+
+@contextmanager
+def _time_limit(seconds: float) -> Iterator[None]:
+    """Raise Unavailable in the block after this time. Others may write to the folder, recordings of any length too."""
+
+    def expire(number: int, frame: object) -> None:
+        raise Unavailable(f"it takes longer than {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, expire)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def _handle_signal(run: Run, info: signal.struct_siginfo | None) -> None:
