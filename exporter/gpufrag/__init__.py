@@ -139,7 +139,7 @@ def defragment(
     plan_only: move nothing; the result has what a move would achieve.
     verify: compare a checksum of every storage before and after its move.
     host_limit: most bytes of host memory to use; None is half of what is available.
-    allow_graphs: move although the process has CUDA graphs or memory pools. A captured graph that reads a moved tensor
+    allow_graphs: move even if the process has CUDA graphs or memory pools. A captured graph that reads a moved tensor
         is broken afterwards.
 
     Raises gpufrag.agent.torch.defragment.Refused if it is unsafe now (nothing was moved), and

@@ -52,7 +52,7 @@ def test_series_carry_only_declared_labels(fleet):
 
 
 def test_rank_without_detail_has_at_most_60_series(a_device, a_process):
-    """With everything that it can have: two moments, a leak, an error, the driver's figures, its device."""
+    """With everything except a recorded step: two moments, a leak, an error, the driver's figures, its device."""
     device = replace(
         a_device("train-cap4", moments=("boundary", "peak")),
         leak=Leak("step", 2.5e6, 2e6, 3e6, 0, 99),

@@ -149,7 +149,7 @@ def sockets(ranks: Ranks) -> Result:
 
 def steps(ranks: Ranks) -> Result:
     return (
-        _warning(ranks, lambda one: one.steps is None, "no step hook, so snapshots are taken by timer (agent.md)")
+        _warning(ranks, lambda one: one.steps is None, "no step hook, so snapshots use a timer (agent-reference.md)")
         or _warning(ranks, lambda one: one.steps == 0, "step hook, but no step yet; check again later")
         or Ok("every rank has taken steps")
     )

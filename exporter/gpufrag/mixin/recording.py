@@ -68,7 +68,7 @@ def rank_rules(config: Config) -> Iterator[Recording]:
     yield Recording(
         RANK_LEFT,
         seconds_left(config),
-        "seconds until a leak fills the memory at the present rate; absent if nothing leaks",
+        "seconds until a leak fills the memory at the current rate; absent if nothing leaks",
     )
     yield Recording(
         RANK_CACHE,

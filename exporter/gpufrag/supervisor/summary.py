@@ -124,7 +124,7 @@ def summarize(samples: Sequence[ProcessSample], folder: Path, report: Path) -> l
         _faults(samples),
     ]
     if found is None:
-        return [*lines, "report: none, because no step was recorded; see docs/agent.md"]
+        return [*lines, "report: none, because no step was recorded; see docs/agent-reference.md"]
     try:
         write_file(report, recorded_step.render([found], f"recorded step of {peak.where}"))
     except BadInput as error:

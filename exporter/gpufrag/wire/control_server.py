@@ -79,7 +79,7 @@ class ControlServer:
 
     @property
     def reachable(self) -> bool:
-        """False once the socket is closed, or its name is gone after a clean-up of the temp dir."""
+        """False once the socket is closed, or its name is gone after a clean-up of the temporary directory."""
         try:
             return self._is_open() and self.path.lstat().st_ino == self._inode
         except OSError:

@@ -23,7 +23,7 @@ class DefragmentOptions:
     host_limit: int | None = None
     """Most bytes of host memory for copies; None: half of what is available."""
     allow_graphs: bool = False
-    """Move although the process has private pools. Captured graphs that read moved tensors then break."""
+    """Move even if the process has private pools. Captured graphs that read moved tensors then break."""
     time_limit: float | None = None
     """Seconds after which no further batch of moves starts."""
 

@@ -130,7 +130,7 @@ def _own(temp: Path | None) -> Path:
 
 
 def _private(path: Path, make: bool) -> Path:
-    """Every user may write to the temp dir, so a folder there is used only if it is private and ours."""
+    """Every user may write to the temporary directory, so a folder there must be private and ours."""
     try:
         if make:
             path.mkdir(mode=0o700, exist_ok=True)
