@@ -6,12 +6,14 @@ import os
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
 
 from gpufrag.config.sidecar import ControlSettings
 from gpufrag.sidecar.step_report import HEADERS
+from gpufrag.wire import control_client
 from gpufrag.wire.folder import FileName
 from recorded_steps import recorded_step
 from running_server import PATIENCE, Running, running, sidecar_of
@@ -68,6 +70,13 @@ def test_explain_makes_a_report(served: Running, rank: Rank) -> None:
     assert report.headers["content-security-policy"] == HEADERS["content-security-policy"]
     assert "/job/train.py:20 in step" in report.text
     assert served.get("/reports/another").status_code == 404
+
+
+def test_rank_in_another_pid_namespace_is_reached(served: Running, rank: Rank, monkeypatch) -> None:
+    """A container of the same pod: the kernel reports its processes as pid 0."""
+    monkeypatch.setattr(control_client, "_CREDENTIALS", SimpleNamespace(size=12, unpack=lambda data: (0, 0, 0)))
+    assert post(served, "snapshot", process=rank.agent.name.stem).status_code == 200
+    assert post(served, "record", process=rank.agent.name.stem).status_code == 200
 
 
 def test_refusal_of_the_rank_is_passed_on(served: Running, rank: Rank) -> None:

@@ -93,14 +93,18 @@ class RankApi:
         return answer
 
     def _run(self, action: str, name: FileName, steps: int) -> Response:
-        """Raises Unavailable, Rejected."""
+        """Raises Unavailable, Rejected.
+
+        Who listens is not checked: the pid in a name is of the rank's container, so the kernel tells another one here.
+        The folder's permissions decide, for the file that is read afterwards too.
+        """
         folder = self._folder()
         if action == "snapshot":
-            ask(folder / name.socket, {"command": "sample-now"}, MARGIN_S, pid=name.pid)
+            ask(folder / name.socket, {"command": "sample-now"}, MARGIN_S)
             return _text(HTTPStatus.OK, "snapshot taken")
         stacks = action == "explain"
         order = {"command": "record", "steps": steps, "stacks": stacks, "timeout": RECORD_S}
-        ask(folder / name.socket, order, RECORD_S + MARGIN_S, pid=name.pid)
+        ask(folder / name.socket, order, RECORD_S + MARGIN_S)
         data = _take(folder / name.trace)
         if not stacks:
             headers = {"content-disposition": f'attachment; filename="steps-{name.pid}.pickle"', **_NO_STORE}
