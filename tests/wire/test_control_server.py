@@ -19,7 +19,7 @@ from gpufrag.wire.control_server import ControlServer as Server
 from gpufrag.wire.error_counter import ErrorCounter
 from helpers import wait_until
 from signal_handlers import handled
-from unix_sockets import bind, connect
+from unix_sockets import bind, connect, short_path
 
 
 def _refuse(request: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -283,8 +283,8 @@ def test_connection_of_the_program_with_the_listeners_number_is_left_to_it(serve
     descriptor = server._socket.fileno()
     with bind(path.with_name("own"), 8) as own, connect(path.with_name("own")):
         os.dup2(own.fileno(), descriptor)  # closes ours
-        with contextlib.suppress(OSError):
-            connect(path).close()  # wakes the thread
+        with socket.socket(socket.AF_UNIX) as waking, short_path(path) as address, contextlib.suppress(OSError):
+            waking.connect(address)  # wakes the thread
         thread.join(20)
         own.settimeout(1)
         own.accept()[0].close()
