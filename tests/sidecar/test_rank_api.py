@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from gpufrag.config.sidecar import ControlSettings
-from gpufrag.sidecar.step_report import HEADERS
+from gpufrag.sidecar.step_report import headers
 from gpufrag.wire import control_client
 from gpufrag.wire.folder import FileName
 from recorded_steps import recorded_step
@@ -67,7 +67,7 @@ def test_explain_makes_a_report(served: Running, rank: Rank) -> None:
     assert rank.orders[0]["stacks"] is True
     report = served.get("/" + answer.json()["report"])
     assert report.status_code == 200
-    assert report.headers["content-security-policy"] == HEADERS["content-security-policy"]
+    assert report.headers["content-security-policy"] == headers()["content-security-policy"]
     assert "/job/train.py:20 in step" in report.text
     assert served.get("/reports/another").status_code == 404
 
@@ -125,7 +125,7 @@ def test_memory_map_of_the_latest_recording(served: Running, rank: Rank) -> None
         page = client.get(served.url(f"/steps/{rank.agent.name.recording}"))
     assert page.status_code == 200
     assert f"last recorded step of process {os.getpid()}" in page.text
-    assert page.headers["content-security-policy"] == HEADERS["content-security-policy"]
+    assert page.headers["content-security-policy"] == headers()["content-security-policy"]
 
 
 def test_broken_recording_has_no_map(served: Running, rank: Rank) -> None:

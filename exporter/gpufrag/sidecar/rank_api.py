@@ -30,7 +30,7 @@ from ..wire import codec
 from ..wire.control_client import Rejected, ask
 from ..wire.folder import SAMPLE_SUFFIX, FileName, open_plain
 from .control import is_authorized
-from .step_report import HEADERS, KEPT, TRACE, make_report
+from .step_report import KEPT, TRACE, headers, make_report
 
 PATH = "/v1/ranks"
 ACTIONS = ("snapshot", "record", "explain")
@@ -70,7 +70,7 @@ class RankApi:
 
     async def _report(self, request: Request) -> Response:
         page = self._reports.get(request.path_params["name"])
-        return PlainTextResponse("no such report\n", 404) if page is None else Response(page, headers=HEADERS)
+        return PlainTextResponse("no such report\n", 404) if page is None else Response(page, headers=headers())
 
     async def _act(self, request: Request) -> Response:
         if not is_authorized(self._token, request):

@@ -23,7 +23,7 @@ from ..web.executor import SerialExecutor
 from ..web.listen import Address
 from ..web.runner import Reload, Service
 from ..wire.folder import FileName
-from . import page
+from . import page, step_report
 from .control import add_api, checkpoint_api
 from .history import History
 from .procfs import agent_processes
@@ -31,7 +31,6 @@ from .rank_api import PATHS as RANK_PATHS
 from .rank_api import RankApi
 from .sample_files import REMEDIES, Skip
 from .source import FleetSource, nvml_collector
-from .step_report import HEADERS as REPORT_HEADERS
 from .step_report import StepReports
 
 DENIED = REMEDIES[Skip.DENIED]
@@ -124,7 +123,7 @@ class Sidecar:
             content = await self._report_worker.run(lambda: self._step_reports.page(folder, name))
         except Unavailable as error:
             return PlainTextResponse(f"{error}\n", 503)
-        return Response(content, headers=REPORT_HEADERS)
+        return Response(content, headers=step_report.headers())
 
     async def _runbooks(self, request: Request) -> Response:
         names = "\n".join(f"runbooks/{name}" for name in sorted(RUNBOOKS))

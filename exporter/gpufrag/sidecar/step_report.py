@@ -14,10 +14,6 @@ from collections import OrderedDict
 from pathlib import Path
 
 from ..errors import BadInput, GpufragError, Unavailable, one_line
-from ..reports import html, recorded_step
-from ..reports.explain import Explained
-from ..snapshot_file.profile import read_profiles
-from ..snapshot_file.reading import STDIN, load, without_gc
 from ..wire import recording
 from ..wire.folder import FileName, open_plain
 from .analysis import NICENESS, limit_memory
@@ -31,13 +27,19 @@ _WORKER = (
     f"import sys; kind, title, *sys.path[:] = sys.argv[1:]; from {__name__} import main; sys.exit(main(kind, title))"
 )
 """Not `python -m`, which would import modules from the working directory: others may write to it."""
-HEADERS = {
-    "content-type": "text/html; charset=utf-8",
-    "content-security-policy": f"{html.policy()}; frame-ancestors 'none'",
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-    "cache-control": "no-store",
-}
+
+
+def headers() -> dict[str, str]:
+    """Of the answer with a report."""
+    from ..reports import html  # 4 MiB that most sidecars never need
+
+    return {
+        "content-type": "text/html; charset=utf-8",
+        "content-security-policy": f"{html.policy()}; frame-ancestors 'none'",
+        "x-content-type-options": "nosniff",
+        "referrer-policy": "no-referrer",
+        "cache-control": "no-store",
+    }
 
 
 class StepReports:
@@ -104,6 +106,8 @@ def main(kind: str, title: str) -> int:
 
 
 def _of_step(title: str) -> bytes:
+    from ..reports import recorded_step
+
     found = recording.decode(sys.stdin.buffer.read(recording.MAX_BYTES + 1))
     if not found.devices:
         raise BadInput("the recording has no device")
@@ -111,6 +115,11 @@ def _of_step(title: str) -> bytes:
 
 
 def _of_trace(title: str) -> bytes:
+    from ..reports import html
+    from ..reports.explain import Explained
+    from ..snapshot_file.profile import read_profiles
+    from ..snapshot_file.reading import STDIN, load, without_gc
+
     raw = load(STDIN)
     with without_gc():
         return html.render([Explained(*each) for each in read_profiles(raw, {})], title)
