@@ -30,7 +30,7 @@ class SidecarMonitor(BaseMetricsMonitor):
         try:
             with urlopen(f"{self._address}/metrics", timeout=5) as answer:
                 text = answer.read().decode()
-        except OSError:  # the sidecar restarts: these figures are missing for a while
+        except OSError:  # the sidecar does not answer, for example while it restarts: log nothing
             return
         for row in rank_rows(text):
             for field, name in FIGURES.items():

@@ -1,4 +1,4 @@
-"""A loop that saves when it is asked to, and goes on from there when it is started again. It needs torch only.
+"""A training loop that saves on request and resumes from the last checkpoint. Requires gpufrag and torch.
 
 gpufrag run -- torchrun --nproc-per-node 2 --max-restarts 3 docs/examples/plain_loop.py checkpoints
 """
@@ -31,12 +31,12 @@ if latest.exists():
 @gpufrag.on_checkpoint
 def save(request):
     if os.environ.get("RANK", "0") != "0":
-        return None  # here all ranks hold the same; a sharded model is saved by all of them
+        return None  # rank 0 saves the whole model; if the model is sharded, every rank must save
     state = {"step": request.step, "model": model.state_dict()}
     state |= {"optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict()}
     unfinished = latest.with_suffix(".tmp")
     torch.save(state, unfinished)
-    unfinished.replace(latest)  # a checkpoint is whole, or it is not there
+    unfinished.replace(latest)  # atomic: the checkpoint is never incomplete
     return latest
 
 
@@ -45,4 +45,4 @@ for step in range(done + 1, steps + 1):
     model(torch.randn(8, 16)).square().mean().backward()
     optimizer.step()
     scheduler.step()
-    gpufrag.step_ended(step)  # after the scheduler: the step is whole
+    gpufrag.step_ended(step)  # after the scheduler, so that the checkpoint contains its step

@@ -41,6 +41,6 @@ COMMANDS = (
     Command("check-config", "validate a sidecar config file", "gpufrag check-config gpufrag.yaml"),
     Command("healthcheck", "check that the sidecar of this container answers", "gpufrag healthcheck"),
     Command("completion", "print shell completions", "source <(gpufrag completion bash)"),
-    Command("demo", "run two simulated ranks, a sidecar and a live table", "gpufrag demo --duration 20 --once"),
+    Command("demo", "run two simulated ranks, a sidecar and a live table", "gpufrag demo --duration 20s --once"),
     Command("simulate-fleet", "serve metrics of many simulated ranks", "gpufrag simulate-fleet --jobs 9 --ranks 64"),
 )

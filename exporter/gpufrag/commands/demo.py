@@ -22,10 +22,12 @@ PLAY_SECONDS = 8.0  # short enough for `--duration 20` to show the traces' end
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    option(parser, "--duration", "TIME", "stop after this time, such as 20s (default: at Ctrl-C)", parse_duration)
-    parser.add_argument("--once", action="store_true", help="print the table once, at the end, for scripts")
+    option(parser, "--duration", "DURATION", "stop after this time, such as 20s (default: at Ctrl-C)", parse_duration)
+    parser.add_argument(
+        "--once", action="store_true", help="print the table once, at the end, for scripts; needs --duration"
+    )
     text = "replay the recorded allocations within this time, for example 1m (default: 8s)"
-    option(parser, "--play", "TIME", text, parse_duration, default=PLAY_SECONDS)
+    option(parser, "--play", "DURATION", text, parse_duration, default=PLAY_SECONDS)
     text = "address of the sidecar; 0.0.0.0 lets containers and other hosts reach it (default: 127.0.0.1)"
     option(parser, "--host", "ADDRESS", text, default="127.0.0.1")
     option(parser, "--port", "PORT", "port of the sidecar (default: a free one)", whole(0, 65535))

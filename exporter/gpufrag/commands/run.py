@@ -38,7 +38,7 @@ SETTINGS = ("interval", "budget", "anchor", "leak_threshold")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = (
         "gpufrag run [--folder DIR] [--interval SECONDS] [--budget SHARE] [--anchor SHARE] [--leak-threshold SIZE] "
-        "[--summary] [--restartable [--name NAME] [--grace DURATION] [--in-place] [--defragment]] -- CMD ..."
+        "[--summary | --restartable [--name NAME] [--grace DURATION] [--in-place] [--defragment]] -- CMD ..."
     )
     add = parser.add_argument
     add(
