@@ -294,7 +294,8 @@ DEFRAGMENTATIONS: tuple[Metric[Any], ...] = (
 OOM_ERRORS: tuple[Metric[Any], ...] = (
     Metric(names.OOM_CAUSES, COUNTER, DEVICE, lambda place: place.sample.ooms.causes if place.sample.ooms else {},
         "Out-of-memory errors by cause. fragmentation: enough was free, but no free block was big enough; capacity: "
-        "not enough was free; limit: the process's limit was too low; neighbours: other processes held the memory.",
+        "not enough was free; limit: the process's limit was too low; neighbours: other processes held the memory; "
+        "unknown: the agent wrote no report, or its figures were not enough.",
         adds=(Label.CAUSE,)),
     Metric(names.OOM_LAST_TIMESTAMP, GAUGE, DEVICE, lambda place: place.sample.ooms and place.sample.ooms.last_time,
         "Unix time of the last out-of-memory error; absent before the first.", after_exit=True),
