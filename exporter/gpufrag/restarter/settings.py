@@ -107,8 +107,8 @@ class CheckpointSettings:
     token_file: Annotated[
         Path | None,
         about(
-            "Target kubernetes: file with the bearer token of the sidecars' control endpoint. Without it, the restarter "
-            "requests no checkpoint and no defragmentation."
+            "Target kubernetes: file with the bearer token of the sidecars' control endpoint. Without it, the "
+            "restarter requests no checkpoint and no defragmentation."
         ),
     ] = None
     port: Annotated[int, in_range(1, 65535, "Port of the sidecar in each pod.")] = DEFAULT_PORT
