@@ -96,6 +96,15 @@ def write(folder: Path, name: FileName, data: bytes, time_ns: int = 10**9) -> No
     os.utime(file, ns=(time_ns, time_ns))
 
 
+def test_unreadable_recording_does_not_delay_the_next(tmp_path: Path, recorded: bytes, analyzer: Analyzer) -> None:
+    file = tmp_path / RANK.recording
+    file.symlink_to("elsewhere")
+    until(analyzer, lambda: analyzer.counts[FAILED] == 1, RANK)
+    file.unlink()
+    write(tmp_path, RANK, recorded)
+    until(analyzer, lambda: analyzer.counts[ANALYSED] == 1, RANK)
+
+
 def test_recording_is_analysed(tmp_path: Path, recorded: bytes, analyzer: Analyzer) -> None:
     write(tmp_path, RANK, recorded)
     until(analyzer, lambda: analyzer.counts[ANALYSED] == 1, RANK)

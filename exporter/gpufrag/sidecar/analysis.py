@@ -153,9 +153,10 @@ class Analyzer:
     def _measure(self) -> None:
         while (found := self._next(lambda rank: rank.measure)) is not None:
             name, rank, changed = found
+            began = self._clock()
             result, answer = self._ask(self._measuring, name)
             with self._condition:
-                self._spend(rank.measure, answer)
+                self._spend(rank.measure, answer, began)
                 if answer is None or result != ANALYSED:
                     self.counts[result] += 1
                     rank.figures = RankFigures()
@@ -170,11 +171,12 @@ class Analyzer:
     def _analyse(self) -> None:
         while (found := self._next(lambda rank: rank.needs)) is not None:
             name, rank, _ = found
+            began = self._clock()
             result, answer = self._ask(self._analysing, name)
             self._analysing.close()
             with self._condition:
                 self.counts[result] += 1
-                self._spend(rank.needs, answer)
+                self._spend(rank.needs, answer, began)
                 steps = answer.steps if answer and result == ANALYSED else ()
                 rank.figures = replace(rank.figures, steps=steps)
 
@@ -198,9 +200,10 @@ class Analyzer:
         if happened:
             self.counts[result] += 1
 
-    def _spend(self, job: _Job, answer: _Answer | None) -> None:
-        """Each of the two kinds of work has half of the rank's share."""
-        job.due = self._clock() + (answer.cpu_seconds if answer else self._timeout) / (self._share / 2)
+    def _spend(self, job: _Job, answer: _Answer | None, began: float) -> None:
+        """Each of the two kinds of work has half of the rank's share. Without an answer, all the time counts."""
+        now = self._clock()
+        job.due = now + (answer.cpu_seconds if answer else now - began) / (self._share / 2)
 
     def _ask(self, process: _Process, name: FileName) -> tuple[str, _Answer | None]:
         try:
