@@ -30,7 +30,9 @@ MOST_EVENTS = 200_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", metavar="FILE", help="a snapshot, with or without history, or an OOM report")
+    parser.add_argument(
+        "file", metavar="FILE", help="a snapshot, with or without history, an OOM report, or a recorded trace in JSON"
+    )
     add_device_arguments(parser)
     parser.add_argument("--no-whatif", action="store_true", help="do not replay the trace under other settings")
 
