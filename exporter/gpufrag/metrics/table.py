@@ -276,7 +276,7 @@ DEFRAGMENTATIONS: tuple[Metric[Any], ...] = (
         names.DEFRAGMENT_REFUSED, COUNTER, DEVICE,
         lambda place: done.refused if (done := place.sample.defragmentations) else {},
         "Defragmentations that moved nothing: private-pool (CUDA graphs or memory pools), capture, backward, "
-        "pending, nccl, backend, no-cuda, or failed (everything was put back).",
+        "pending, nccl, backend, no-cuda, or failed (a move failed; see docs/defragment.md).",
         adds=(Label.REASON,), detail=True,
     ),
     Metric(
