@@ -15,7 +15,7 @@ JOBS ?= 4
 help: ## print this list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 8
 
-demo: $(DEMO)/installed ## run two simulated ranks, a real sidecar and a live table on any machine; ARGS="--duration 20 --once"
+demo: $(DEMO)/installed ## run two simulated ranks, a real sidecar and a live table on any machine; ARGS="--duration 20s --once"
 	@trap '' INT; $(DEMO)/bin/gpufrag demo $(ARGS) || [ $$? -eq 130 ]
 
 test: $(STAMP) ## run the test suite, without a GPU; ARGS="tests/model -k heap" selects tests, JOBS=0 uses one process
