@@ -1,6 +1,8 @@
 """Storages moved on torch's own allocator: what moves, what is refused, and that no byte is lost."""
 
+import contextlib
 import gc
+import itertools
 import os
 import signal
 import sys
@@ -186,15 +188,25 @@ def test_memory_taken_meanwhile_is_waited_for(monkeypatch: pytest.MonkeyPatch) -
     kept = pinning(6)
     limit_to_reserved(more=300 * MIB)
     taken: list[Any] = []
+    tries = itertools.count(1)
+    logged: list[str] = []
+    monkeypatch.setattr(mover.logger, "warning", lambda text, *figures: logged.append(text % figures))
 
     def take_all() -> None:
-        monkeypatch.setattr(mover.time, "sleep", lambda seconds: taken.clear())  # the other process ends
-        taken.extend(torch.empty(40 * MIB, dtype=torch.uint8, device="cuda") for _ in range(5))
+        minutes = itertools.count(step=60.0)
+        monkeypatch.setattr(mover.time, "monotonic", lambda: next(minutes))
+        # after ten minutes, the other process ends
+        monkeypatch.setattr(mover.time, "sleep", lambda seconds: taken.clear() if next(tries) == 10 else None)
+        with contextlib.suppress(torch.cuda.OutOfMemoryError):
+            while True:
+                taken.append(torch.empty(4 * MIB, dtype=torch.uint8, device="cuda"))
         fails()
 
     at_restore(monkeypatch, 2, take_all)
     with pytest.raises(Unavailable, match="all storages are restored"):
         defragment(torch, 0)
+    assert "storages wait in host memory" in logged[0]
+    assert next(tries) > 10
     assert all(tensor.untyped_storage().nbytes() == 21 * MIB for tensor in kept)
     assert values(kept) == expected(kept)
 

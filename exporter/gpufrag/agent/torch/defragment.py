@@ -7,6 +7,7 @@ in. The StorageImpl stays the same object, so views, parameters, optimizer state
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import sys
 import threading
@@ -24,6 +25,7 @@ from ...model.fragmentation import Fragmentation, measure
 from ...model.heap import ALLOCATED, AWAITING, Heap, parse
 from ...model.settings import SMALL_REQUEST
 from ...wire.defragmentation import Defragmentations, DefragmentOptions, Result
+from ...wire.interrupts import call_confined
 from ...wire.threads import start_thread
 
 HOST_SHARE = 0.5
@@ -32,10 +34,11 @@ ALIGNMENT = 512
 SMALLEST_STAGING = SMALL_REQUEST + 1
 DEVICE_SPEED, HOST_SPEED, PER_STORAGE_S = 110 << 30, 2.5 * (1 << 30), 5e-5
 """Bytes per second through the device and through pinned host memory, and the cost of a call, on an H200."""
-PUT_BACK_S, RETRY_S = 60.0, 1.0
-"""If another process took the memory, storages wait this long in host memory for it to come back."""
+REPORT_S, RETRY_S = 60.0, 1.0
+"""How often a wait for room is logged, and how often storages are tried again."""
 FAILED = "failed"
 """The reason, as a metric label, of a move that failed and was undone."""
+logger = logging.getLogger("gpufrag")
 T = TypeVar("T")
 _totals: dict[int, Defragmentations] = {}
 
@@ -401,13 +404,17 @@ class _Mover:
             data.record_stream(self._stream)
 
     def _put_back(self, waiting: list[tuple[Move, Any]]) -> None:
-        """Free the copies' room on the device, by way of the host, so that the storages fit again."""
+        """Free the copies' room on the device, by way of the host, so that the storages fit again.
+
+        Waits without an end if another process has taken the memory: a job without these bytes could only continue
+        wrongly, and save a wrong checkpoint over a good one.
+        """
         torch = self._torch
         torch.cuda.synchronize(self._device)
         saved = [(move, copy.cpu()) for move, copy in waiting]
         waiting.clear()
         self._room = None
-        deadline = time.monotonic() + PUT_BACK_S
+        report_at = time.monotonic() + RETRY_S
         while saved:
             torch.cuda.empty_cache()
             try:
@@ -415,9 +422,10 @@ class _Mover:
                     self._restore(*saved[-1])
                     saved.pop()
             except Exception as error:
-                if time.monotonic() >= deadline:
-                    lost = f"{len(saved)} storages are lost, because their memory is used elsewhere"
-                    raise Unavailable(f"a move failed and {lost}: stop this job ({error})") from error
+                if time.monotonic() >= report_at:
+                    report_at = time.monotonic() + REPORT_S
+                    text = "gpufrag: %d storages wait in host memory for room on device %d (%s)"
+                    call_confined(logger.warning, text, len(saved), self._device, error)
                 time.sleep(RETRY_S)
         torch.cuda.synchronize(self._device)
 
