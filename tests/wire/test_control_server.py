@@ -265,11 +265,10 @@ def test_closed_descriptors_are_left_to_the_program(serve, path: Path, errors: E
     server, thread = serve(), thread_of_server()
     descriptor = server._socket.fileno()
     with path.with_name("own").open("w") as own:
-        os.dup2(own.fileno(), descriptor)  # closes ours
+        os.dup2(own.fileno(), descriptor)  # closes ours; stays open, so that nothing else gets the number
         assert not server.reachable
         server.close()
         os.fstat(descriptor)
-        os.close(descriptor)
     assert not path.exists()
     thread.join(20)
     assert not thread.is_alive()
@@ -282,13 +281,12 @@ def test_connection_of_the_program_with_the_listeners_number_is_left_to_it(serve
     assert _echo(path)
     descriptor = server._socket.fileno()
     with bind(path.with_name("own"), 8) as own, connect(path.with_name("own")):
-        os.dup2(own.fileno(), descriptor)  # closes ours
+        os.dup2(own.fileno(), descriptor)  # closes ours; stays open, so that nothing else gets the number
         with socket.socket(socket.AF_UNIX) as waking, short_path(path) as address, contextlib.suppress(OSError):
             waking.connect(address)  # wakes the thread
         thread.join(20)
         own.settimeout(1)
         own.accept()[0].close()
-        os.close(descriptor)
 
 
 def test_data_of_the_program_under_a_callers_number_is_left_to_it(serve, path: Path, monkeypatch) -> None:
@@ -306,4 +304,3 @@ def test_data_of_the_program_under_a_callers_number_is_left_to_it(serve, path: P
             wait_until(lambda: not server._callers)
             mine.settimeout(1)
             assert mine.recv(100) == b"the program's"
-            os.close(descriptor)
