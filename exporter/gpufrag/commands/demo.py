@@ -18,7 +18,7 @@ from ..units import parse_duration, whole
 from .arguments import option
 
 SHORTEST = 1.0
-PLAY_SECONDS = 8.0  # short enough for `--duration 20` to show the traces' end
+PLAY_SECONDS = 8.0  # short enough for `--duration 20s` to show the traces' end
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -45,8 +45,6 @@ INCONSISTENT = "inconsistent"
 RESULTS = (ANALYSED, FAILED, TIMED_OUT, SKIPPED, INCONSISTENT)
 MAX_ANSWER = 4 << 20
 MEASURE, ANALYSE = "measure", "analyse"
-_WORKER = f"import sys; sys.path[:] = sys.argv[2:]; from {__name__} import main; main(sys.argv[1])"
-"""Not `python -m`, which would import modules from the working directory: others may write to it."""
 
 
 @dataclass(frozen=True)
@@ -263,7 +261,7 @@ class _Process:
     def _started(self) -> subprocess.Popen[bytes]:
         with self._lock:
             if self._process is None:
-                command = [sys.executable, "-c", _WORKER, self._work, *sys.path]
+                command = worker_command(__name__, self._work)
                 pipe = subprocess.PIPE
                 self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
             return self._process
@@ -290,6 +288,19 @@ def _merged(before: DeviceFigures | None, now: DeviceFigures) -> DeviceFigures:
     has_peak = any(snapshot.at == "peak" for snapshot in now.snapshots)
     largest = now.largest_request if has_peak else before.largest_request
     return DeviceFigures(now.device, tuple(snapshots.values()), largest)
+
+
+def worker_command(module: str, *arguments: str) -> list[str]:
+    """Return the command that runs `main(*arguments)` of a module in a process of its own.
+
+    Not `python -m`, which would import modules from the working directory: others may write to it.
+    """
+    end = len(arguments) + 1
+    code = (
+        f"import sys; arguments, sys.path[:] = sys.argv[1:{end}], sys.argv[{end}:]; "
+        f"from {module} import main; sys.exit(main(*arguments))"
+    )
+    return [sys.executable, "-c", code, *arguments, *sys.path]
 
 
 def measured(data: bytes) -> _Answer:

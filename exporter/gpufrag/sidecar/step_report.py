@@ -16,17 +16,13 @@ from pathlib import Path
 from ..errors import BadInput, GpufragError, Unavailable, one_line
 from ..wire import recording
 from ..wire.folder import FileName, open_plain
-from .analysis import NICENESS, limit_memory
+from .analysis import NICENESS, limit_memory, worker_command
 
 STEP, TRACE = "step", "trace"
 TIMEOUT_S = 60.0
 MAX_PAGE = 64 << 20
 KEPT = 4
 """Pages kept in memory, while their recordings do not change."""
-_WORKER = (
-    f"import sys; kind, title, *sys.path[:] = sys.argv[1:]; from {__name__} import main; sys.exit(main(kind, title))"
-)
-"""Not `python -m`, which would import modules from the working directory: others may write to it."""
 
 
 def headers() -> dict[str, str]:
@@ -80,7 +76,7 @@ def _make(path: Path, title: str) -> bytes:
 
 def make_report(kind: str, data: bytes, title: str) -> bytes:
     """Return the report of a recording. Raises Unavailable if it is damaged or takes too long."""
-    command = [sys.executable, "-c", _WORKER, kind, title, *sys.path]
+    command = worker_command(__name__, kind, title)
     try:
         done = subprocess.run(command, input=data, capture_output=True, timeout=TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
