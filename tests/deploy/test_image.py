@@ -91,16 +91,26 @@ def builder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Builder]:
         pytest.skip("needs root: a Debian is made and images are built without a daemon")
     folder = tmp_path_factory.mktemp("image")
     made = Builder(folder)
-    made("--version")
-    rootfs = debian(folder / "rootfs")
-    wheels(folder / "wheels", (rootfs / PYTHON).readlink().name.removeprefix("python"))
-    container = made("from", "scratch")
-    made("add", "--quiet", container, rootfs, "/")
-    made("commit", "--quiet", "--rm", container, BASE)
-    shutil.rmtree(rootfs)  # pytest would keep its 300 MB for the next three runs
-    yield made
-    made("rm", "--all")
-    made("rmi", "--all", "--force")  # its mounts would keep the folder from being removed
+    try:
+        made("--version")
+        rootfs = debian(folder / "rootfs")
+        wheels(folder / "wheels", (rootfs / PYTHON).readlink().name.removeprefix("python"))
+        container = made("from", "scratch")
+        made("add", "--quiet", container, rootfs, "/")
+        made("commit", "--quiet", "--rm", container, BASE)
+        shutil.rmtree(rootfs)  # pytest would keep its 300 MB for the next three runs
+        yield made
+        made("rm", "--all")
+        made("rmi", "--all", "--force")
+    finally:
+        unmount_below(folder)  # pytest cannot remove a folder with mounts, and fails the whole run
+
+
+def unmount_below(folder: Path) -> None:
+    """Unmount what buildah left mounted, innermost first."""
+    mounted = (Path(row.split()[4]) for row in Path("/proc/self/mountinfo").read_text().splitlines())
+    for mount in reversed([path for path in mounted if folder in path.parents]):
+        output(["umount", "--lazy", mount])
 
 
 def built(builder: Builder, target: str) -> Image:
