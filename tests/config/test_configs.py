@@ -135,36 +135,43 @@ def test_flags_given_are_returned_by_key() -> None:
         parser.parse_args(["--folder", ""])
 
 
-HEAD = """Config files are YAML. Sizes are written `512MiB`, durations `250ms`, `10s` or `1h30m`. Paths are relative to
+HEAD = """Config files are YAML. Write sizes as `512MiB`, and durations as `250ms`, `10s` or `1h30m`. Paths are relative to
 the folder of the config file. Flags take precedence.
 """
 PAGES = {
     "configuration": f"""# Configuration of the sidecar
 
-Every key of the file of `gpufrag serve --config FILE` and of the web config file. Check a file with
-`gpufrag check-config FILE`. Other programs: [restarter](configuration-restarter.md),
-[rules and dashboards](configuration-mixin.md).
+Look up the keys of the sidecar's config file and of the web config file. The
+[restarter](configuration-restarter.md) and the [rules](configuration-mixin.md) have their own pages.
+
+    gpufrag check-config gpufrag.yaml        # check the file before you use it
+    gpufrag serve --config gpufrag.yaml
 
 {HEAD}
-## Sidecar: `gpufrag serve --config FILE`
+## The sidecar's config file
 
 {{serve}}
-## Web config file: `gpufrag serve --web.config.file FILE`
-
-The format that Prometheus exporters share. The restarter reads it too (`web.config_file`). Check it with
+## The web config file
+This file adds TLS and passwords to the sidecar or the restarter. Its format is that of other Prometheus exporters. Pass
+it with `gpufrag serve --web.config.file FILE`, or with the key `web.config_file` of either config file. Check it with
 `gpufrag check-config --web FILE`.
 
 {{web}}""",
     "configuration-restarter": f"""# Configuration of the restarter
 
-Every key of the file of `gpufrag restarter --config FILE`. Check a file with
-`gpufrag restarter --config FILE --check`.
+Look up the keys of the restarter's config file. [Restarter](restarter.md#set-it-up-in-kubernetes) has a short example.
+
+    gpufrag restarter --config restarter.yaml --check    # check the file before you use it
+    gpufrag restarter --config restarter.yaml
 
 {HEAD}
 {{restarter}}""",
     "configuration-mixin": f"""# Configuration of rules and dashboards
 
-Every key of the file of `gpufrag mixin build --config FILE`. Each key can also be given as `--set KEY=VALUE`.
+Look up the settings of Prometheus rules, alerts and Grafana dashboards. Put them into a config file, or pass each one
+as `--set KEY=VALUE`:
+
+    gpufrag mixin build --out mixin --config mixin.yaml --set thresholds.fragmentation_ratio=6
 
 {HEAD}
 {{mixin}}""",

@@ -39,13 +39,22 @@ def flag_values(options: argparse.Namespace, kind: type[Any]) -> dict[str, Any]:
 
 
 def markdown(kind: type[Any], flags: Collection[str] | None = None) -> str:
-    """Return one table per section. Flags are those of `add_flags(…, flags)`."""
+    """Return one table per section. Flags are those of `add_flags(…, flags)`.
+
+    A section with the keys of an earlier one lists only the rows that differ.
+    """
     leaves = list(_leaves(kind, ()))
     parts = []
+    listed: dict[tuple[str, ...], tuple[str, list[tuple[str, Setting]]]] = {}
     for section, text in _sections(kind, ()):
         rows = [(key, row) for key, row in leaves if key.rpartition(".")[0] == section]
         if not rows:
             continue
+        first, known = listed.setdefault(tuple(row.name for _, row in rows), (section, rows))
+        if first != section:
+            pairs = zip(rows, (row for _, row in known), strict=True)
+            rows = [(key, row) for (key, row), other in pairs if (row.doc, row.default) != (other.doc, other.default)]
+            text += f" All other keys are as in `{first}`."
         lines = [f"### `{section}`\n\n{text}\n"] if section else []
         lines += ["| key | value | default | meaning |", "|---|---|---|---|"]
         for key, row in rows:

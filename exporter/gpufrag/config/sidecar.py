@@ -33,29 +33,30 @@ class WebSettings:
     config_file: Annotated[
         Path | None,
         about(
-            "File with TLS and basic auth settings, in the format Prometheus exporters share. Without it: plain HTTP.",
+            "Web config file: TLS and passwords, in the format of Prometheus exporters. Without it: plain HTTP.",
             "--web.config.file",
         ),
     ] = None
     max_requests: Annotated[
-        int, in_range(1, 10_000, "Requests handled at once, at most 3/4 of them from one address; others get 503.")
+        int, in_range(1, 10_000, "Maximum requests handled at once; others get 503. One address can have 3/4 of them.")
     ] = 16
     max_connections: Annotated[
         int,
         in_range(
             1,
             100_000,
-            "Maximum open connections. Above it, a new one replaces an idle one; if none is idle, it gets 503.",
+            "Maximum open connections. A further one replaces an idle one, or gets 503 if none is idle.",
         ),
     ] = 64
     max_header_size: Annotated[
-        int, size(1 << 10, 1 << 20, "Request line and headers. A browser behind a proxy sends up to 8 KiB.")
+        int,
+        size(1 << 10, 1 << 20, "Maximum size of request line and headers. A browser behind a proxy sends up to 8 KiB."),
     ] = 16 << 10
     request_timeout: Annotated[
-        float, seconds(0.1, HOUR, "From the first byte of a request to the last byte of its response.")
+        float, seconds(0.1, HOUR, "Time from the first byte of a request to the last byte of its response.")
     ] = 10.0
     keep_alive: Annotated[
-        float, seconds(0.1, DAY, "How long an idle connection stays open. Keep it above the scrape interval.")
+        float, seconds(0.1, DAY, "How long an idle connection stays open. Choose more than the scrape interval.")
     ] = 65.0
     drain_timeout: Annotated[
         float, seconds(0.1, 10 * MINUTE, "How long running requests may take to finish after SIGTERM.")
@@ -63,8 +64,8 @@ class WebSettings:
     allowed_hosts: Annotated[
         tuple[str, ...],
         about(
-            "Host names and addresses that requests may use in their Host header; other requests get 421. Empty: any."
-            " Set it to protect against DNS rebinding. Probes are exempt."
+            "Protection against DNS rebinding: the names that requests may have in their Host header. Others get 421."
+            " Empty: any name. Probes are exempt."
         ),
     ] = ()
 
@@ -86,28 +87,33 @@ class FolderSettings:
         in_range(
             1,
             100_000,
-            "Maximum samples to read: running processes first, then the newest. Others are counted, not read.",
+            "Maximum samples to read: running processes first, then the newest files. The rest is only counted.",
         ),
     ] = 1000
     max_file_size: Annotated[
-        int, size(1 << 10, MAX_BYTES, "Larger files are skipped and counted. A sample is about 3 KiB per device.")
+        int,
+        size(
+            1 << 10,
+            MAX_BYTES,
+            "Maximum size of a file; larger ones are skipped and counted. A sample has about 3 KiB per device.",
+        ),
     ] = 1 << 20
-    max_total_size: Annotated[int, size(1 << 10, 16 << 30, "Total size of the samples read per scrape.")] = 64 << 20
+    max_total_size: Annotated[int, size(1 << 10, 16 << 30, "Maximum size of all samples read per scrape.")] = 64 << 20
     dead_process_retention: Annotated[
-        float, seconds(0.1, 30 * DAY, "How long the counters and the file of an exited process are kept.")
+        float, seconds(0.1, 30 * DAY, "How long an exited process keeps its counters and its file.")
     ] = 600.0
     deadline: Annotated[
-        float, seconds(0.01, 5 * MINUTE, "How long a scrape waits for the folder, which can be on a hung mount.")
+        float, seconds(0.01, 5 * MINUTE, "How long a scrape waits for the folder, for example if its mount hangs.")
     ] = 5.0
     report_retention: Annotated[float, seconds(1, 365 * DAY, "How long OOM reports are kept.")] = DAY
-    max_reports: Annotated[int, in_range(1, 10_000, "OOM reports kept, about 10 KiB each. Older ones are deleted.")] = (
-        200
-    )
+    max_reports: Annotated[
+        int, in_range(1, 10_000, "Maximum OOM reports to keep, about 10 KiB each. Older ones are deleted.")
+    ] = 200
 
 
 @dataclass(frozen=True)
 class NvmlSettings:
-    """The GPU driver's own figures. Without NVML, the readings of the agents are used."""
+    """The GPU driver's own figures (NVML). Without them, the sidecar uses the agents' readings."""
 
     enabled: Annotated[bool, about("Also read memory figures from the GPU driver (NVML).", "--nvml")] = True
     deadline: Annotated[float, seconds(0.01, 5 * MINUTE, "How long a scrape waits for the driver.")] = 2.0
@@ -115,19 +121,15 @@ class NvmlSettings:
 
 @dataclass(frozen=True)
 class AnalysisSettings:
-    """Measures recordings and replays them on a simulated allocator, in low-priority processes."""
+    """The analysis of recorded steps, in low-priority processes."""
 
     enabled: Annotated[
         bool,
-        about(
-            "Find the memory that recorded steps need. If off, the sidecar only measures the recordings.", "--analysis"
-        ),
+        about("Find the memory that recorded steps need. If off, the metrics for it are absent.", "--analysis"),
     ] = True
-    cpu_share: Annotated[
-        float, between(0.0001, 1.0, "Share of one core for measuring and replaying, for each rank.")
-    ] = 0.02
+    cpu_share: Annotated[float, between(0.0001, 1.0, "Maximum share of one core, for each rank.")] = 0.02
     timeout: Annotated[
-        float, seconds(1, HOUR, "Stop work on a recording that takes longer; it counts as timed_out.")
+        float, seconds(1, HOUR, "Maximum time for one recording. If it takes longer, it counts as timed_out.")
     ] = 60.0
 
 
@@ -142,18 +144,18 @@ class MetricsSettings:
 
 @dataclass(frozen=True)
 class ControlSettings:
-    """Requests that act on the ranks: checkpoint, exit, defragment, and the page's buttons."""
+    """The control endpoint: requests for checkpoints, exits and defragmentations, and the page's buttons."""
 
     token_file: Annotated[
         Path | None,
         about(
-            "File with the bearer tokens required for checkpoints, defragmentations and the page's buttons, one per "
-            "line. Read again for each request. Without it there is no control endpoint.",
+            "File with bearer tokens, one per line, for checkpoints, defragmentations and the page's buttons. The"
+            " sidecar reads it again for each request. Without it, these requests are not possible.",
             "--control.token-file",
         ),
     ] = None
     optional: Annotated[
-        bool, about("Start without a control endpoint if the token file does not exist.", "--control.optional")
+        bool, about("If the token file does not exist, start without the control endpoint.", "--control.optional")
     ] = False
 
 

@@ -83,49 +83,58 @@ class Thresholds:
     fragmentation_ratio: Annotated[
         float,
         between(
-            1, 1000, "free_total / largest_allocatable. Above 4, a request for a quarter of the free memory fails."
+            1,
+            1000,
+            "Highest free_total / largest_allocatable. At 4, the largest request is a quarter of the free memory.",
         ),
     ] = 4.0
     cache_ratio: Annotated[
-        float, between(1, 1000, "free_cached / largest_free_block. Healthy jobs with varying lengths reach 24.")
+        float, between(1, 1000, "Highest free_cached / largest_free_block. Healthy jobs with varying lengths reach 24.")
     ] = 4.0
     free_share: Annotated[
-        float, between(0, 1, "free_total / limit. Below this share, memory counts as full, not as fragmented.")
+        float, between(0, 1, "Lowest free_total / limit. Below it, memory counts as full, not as fragmented.")
     ] = 0.05
     margin_share: Annotated[
-        float, between(0, 1, "limit - smallest limit of the last analysed step, as a share of the limit.")
+        float, between(0, 1, "Lowest margin of the last analysed step, as a share of the limit.")
     ] = 0.05
-    margin_horizon: Annotated[float, seconds(MILLISECOND, YEAR, "Alert if a falling margin reaches 0 this soon.")] = (
-        3600.0
-    )
+    margin_horizon: Annotated[
+        float, seconds(MILLISECOND, YEAR, "Alert if a falling margin reaches 0 within this time.")
+    ] = 3600.0
     unused_tune: Annotated[
-        float, between(0, 1, "(reserved - allocated) / reserved above which you should try other allocator settings.")
+        float, between(0, 1, "(reserved - allocated) / reserved. Above it, try other allocator settings.")
     ] = 0.2
-    unused_act: Annotated[float, between(0, 1, "(reserved - allocated) / reserved above which memory is wasted.")] = 0.4
-    retries_per_minute: Annotated[
-        float, in_range(0, 1000, "Cache flushes per minute because the driver refused memory. Each stalls the job.")
-    ] = 1.0
-    foreign_bytes: Annotated[int, size(1, 1 << 50, "Memory of processes without an agent on a device.")] = 1 << 30
-    stale: Annotated[float, seconds(MILLISECOND, YEAR, "Age of a sample; an agent writes one per second.")] = 120.0
-    agent_share: Annotated[float, between(0, 1, "Share of wall time for which the agent pauses its process.")] = 0.01
-    leak_horizon: Annotated[float, seconds(MILLISECOND, YEAR, "Alert if a leak fills the memory this soon.")] = DAY
+    unused_act: Annotated[float, between(0, 1, "(reserved - allocated) / reserved. Above it, memory is wasted.")] = 0.4
+    retries_per_minute: Annotated[float, in_range(0, 1000, "Most cache flushes per minute. Each stalls the job.")] = 1.0
+    foreign_bytes: Annotated[
+        int, size(1, 1 << 50, "Most memory that processes without an agent may hold on a device.")
+    ] = 1 << 30
+    stale: Annotated[float, seconds(MILLISECOND, YEAR, "Highest age of a sample. An agent writes one per second.")] = (
+        120.0
+    )
+    agent_share: Annotated[float, between(0, 1, "Highest share of time for which the agent pauses its process.")] = 0.01
+    leak_horizon: Annotated[float, seconds(MILLISECOND, YEAR, "Alert if a leak fills the memory within this time.")] = (
+        DAY
+    )
 
 
 @dataclass(frozen=True)
 class Timing:
     """How often rules run and how long a condition must hold."""
 
-    interval: Annotated[float, seconds(MILLISECOND, YEAR, "Evaluation interval, doubled for rules no alert uses.")] = (
-        30.0
-    )
+    interval: Annotated[
+        float, seconds(MILLISECOND, YEAR, "Time between evaluations. It is doubled for rules that no alert uses.")
+    ] = 30.0
     window: Annotated[
-        float, seconds(MILLISECOND, YEAR, "Alerts use the worst sample of this window: two scrapes or more.")
+        float,
+        seconds(MILLISECOND, YEAR, "Alerts use the worst sample of this window. It must contain two scrapes or more."),
     ] = 120.0
-    rate_window: Annotated[float, seconds(MILLISECOND, YEAR, "Window of rates: four scrapes or more.")] = 300.0
+    rate_window: Annotated[
+        float, seconds(MILLISECOND, YEAR, "Window of rates. It must contain four scrapes or more.")
+    ] = 300.0
     hold: Annotated[
         float,
         seconds(
-            MILLISECOND, YEAR, "`for` of the restart alert; others use a multiple. Keep it above a job's start time."
+            MILLISECOND, YEAR, "`for` of the restart alert; others use a multiple. Choose more than a job's start time."
         ),
     ] = 300.0
     keep_firing: Annotated[
@@ -136,11 +145,13 @@ class Timing:
     ] = 300.0
     margin_history: Annotated[
         float,
-        seconds(1, YEAR, "Time over which the margin must fall; it must also fall in the second half of that time."),
+        seconds(1, YEAR, "Alert only if the margin fell over this time, and also over its second half."),
     ] = 1800.0
-    event: Annotated[float, seconds(MILLISECOND, YEAR, "How long an OOM keeps its alert firing.")] = 600.0
+    event: Annotated[float, seconds(MILLISECOND, YEAR, "How long the alert fires after an out-of-memory error.")] = (
+        600.0
+    )
     memory: Annotated[
-        float, seconds(MILLISECOND, YEAR, "Ranks and targets that disappeared within this time count as missing.")
+        float, seconds(MILLISECOND, YEAR, "How long ranks and targets that disappeared count as missing.")
     ] = 1800.0
 
 
@@ -151,13 +162,14 @@ class Config:
     selector: Annotated[
         str,
         about(
-            'Matchers added to every gpufrag metric, for example `cluster="a",namespace=~"ml-.*"`. If two rule files'
-            " with different selectors are in one Prometheus, add the label they differ in to job_labels."
+            'Matchers added to every gpufrag metric, for example `cluster="a",namespace=~"ml-.*"`. If one'
+            " Prometheus loads rule files with different selectors, add the label that differs to job_labels."
         ),
     ] = ""
-    target_selector: Annotated[str, about("Matchers of `up` for the targets that serve gpufrag.")] = 'job="gpufrag"'
+    target_selector: Annotated[str, about("Matchers that select the sidecars among the `up` series.")] = 'job="gpufrag"'
     job_labels: Annotated[
-        tuple[str, ...], about("Target labels that together identify a training job. Unset ones are harmless.")
+        tuple[str, ...],
+        about("Target labels that together identify a training job. Your targets need not have all of them."),
     ] = ("cluster", Label.NAMESPACE, "job", Label.JOB_NAME)
     thresholds: Thresholds = Thresholds()
     timing: Timing = Timing()

@@ -36,47 +36,52 @@ class AuthSettings:
     """Who may send alerts, read decisions and close the circuit breaker, in addition to users in `web.config_file`."""
 
     bearer_file: Annotated[
-        Path | None, about("File with bearer tokens, one per line. Read again for each request.")
+        Path | None, about("File with bearer tokens, one per line. The restarter reads it again for each request.")
     ] = None
 
 
 @dataclass(frozen=True)
 class PolicySettings:
-    """When a job is restarted. The defaults restart nothing."""
+    """When a job is restarted. With the defaults, no job is restarted."""
 
-    enabled: Annotated[bool, about("false refuses every restart.")] = True
-    dry_run: Annotated[bool, about("Decide and report, but change nothing.")] = True
+    enabled: Annotated[bool, about("If false, the restarter refuses every restart.")] = True
+    dry_run: Annotated[bool, about("Only report what the restarter would do.")] = True
     namespaces: Annotated[
-        tuple[str, ...], about("Namespaces whose jobs may be read and restarted. Name each one; there are no patterns.")
+        tuple[str, ...], about("Namespaces whose jobs may be restarted. List each name; patterns do not work.")
     ] = ()
     alert_labels: Annotated[
         Mapping[str, str], about("Labels that an alert must have, for example the cluster's name.")
     ] = field(default_factory=dict)
     cooldown: Annotated[
-        float, seconds(1, 30 * DAY, "Pause after a restart of a job; doubled by each further restart within 24 hours.")
+        float,
+        seconds(
+            1, 30 * DAY, "Minimum time between two restarts of a job. Each further restart within 24 hours doubles it."
+        ),
     ] = 1800.0
-    max_per_day: Annotated[int, in_range(1, MAX_RESTARTS_PER_DAY, "Restarts of one job within 24 hours.")] = 4
-    max_in_flight: Annotated[int, in_range(1, 1000, "Restarts at the same time, over all jobs.")] = 1
+    max_per_day: Annotated[int, in_range(1, MAX_RESTARTS_PER_DAY, "Maximum restarts of one job within 24 hours.")] = 4
+    max_in_flight: Annotated[int, in_range(1, 1000, "Maximum restarts in progress, over all jobs.")] = 1
     max_per_hour: Annotated[
-        int, in_range(1, 10_000, "Restarts within one hour, over all jobs; one more opens the circuit breaker.")
+        int, in_range(1, 10_000, "Maximum restarts within one hour, over all jobs. One more opens the circuit breaker.")
     ] = 10
     benefit_window: Annotated[
-        float, seconds(1, 30 * DAY, "If the alert returns within this time, the restart did not help.")
+        float, seconds(1, 30 * DAY, "A restart did not help if the alert fires again within this time.")
     ] = 3600.0
     max_ineffective_restarts: Annotated[
-        int, in_range(1, 1000, "Consecutive restarts that did not help before the job is no longer restarted.")
+        int, in_range(1, 1000, "After this many restarts in a row that did not help, the job is not restarted again.")
     ] = 2
     circuit_failures: Annotated[
         int,
         in_range(
             1,
             MAX_CIRCUIT_FAILURES,
-            "Open the circuit breaker after this many restarts within `circuit_window` failed or did not help.",
+            "The circuit breaker opens if this many restarts within `circuit_window` failed or did not help.",
         ),
     ] = 3
-    circuit_window: Annotated[float, seconds(1, 30 * DAY, "Older failures do not count.")] = 21600.0
+    circuit_window: Annotated[float, seconds(1, 30 * DAY, "Time over which `circuit_failures` counts restarts.")] = (
+        21600.0
+    )
     max_wait: Annotated[
-        float, seconds(1, DAY, "Drop an alert that could not be handled for this long, and wait for a new one.")
+        float, seconds(1, DAY, "How long the restarter tries again after a temporary problem. Then it drops the alert.")
     ] = 900.0
 
     def __post_init__(self) -> None:
@@ -88,10 +93,10 @@ class RestartSettings:
     """Time limits of a restart."""
 
     stop_timeout: Annotated[
-        float, seconds(1, 7 * DAY, "From the stop order until nothing runs. After it, the restart counts as failed.")
+        float, seconds(1, 7 * DAY, "Time for the job to stop. If it takes longer, the restart counts as failed.")
     ] = 900.0
     run_timeout: Annotated[
-        float, seconds(1, 7 * DAY, "From the start order until all pods are ready, image pulls included.")
+        float, seconds(1, 7 * DAY, "Time until the restarted job runs with all pods ready, including image pulls.")
     ] = 900.0
 
 
@@ -102,23 +107,29 @@ class CheckpointSettings:
     timeout: Annotated[float, seconds(0.1, DAY, "Time for all ranks to save.")] = 600.0
     on_timeout: Annotated[
         Literal["abort", "restart"],
-        about("abort: the job continues, nothing is lost. restart: the work since the last checkpoint is lost."),
+        about(
+            "If the checkpoint fails: abort lets the job run. restart restarts the job, which loses the work since its last"
+            " checkpoint."
+        ),
     ] = "abort"
     token_file: Annotated[
         Path | None,
         about(
-            "Target kubernetes: file with the bearer token of the sidecars' control endpoint. Without it, the "
-            "restarter requests no checkpoint and no defragmentation."
+            "Target kubernetes: file with a token of the sidecars' `control.token_file`. Without it, the restarter"
+            " requests neither checkpoints nor defragmentations."
         ),
     ] = None
     port: Annotated[int, in_range(1, 65535, "Port of the sidecar in each pod.")] = DEFAULT_PORT
     ca_file: Annotated[
-        Path | None, about("CA of the sidecars' certificates. Without it, the sidecars are called over plain HTTP.")
+        Path | None, about("CA certificates for the sidecars. Without them, the restarter uses plain HTTP.")
     ] = None
     server_name: Annotated[str | None, about("Name in the sidecars' certificates. Default: the pod's address.")] = None
-    call_timeout: Annotated[float, seconds(0.1, 10 * MINUTE, "Timeout of one call.")] = 5.0
+    call_timeout: Annotated[float, seconds(0.1, 10 * MINUTE, "Timeout of one request to a sidecar or a rank.")] = 5.0
     hold: Annotated[
-        float, seconds(0.1, HOUR, "How long ranks wait to be stopped after they saved, before they continue training.")
+        float,
+        seconds(
+            0.1, HOUR, "How long ranks wait after saving. If they are not stopped by then, they continue training."
+        ),
     ] = 120.0
 
 
@@ -128,18 +139,22 @@ class DefragmentSettings:
 
     target_ratio: Annotated[
         float,
-        in_range(1, 1000, "Move memory until the ratio of each rank is at most this. If it stays higher, restart."),
+        in_range(
+            1,
+            1000,
+            "Move memory until the fragmentation ratio of each rank is at most this. If it stays higher, restart.",
+        ),
     ] = 2.0
     timeout: Annotated[
-        float, seconds(0.1, 30 * MINUTE, "Time for all ranks to defragment, including the wait for a step.")
+        float, seconds(0.1, 30 * MINUTE, "Time for all ranks to defragment, including the wait for the end of a step.")
     ] = 120.0
     watch: Annotated[
         float,
         seconds(
             0,
             HOUR,
-            "Restart if the alert still fires this long after the defragmentation. Keep it above window + keep_firing "
-            "of the mixin and below policy.max_wait.",
+            "Restart if the alert still fires this long after the defragmentation. Keep it below `policy.max_wait`, and"
+            " above `timing.window` + `timing.keep_firing` of the [rules](configuration-mixin.md).",
         ),
     ] = 600.0
 
@@ -149,15 +164,21 @@ class PrometheusSettings:
     """The Prometheus that confirms an alert before a restart."""
 
     url: Annotated[
-        str | None, about("For example http://prometheus:9090. Without it, alerts are not checked.", secret=True)
+        str | None,
+        about(
+            "Address, for example http://prometheus:9090. Without it, the restarter does not verify alerts.",
+            secret=True,
+        ),
     ] = None
-    bearer_file: Annotated[Path | None, about("File with a bearer token. Read again for each query.")] = None
+    bearer_file: Annotated[
+        Path | None, about("File with a bearer token. The restarter reads it again for each query.")
+    ] = None
     ca_file: Annotated[Path | None, about("CA of an https server. Default: the system's CAs.")] = None
     timeout: Annotated[float, seconds(0.1, 10 * MINUTE, "Timeout of one query.")] = 10.0
     max_sample_age: Annotated[float, seconds(1, DAY, "Maximum age of the job's newest sample.")] = 120.0
     labels: Annotated[
         tuple[str, ...],
-        about("Labels of the alert that select its series. Leave out external labels: series do not have them."),
+        about("Labels that select the series of an alert. Do not list external labels: series do not have them."),
     ] = ("namespace", "job", "job_name", "pod")
 
     def __post_init__(self) -> None:
@@ -170,9 +191,9 @@ class PrometheusSettings:
 
 @dataclass(frozen=True)
 class CircuitSettings:
-    """Where the state of the circuit breaker is stored, so that it survives a restart of the restarter."""
+    """Target kubernetes: where the state of the circuit breaker is stored."""
 
-    config_map: Annotated[str, about("Name of an existing ConfigMap; its annotations hold the state.")] = (
+    config_map: Annotated[str, about("Name of a ConfigMap, which must exist. Its annotations hold the state.")] = (
         "gpufrag-restarter"
     )
     namespace: Annotated[str | None, about("Namespace of the ConfigMap. Default: the restarter's own.")] = None
@@ -187,9 +208,7 @@ class CircuitSettings:
 class ProcessSettings:
     """Target process: jobs on this host, started with `gpufrag run --restartable`."""
 
-    folder: Annotated[Path | None, about("The jobs' GPUFRAG_DIR. Default: the folder that agents use by default.")] = (
-        None
-    )
+    folder: Annotated[Path | None, about("The jobs' GPUFRAG_DIR. Default: the agents' default folder.")] = None
 
 
 @dataclass(frozen=True)
@@ -202,7 +221,9 @@ class SlurmSettings:
     timeout: Annotated[float, seconds(0.1, HOUR, "Timeout of one Slurm command.")] = 20.0
     signal_grace: Annotated[
         float,
-        seconds(0.1, DAY, "From the signal in the job's comment to the requeue, unless the job saves earlier."),
+        seconds(
+            0.1, DAY, "Time for the job to save after the signal. A job that reports that it saved is requeued at once."
+        ),
     ] = 120.0
     start_after: (
         Annotated[
@@ -210,8 +231,8 @@ class SlurmSettings:
             seconds(
                 0.1,
                 DAY,
-                "Earliest start of a requeued job. Default: Slurm's two minutes. Must exceed the clock difference"
-                " between controller and nodes.",
+                "Time from the requeue to the earliest start. Default: Slurm's two minutes. Choose more than the clock"
+                " difference between controller and nodes.",
             ),
         ]
         | None
@@ -227,7 +248,7 @@ class AlertsWeb(WebSettings):
 
 @dataclass(frozen=True)
 class MetricsWeb(WebSettings):
-    """The server for /metrics and probes, on its own port so that a network policy can allow it separately."""
+    """The server for /metrics and probes. It has its own port, so that a network policy can allow it separately."""
 
     listen_address: ListenAddress = f"127.0.0.1:{METRICS_PORT}"
 
@@ -246,10 +267,11 @@ class RestarterConfig:
     prometheus: PrometheusSettings = PrometheusSettings()
     circuit: CircuitSettings = CircuitSettings()
     target: Annotated[
-        Literal["kubernetes", "process", "slurm"], about("Where the jobs run; process means this host.")
+        Literal["kubernetes", "process", "slurm"],
+        about("Where the jobs run: in Kubernetes, as processes of this host, or in Slurm."),
     ] = "kubernetes"
     state_file: Annotated[
-        Path | None, about("Targets process and slurm: file for the state that Kubernetes keeps in annotations.")
+        Path | None, about("Targets process and slurm: file that stores the state of the restarter.")
     ] = None
     process: ProcessSettings = ProcessSettings()
     slurm: SlurmSettings = SlurmSettings()

@@ -40,11 +40,11 @@ _HEADERS = (
 class TlsServerConfig:
     """The server's certificate, and whether clients must present one."""
 
-    cert_file: Annotated[Path, about("Certificate and chain, PEM. Read again when it changes.")]
-    key_file: Annotated[Path, about("Private key, PEM, without a passphrase.")]
+    cert_file: Annotated[Path, about("Certificate with its chain (PEM). A changed file is read again.")]
+    key_file: Annotated[Path, about("Private key (PEM), without a passphrase.")]
     client_auth_type: Annotated[
         Literal["NoClientCert", "VerifyClientCertIfGiven", "RequireAndVerifyClientCert"],
-        about("Whether clients must present a certificate."),
+        about("Whether the server ignores, verifies or requires certificates of clients."),
     ] = "NoClientCert"
     client_ca_file: Annotated[Path | None, about("CA of the clients' certificates.")] = None
     min_version: Annotated[Literal["TLS12", "TLS13"], about("Lowest TLS version.")] = "TLS12"
@@ -79,8 +79,8 @@ class TlsServerConfig:
 class HttpServerConfig:
     """The protocol, and headers of responses."""
 
-    http2: Annotated[bool, about("Accepted because exporters share this file; the server speaks HTTP/1.1.")] = True
-    headers: Annotated[Mapping[str, str], about("Security headers sent with every response.")] = field(
+    http2: Annotated[bool, about("No effect: the server speaks HTTP/1.1.")] = True
+    headers: Annotated[Mapping[str, str], about("Security headers that every response contains.")] = field(
         default_factory=dict
     )
 
@@ -97,9 +97,9 @@ class WebConfig:
 
     tls_server_config: TlsServerConfig | None = None
     http_server_config: HttpServerConfig = HttpServerConfig()
-    basic_auth_users: Annotated[Mapping[str, str], about("User name to bcrypt hash.", secret=True)] = field(
-        default_factory=dict, repr=False
-    )
+    basic_auth_users: Annotated[
+        Mapping[str, str], about("The bcrypt hash of each user's password, by user name.", secret=True)
+    ] = field(default_factory=dict, repr=False)
 
     UNSUPPORTED: ClassVar[Mapping[str, str]] = {
         "rate_limit": "remove it; web.max_requests and web.max_connections of the --config file bound what one can ask"
