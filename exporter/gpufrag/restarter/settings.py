@@ -108,8 +108,8 @@ class CheckpointSettings:
     on_timeout: Annotated[
         Literal["abort", "restart"],
         about(
-            "If the checkpoint fails: abort lets the job run. restart restarts the job, which loses the work since its last"
-            " checkpoint."
+            "If the checkpoint fails: abort lets the job run. restart restarts the job, which loses the work since its"
+            " last checkpoint."
         ),
     ] = "abort"
     token_file: Annotated[
