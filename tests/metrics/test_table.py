@@ -125,7 +125,8 @@ def page_tables():
         yield "| --- | --- | --- | --- |"
         for row in rows:
             kind = "gauge histogram" if row.kind == HISTOGRAM else row.kind
-            yield f"| `{row.name}` | {kind} | {', '.join(row.labels)} | {row.help} |"
+            text = re.sub(r"docs/([\w-]+)\.md", r"[\1](\1.md)", row.help)
+            yield f"| `{row.name}` | {kind} | {', '.join(row.labels)} | {text} |"
 
 
 def test_metrics_page_is_up_to_date():

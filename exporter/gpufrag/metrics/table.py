@@ -100,16 +100,16 @@ ALLOCATOR: tuple[Metric[Any], ...] = (
     Metric(names.ALLOCATED, GAUGE, TOTALS_POOL, lambda pool: pool.allocated,
         "Bytes in blocks held by tensors, including rounding."),
     Metric(names.REQUESTED, GAUGE, TOTALS_POOL, lambda pool: pool.requested,
-        "Bytes that the program requested for the active blocks. active - requested is internal waste: rounding, and "
-        "blocks larger than their request."),
+        "Bytes that the program requested for the active blocks. active - requested is lost to rounding, and to blocks "
+        "that are larger than their request."),
     Metric(names.ACTIVE, GAUGE, TOTALS_POOL, lambda pool: pool.active,
         "Allocated bytes, plus freed bytes that still wait for a stream."),
     Metric(names.RESERVED, GAUGE, TOTALS_POOL, lambda pool: pool.reserved,
-        "Bytes of all segments that the allocator holds. (reserved - allocated) / reserved is the unused share: below "
+        "Bytes of all segments that the allocator holds. (reserved - allocated) / reserved is the unused share. Below "
         "0.2 is fine, above 0.4 is waste."),
     Metric(names.INACTIVE_SPLIT, GAUGE, TOTALS_POOL, lambda pool: pool.inactive_split,
-        "Free bytes in segments that also hold live blocks, as torch counts them. Always 0 with expandable segments; "
-        "use stranded there.", detail=True),
+        "Free bytes in segments that also hold live blocks, as torch counts them. Always 0 with expandable segments: "
+        "use stranded instead.", detail=True),
     Metric(names.FREE_CACHED, GAUGE, FREE_POOL, lambda pool: pool.free_cached,
         "Bytes of free blocks in the allocator's cache. Other processes cannot use them."),
     Metric(names.LARGEST_FREE_BLOCK, GAUGE, FREE_POOL, lambda pool: pool.largest_free_block,
@@ -117,60 +117,60 @@ ALLOCATOR: tuple[Metric[Any], ...] = (
     Metric(names.LARGEST_ACTIVE_BLOCK, GAUGE, SNAPSHOT_POOL, lambda pool: pool.largest_active_block,
         "Largest block in use.", detail=True),
     Metric(names.RECLAIMABLE, GAUGE, SNAPSHOT_POOL, lambda pool: pool.reclaimable,
-        "Bytes that the allocator returns to the driver on its own before it raises an out-of-memory error: segments "
-        "without a live block; with expandable segments, whole free pages."),
+        "Free bytes that the allocator can return to the driver before it raises an out-of-memory error. They are in "
+        "segments without a live block or, with expandable segments, in whole free pages."),
     Metric(names.STRANDED, GAUGE, SNAPSHOT_POOL, lambda pool: pool.stranded,
-        "Free bytes pinned between live blocks: free_cached, plus bytes that wait for a stream, minus reclaimable. "
-        "torch.cuda.empty_cache() cannot return them. This is the memory lost to fragmentation."),
+        "Free bytes pinned between live blocks: the memory lost to fragmentation. torch.cuda.empty_cache() cannot "
+        "return them. Equal to free_cached, plus bytes that wait for a stream, minus reclaimable."),
     Metric(names.SEGMENTS, GAUGE, SNAPSHOT_POOL, lambda pool: pool.segments,
-        "Segments that the allocator holds; each is one driver allocation, or one mapped range with expandable "
-        "segments.", detail=True),
+        "Segments that the allocator holds. Each is one allocation of the driver or, with expandable segments, one "
+        "mapped range.", detail=True),
     Metric(names.BLOCKS, GAUGE, SNAPSHOT_POOL, _blocks,
-        "Blocks by state: allocated (in use), awaiting_free (freed, but a stream still uses it), free.",
+        "Blocks by state: allocated (in use), awaiting_free (freed, but a stream still uses it), or free.",
         adds=(Label.STATE,), detail=True),
     Metric(names.FREE_BLOCK_SIZE, HISTOGRAM, SNAPSHOT_POOL,
         lambda pool: Sizes(pool.free_block_sizes, pool.free_cached),
         "Sizes of the free blocks. Much memory in small blocks means fragmentation.", detail=True),
     Metric(names.FREE_TOTAL, GAUGE, FREE, lambda measured: measured.free_total,
-        "Bytes that the process could still use if no free memory were fragmented: free_cached, plus bytes that wait "
-        f"for a stream, plus headroom. {RATIO} is the fragmentation ratio: 1 is perfect, above 4 is fragmented."),
+        "All free bytes: free_cached, plus bytes that wait for a stream, plus headroom. "
+        f"{RATIO} is the fragmentation ratio. 1 is perfect, above 4 is fragmented."),
     Metric(names.LARGEST_ALLOCATABLE, GAUGE, FREE, lambda measured: measured.largest_allocatable,
-        "Largest single request that would succeed now, including what the allocator frees before it gives up. A "
-        f"larger request raises an out-of-memory error. {RATIO} is the fragmentation ratio."),
+        "Largest single request that would succeed now. A larger one raises an out-of-memory error. "
+        f"{RATIO} is the fragmentation ratio."),
     Metric(names.HEADROOM, GAUGE, SNAPSHOT, lambda snapshot: snapshot.measured.headroom,
         "Bytes that the allocator can still get from the driver: the smaller of the device's free memory and "
-        "limit - reserved. Equal to free_total - reclaimable - stranded.", detail=True),
+        "limit - reserved.", detail=True),
     Metric(names.CAPTIVE, GAUGE, SNAPSHOT, lambda snapshot: snapshot.measured.captive,
-        "Free bytes in private pools (CUDA graphs, MemPool), which only their own pool can use. Not part of "
-        "free_cached or free_total.", detail=True),
+        "Free bytes in private pools (CUDA graphs, MemPool). Other requests cannot use them, so free_cached and "
+        "free_total exclude them.", detail=True),
     Metric(names.PRIVATE_POOL_RESERVED, GAUGE, SNAPSHOT, lambda snapshot: snapshot.measured.private_pool_reserved,
         "Bytes of all segments of private pools (CUDA graphs, MemPool). Part of reserved.", detail=True),
     Metric(names.LIMIT, GAUGE, DEVICE, _limit,
-        "Most bytes that the process may reserve: its set_per_process_memory_fraction, or the size of the device."),
+        "Most bytes that the process may reserve: its set_per_process_memory_fraction, else the device's size."),
     Metric(names.LARGEST_RECURRING, GAUGE, DEVICE, lambda place: place.sample.largest_recurring,
         "Largest request of the last recorded step. If largest_allocatable is smaller, the next such request fails."),
     Metric(names.PEAK_ACTIVE, GAUGE, TOTALS, lambda totals: totals.peak_active,
-        "Highest active bytes since the process started or reset its peak statistics. 1 - peak_active / peak_reserved "
-        "is the peak fragmentation."),
+        "Highest active bytes since the process started or reset its peak statistics. The peak fragmentation is "
+        "1 - peak_active / peak_reserved."),
     Metric(names.PEAK_RESERVED, GAUGE, TOTALS, lambda totals: totals.peak_reserved,
         "Highest reserved bytes since the process started or reset its peak statistics."),
     Metric(names.ALLOC_RETRIES, COUNTER, TOTALS, lambda totals: totals.counters.alloc_retries,
-        "Times the driver refused memory and the allocator flushed its cache and retried. Each retry stalls the job."),
+        "Times the driver refused memory and the allocator flushed its cache to try again. Each flush stalls the job."),
     Metric(names.OOMS, COUNTER, TOTALS, lambda totals: totals.counters.ooms,
         "Out-of-memory errors raised by the allocator, including errors that the program caught."),
     Metric(names.DEVICE_ALLOCS, COUNTER, TOTALS, lambda totals: totals.counters.device_allocs,
-        "Driver allocations (cudaMalloc, or mapping a page). In steady state this does not increase.", detail=True),
+        "Allocations by the driver (cudaMalloc, or a mapped page). In a steady job this does not increase.",
+        detail=True),
     Metric(names.DEVICE_FREES, COUNTER, TOTALS, lambda totals: totals.counters.device_frees,
-        "Times the allocator returned memory to the driver. Each waits for the device.", detail=True),
+        "Times the allocator returned memory to the driver. Each time, it waits for the device.", detail=True),
     Metric(names.STREAM_SYNCS, COUNTER, TOTALS, lambda totals: totals.counters.stream_syncs,
         "Times the allocator waited for streams before it flushed its cache.", detail=True),
     Metric(names.SNAPSHOT_TIMESTAMP, GAUGE, SNAPSHOT, lambda snapshot: snapshot.time,
-        "Unix time of the latest snapshot at this moment. Every metric with the label at is as old as this."),
+        "Unix time of the latest snapshot at this moment. All figures with this value of at come from this snapshot."),
     Metric(names.SNAPSHOT_DURATION, GAUGE, SNAPSHOT, lambda snapshot: snapshot.duration,
         "How long the latest snapshot paused the process.", detail=True),
     Metric(names.SNAPSHOT_ACTIVE, GAUGE, SNAPSHOT, lambda snapshot: snapshot.measured.active,
-        "Active bytes in the snapshot, including private pools. Compare with peak_active to see how close the snapshot "
-        "is to the peak."),
+        "Active bytes in the snapshot, including private pools."),
 )  # fmt: skip
 
 _PROCESS_INFO = (
@@ -205,51 +205,46 @@ def _margin(step: StepView) -> int | None:
 
 STEPS: tuple[Metric[Any], ...] = (
     Metric(names.STEP_SMALLEST_LIMIT, GAUGE, STEP, lambda step: step.smallest_limits.get(RECORDED),
-        "Smallest memory limit under which every request of the last analysed step succeeds, fragmentation, retries "
-        "and flushes included. This is what the job really needs."),
+        "Smallest memory limit under which every request of the last analysed step succeeds. This is the memory that "
+        "the job really needs, including fragmentation."),
     Metric(names.STEP_MARGIN, GAUGE, STEP, _margin,
-        "limit - smallest limit: how far the job is from an out-of-memory error, fragmentation included. At 0, the "
-        "next step like this one fails."),
+        "limit - smallest limit of the last analysed step. At 0, the next such step fails."),
     Metric(names.WHATIF_SMALLEST_LIMIT, GAUGE, STEP,
         lambda step: {name: limit for name, limit in step.smallest_limits.items() if name != RECORDED},
-        "The smallest limit of the same step under another PYTORCH_CUDA_ALLOC_CONF, simulated. Blocks from before the "
-        "step are assumed to lie without gaps.", adds=(Label.SETTING,), detail=True),
+        "Smallest limit of the last analysed step under other allocator settings. Compare these values with each other "
+        "only: the simulation assumes no gaps between older blocks.", adds=(Label.SETTING,), detail=True),
     Metric(names.STEP_LARGEST_REQUEST, GAUGE, STEP, lambda step: step.largest_request or None,
         "Largest request of the last analysed step. If largest_allocatable is smaller, the next such request fails.",
         detail=True),
     Metric(names.STEP_ALLOCATIONS, GAUGE, STEP, lambda step: step.allocations,
-        "Number of allocations in the step. A sudden rise usually means many more small allocations.", detail=True),
+        "Number of requests of the last analysed step.", detail=True),
     Metric(names.STEP_ALLOCATED, GAUGE, STEP, lambda step: step.requested,
-        "Sum of all requests of the step.", detail=True),
+        "Sum of all requests of the last analysed step.", detail=True),
     Metric(names.STEP_DURATION, GAUGE, STEP, lambda step: step.seconds,
-        "How long the recorded step took.", detail=True),
+        "How long the last analysed step took.", detail=True),
     Metric(names.STEP_TIMESTAMP, GAUGE, STEP, lambda step: step.time,
-        "Unix time of the end of the last analysed step. All gpufrag_step_ metrics are as old as this.", detail=True),
+        "Unix time of the end of the last analysed step.", detail=True),
 )  # fmt: skip
 
 PROCESSES: tuple[Metric[Any], ...] = (
     Metric(names.PROCESS_INFO, INFO, DEVICE, _process_info,
-        "Identity of the process; always 1. Join on rank and device (and process, where present).", adds=_PROCESS_INFO),
+        "Identity of the process. Always 1. Join on rank and device, and on process if present.", adds=_PROCESS_INFO),
     Metric(names.PROCESS_DEVICE_USED, GAUGE, DEVICE, lambda place: place.memory.used,
-        "Device memory of the process as reported by the driver: allocator, CUDA context and libraries. Absent where "
-        "the driver shows no processes, as in most containers.", detail=True),
+        "Device memory of the process, as the driver reports it. Absent where the driver shows no processes, such as "
+        "in most containers.", detail=True),
     Metric(names.PROCESS_CONTEXT, GAUGE, DEVICE, lambda place: place.memory.context,
-        "Device memory of the process outside its allocator (used - reserved): CUDA context, NCCL, cuBLAS workspaces."),
+        "Device memory of the process outside its allocator, such as the CUDA context, NCCL and cuBLAS workspaces."),
     Metric(names.STEPS, COUNTER, RANK, lambda rank: rank.view.sample.steps,
-        "Optimizer steps counted by the agent. Absent if the process takes none."),
+        "Optimizer steps. Absent if the process takes none."),
     Metric(names.STEP_RECORDINGS, COUNTER, RANK, lambda rank: rank.view.sample.health.recordings,
-        "Steps recorded to find their memory peak, by result. Only recorded leads to a snapshot with at=peak. "
-        "history_in_use: the program records the allocator's history itself; interrupted: the program started or "
-        "stopped its own recording during the step; too_many_events, too_long: the step exceeds the agent's limits; "
-        "inconsistent: other threads allocated while the agent read the step (with a sidecar, see "
-        "gpufrag_step_analyses_total); unsupported: no event history.",
+        "Steps that the agent tried to record, by result. Only the result recorded leads to figures with at=peak. "
+        "docs/agent-reference.md explains the other results.",
         adds=(Label.RESULT,), detail=True),
     Metric(names.LEAK_PER_STEP, GAUGE, DEVICE, _leak("step"),
-        "Estimated growth of allocated memory per step; 0 means no leak was detected. Absent until enough steps have "
-        "run."),
+        "Estimated growth of allocated memory per step. 0 means that no leak was detected. Absent until there are "
+        "about 50 readings."),
     Metric(names.LEAK_PER_SECOND, GAUGE, DEVICE, _leak("second"),
-        "Estimated growth of allocated memory per second, for processes that take no optimizer steps, such as "
-        "servers."),
+        "Estimated growth of allocated memory per second, in processes without optimizer steps, such as servers."),
 )  # fmt: skip
 
 
@@ -264,19 +259,18 @@ def _defragmented(read: Callable[[Defragmentations], Reading]) -> Callable[[OnDe
 DEFRAGMENTATIONS: tuple[Metric[Any], ...] = (
     Metric(
         names.DEFRAGMENT_MOVED, COUNTER, DEVICE, _defragmented(lambda done: done.moved_bytes),
-        "Bytes that defragmentations moved. Absent before the first one is requested.",
+        "Bytes that defragmentations moved. Absent before the first one.",
         detail=True,
     ),
     Metric(
         names.DEFRAGMENT_SECONDS, COUNTER, DEVICE, _defragmented(lambda done: done.seconds),
-        "Seconds for which defragmentations paused the process, plans and refusals included.",
+        "Seconds for which defragmentations paused the process, including plans and refusals.",
         detail=True,
     ),
     Metric(
         names.DEFRAGMENT_REFUSED, COUNTER, DEVICE,
         lambda place: done.refused if (done := place.sample.defragmentations) else {},
-        "Defragmentations that moved nothing: private-pool (CUDA graphs or memory pools), capture, backward, "
-        "pending, nccl, backend, no-cuda, or failed (a move failed; see docs/defragment.md).",
+        "Defragmentations that moved nothing, by reason. docs/defragment.md explains the reasons.",
         adds=(Label.REASON,), detail=True,
     ),
     Metric(
@@ -293,16 +287,14 @@ DEFRAGMENTATIONS: tuple[Metric[Any], ...] = (
 
 OOM_ERRORS: tuple[Metric[Any], ...] = (
     Metric(names.OOM_CAUSES, COUNTER, DEVICE, lambda place: place.sample.ooms.causes if place.sample.ooms else {},
-        "Out-of-memory errors by cause. fragmentation: enough was free, but no free block was big enough; capacity: "
-        "not enough was free; limit: the process's limit was too low; neighbours: other processes held the memory; "
-        "unknown: the agent wrote no report, or its figures were not enough.",
+        "Out-of-memory errors by cause: fragmentation, capacity, limit, neighbours (other processes hold the memory) "
+        "or unknown. docs/oom.md explains the causes.",
         adds=(Label.CAUSE,)),
     Metric(names.OOM_LAST_TIMESTAMP, GAUGE, DEVICE, lambda place: place.sample.ooms and place.sample.ooms.last_time,
-        "Unix time of the last out-of-memory error; absent before the first.", after_exit=True),
+        "Unix time of the last out-of-memory error. Absent before the first.", after_exit=True),
     Metric(names.OOM_LAST_REQUESTED, GAUGE, DEVICE,
         lambda place: place.sample.ooms and place.sample.ooms.last_requested,
-        "Bytes that the allocator requested from the driver in the last out-of-memory error. Compare with free_total "
-        "and largest_allocatable.", after_exit=True),
+        "Bytes that the allocator requested from the driver at the last out-of-memory error.", after_exit=True),
 )  # fmt: skip
 
 _DEVICE_INFO = (Label.NAME, Label.DRIVER_VERSION, Label.MIG_PROFILE, Label.PARENT_UUID)
@@ -314,18 +306,18 @@ def _device_info(view: DeviceView) -> Mapping[str, object]:
 
 DEVICES: tuple[Metric[Any], ...] = (
     Metric(names.DEVICE_INFO, INFO, GPU, _device_info,
-        "Identity of the device; always 1. A GPU with MIG enabled appears as its instances, each with the GPU as "
-        "parent_uuid.", adds=_DEVICE_INFO),
+        "Identity of the device. Always 1. With MIG, each instance is a device, and parent_uuid is its GPU.",
+        adds=_DEVICE_INFO),
     Metric(names.DEVICE_SIZE, GAUGE, GPU, lambda view: view.size,
         "Memory size of the device, or of the MIG instance."),
     Metric(names.DEVICE_FREE, GAUGE, GPU, lambda view: view.free,
         "Free memory of the device.", detail=True),
     Metric(names.DEVICE_USED, GAUGE, GPU, lambda view: view.used,
-        "Memory of the device held by all processes."),
+        "Memory that all processes hold on the device."),
     Metric(names.DEVICE_RESERVED, GAUGE, GPU, lambda view: view.reserved,
-        "Memory that the driver reserves for itself. Absent if the driver includes it in used.", detail=True),
+        "Memory of the device that the driver keeps for itself. Absent if the driver counts it as used.", detail=True),
     Metric(names.DEVICE_OTHERS_USED, GAUGE, GPU, lambda view: view.other_used,
-        "Memory held by processes without an agent. Absent where the driver does not show processes."),
+        "Memory that processes without an agent hold on the device. Absent where the driver shows no processes."),
 )  # fmt: skip
 
 
@@ -335,34 +327,31 @@ def _failure(result: CollectorResult) -> Mapping[str, object] | None:
 
 HEALTH: tuple[Metric[Any], ...] = (
     Metric(names.UP, GAUGE, RANK, lambda rank: int(rank.view.alive),
-        "1 while the process is alive (its control socket is open), even if it hangs; 0 for 10 minutes after it "
-        "exited.", after_exit=True),
+        "1 while the process is alive, even if it hangs. 0 for 10 minutes after it exited.", after_exit=True),
     Metric(names.RANKS, GAUGE, FLEET, lambda fleet: fleet.states,
         "Processes with an agent, by state: alive or dead.", adds=(Label.STATE,)),
     Metric(names.SAMPLE_TIMESTAMP, GAUGE, RANK, lambda rank: rank.view.sample.time,
         "Unix time of the agent's last sample. If it stops while gpufrag_up is 1, the process hangs."),
     Metric(names.STALL, COUNTER, RANK, lambda rank: rank.view.sample.health.stall_seconds,
-        "Seconds for which the agent paused the process: reading statistics (stats), taking snapshots (snapshot), "
-        "waiting for the allocator (wait). Also its CPU time in a background thread (measure), which pauses nothing.",
-        adds=(Label.CAUSE,)),
+        "Seconds for which the agent paused the process, by cause: reading counters (stats), taking snapshots "
+        "(snapshot), or waiting for the allocator (wait). The cause measure is CPU time of a background thread; it "
+        "pauses nothing.", adds=(Label.CAUSE,)),
     Metric(names.AGENT_ERRORS, COUNTER, RANK, lambda rank: rank.view.sample.health.errors,
         "Errors inside the agent, by source. They never reach the program.", adds=(Label.SOURCE,)),
     Metric(names.SAMPLE_FILES_SKIPPED, GAUGE, FLEET, lambda fleet: fleet.skipped,
         "Files in the agents' folder that the sidecar skipped, by reason.", adds=(Label.REASON,)),
     Metric(names.STEP_ANALYSES, COUNTER, FLEET, lambda fleet: fleet.analyses,
-        "Step recordings by result: analysed; skipped (replaced by a newer one before there was CPU budget); failed "
-        "or timed_out; inconsistent: other threads allocated while the agent read the step, so it has no peak.",
-        adds=(Label.RESULT,)),
+        "Step recordings that the sidecar received, by result: analysed, failed, timed_out, skipped (a newer one came "
+        "first), or inconsistent (another thread allocated while the agent read the step).", adds=(Label.RESULT,)),
     Metric(names.COLLECTOR_SUCCESS, GAUGE, COLLECTOR, lambda result: int(result.success),
-        "1 if the sidecar could read this source. 0 for nvml is normal in a container without a GPU: the sidecar then "
-        "uses the agents' readings."),
+        "1 if the sidecar could read this source, else 0. In a container without a GPU, 0 for nvml is normal."),
     Metric(names.COLLECTOR_DURATION, GAUGE, COLLECTOR, lambda result: result.duration_seconds,
-        "How long the last completed reading of this source took."),
+        "How long the sidecar's last complete reading of this source took."),
     Metric(names.COLLECTOR_FAILURE_INFO, INFO, COLLECTOR, _failure,
-        "Why a source cannot be read; present only while it fails.", adds=(Label.REASON,)),
+        "Why the sidecar cannot read a source. Present only while it fails.", adds=(Label.REASON,)),
     Metric(names.BUILD_INFO, INFO, FLEET,
         lambda _: {Label.VERSION: __version__, Label.PYTHON: platform.python_version()},
-        "Version of gpufrag and Python; always 1.", adds=(Label.VERSION, Label.PYTHON)),
+        "Version of gpufrag and Python. Always 1.", adds=(Label.VERSION, Label.PYTHON)),
 )  # fmt: skip
 
 SECTIONS: dict[str, tuple[Metric[Any], ...]] = {

@@ -31,21 +31,21 @@ class Row(NamedTuple):
 CALLS = Row(
     "gpufrag_restarter_webhook_calls_total",
     COUNTER,
-    "Webhook calls by answer: accepted (202), malformed or version (400), full (503).",
+    "Webhook calls by answer: accepted (202), malformed (400), version (unsupported, 400), full (503).",
     ("answer",),
     ("accepted", "malformed", "version", "full"),
 )
 RECEIVED = Row(
     "gpufrag_restarter_received_total",
     COUNTER,
-    "Alerts put into the queue, by status.",
+    "Alerts that entered the queue, by status.",
     ("status",),
     ("firing", "resolved"),
 )
 DEDUPLICATED = Row(
     "gpufrag_restarter_deduplicated_total",
     COUNTER,
-    "Alerts dropped because another alert of the same job was handled: other ranks, repeats, a second Alertmanager.",
+    "Alerts dropped because the restarter handled another alert of the same job.",
 )
 REFUSED_ALERTS = Row(
     "gpufrag_restarter_refused_total",
@@ -65,9 +65,9 @@ FAILED, NOT_CHECKED = "failed", "not-checked"
 DEFRAGMENTATIONS = Row(
     "gpufrag_restarter_defragmentations_total",
     COUNTER,
-    "Defragmentations before a restart. enough: the alert ended; not-checked: the ratio is low and Prometheus was not "
-    "asked or did not answer. After not-enough (nothing moved, or the ratio stayed high), still-firing and failed, the "
-    "job is restarted.",
+    "Defragmentations before a restart, by result. enough: the alert ended. not-checked: the ratio is low, but "
+    "Prometheus did not confirm it. not-enough: nothing moved, or the ratio stayed high. still-firing: the alert did not "
+    "end. After not-enough, still-firing and failed, the restarter restarts the job.",
     ("result",),
     (ENOUGH, NOT_ENOUGH, STILL_FIRING, FAILED, NOT_CHECKED),
 )
@@ -75,7 +75,7 @@ IN_PROGRESS = Row("gpufrag_restarter_in_progress", GAUGE, "Restarts in progress,
 LAST_SUCCESS = Row(
     "gpufrag_restarter_last_success_timestamp_seconds",
     GAUGE,
-    "When a restart last succeeded; absent before the first.",
+    "Unix time of the last successful restart. Absent before the first.",
 )
 CHECKPOINT = Row(
     "gpufrag_restarter_checkpoint_seconds",

@@ -35,7 +35,7 @@ WRONG_ALERT_LABELS = Reason(
     "check which cluster the alert comes from",
 )
 NO_POD = Reason(
-    "no-pod", "the alert names no namespace and pod", "keep the labels namespace and pod, or the annotation worst_pod"
+    "no-pod", "the alert names no namespace and pod", "keep these labels, or the annotation worst_pod, in Alertmanager"
 )
 NAMESPACE_NOT_ALLOWED = Reason(
     "namespace-not-allowed", "policy.namespaces does not list the namespace", "add it to allow restarts there"
@@ -58,7 +58,7 @@ DEFRAGMENTED = Reason(
 )
 CLOCK_SKEW = Reason(
     "clock-skew",
-    "the job records a restart in the future",
+    "the last restart of the job is in the future",
     "set the clock, or remove gpufrag.dev/restart-at and gpufrag.dev/restart-history from the job",
 )
 COOLDOWN = Reason("cooldown", "the last restart was too recent", "nothing to do: the cooldown ends on its own")
@@ -96,8 +96,8 @@ CHECKPOINT_FAILED = Reason(
 )
 CHECKPOINT_EXPIRED = Reason(
     "checkpoint-expired",
-    "the job could not be stopped while its checkpoint was fresh and keeps running",
-    "check why the requests failed; the next alert saves a new checkpoint",
+    "the job was not stopped before its checkpoint expired; it keeps running",
+    "check why the requests failed",
 )
 FORBIDDEN = Reason(
     "forbidden",
