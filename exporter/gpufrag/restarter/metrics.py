@@ -66,8 +66,8 @@ DEFRAGMENTATIONS = Row(
     "gpufrag_restarter_defragmentations_total",
     COUNTER,
     "Defragmentations before a restart, by result. enough: the alert ended. not-checked: the ratio is low, but "
-    "Prometheus did not confirm it. not-enough: nothing moved, or the ratio stayed high. still-firing: the alert did not "
-    "end. After not-enough, still-firing and failed, the restarter restarts the job.",
+    "Prometheus did not confirm it. not-enough: nothing moved, or the ratio stayed high. still-firing: the alert did "
+    "not end. After not-enough, still-firing and failed, the restarter restarts the job.",
     ("result",),
     (ENOUGH, NOT_ENOUGH, STILL_FIRING, FAILED, NOT_CHECKED),
 )
