@@ -14,7 +14,7 @@ from gpufrag.agent.agent import keep_report
 from gpufrag.metrics import families
 from gpufrag.metrics.view import Fleet, RankView
 from gpufrag.wire import recording
-from gpufrag.wire.folder import RECORDING_SUFFIX, FileName, ReportName
+from gpufrag.wire.folder import HEAP_SUFFIX, RECORDING_SUFFIX, FileName, ReportName
 from gpufrag.wire.oom_report import OomReport
 from gpufrag.wire.oom_report import decode as decode_report
 from gpufrag.wire.sample import Identity, ProcessSample, decode
@@ -31,8 +31,9 @@ def published(folder: Path) -> ProcessSample | None:
 
 
 def moments(folder: Path) -> set[str]:
-    """Of the recording, which the sidecar measures."""
-    return {recording.decode(file.read_bytes()).at for file in folder.glob(f"*{RECORDING_SUFFIX}")}
+    """Of the files that the sidecar measures."""
+    files = [file for suffix in (RECORDING_SUFFIX, HEAP_SUFFIX) for file in folder.glob(f"*{suffix}")]
+    return {recording.decode(file.read_bytes()).at for file in files}
 
 
 def reports(folder: Path) -> list[OomReport]:

@@ -31,6 +31,7 @@ from gpufrag.model.heap import INACTIVE, Heap, Segment
 from gpufrag.model.settings import MIB
 from gpufrag.model.step import StepEvents, read_step
 from gpufrag.wire.error_counter import ErrorCounter
+from gpufrag.wire.folder import HEAP_SUFFIX, RECORDING_SUFFIX
 from gpufrag.wire.measuring import SHORTEST_WINDOW, WINDOWS_KEPT, WINDOWS_KEPT_ALONE, current
 from gpufrag.wire.recording import decode
 from gpufrag.wire.sample import DeviceSample, DriverReading, Identity, PoolTotals, ProcessSample, Snapshot, Totals
@@ -148,10 +149,25 @@ def test_peak_of_the_recorded_step_is_published(recorded, recording) -> None:
 def test_recorded_step_is_taken_once_for_the_sidecar(recorded, recording) -> None:
     recorded_program(recording)
     recorded.digest()
-    (device,) = decode(recorded.take_recording()).devices
+    (device,) = decode(recorded.take_files()[RECORDING_SUFFIX]).devices
     assert (device.heap, device.driver.limit) == (recording.heap, recording.size // 2)
     assert read_step(device.events, device.heap).peak_active == 70 * MIB
-    assert recorded.take_recording() is None
+    assert recorded.take_files() == {}
+
+
+def test_snapshot_replaces_no_step_that_is_not_measured(recorded, recording, clock) -> None:
+    recorded_program(recording)
+    recorded.digest()
+    clock.tick(1.0)
+    recorded.take("boundary")
+    recorded.digest()
+    assert [snapshot.time - clock.now for snapshot in device_of(recorded).snapshots] == [0.0, -1.0]
+    assert device_of(recorded).largest_recurring == 60 * MIB
+    files = recorded.take_files()
+    assert {suffix: decode(file).devices[0].events is None for suffix, file in files.items()} == {
+        RECORDING_SUFFIX: False,
+        HEAP_SUFFIX: True,
+    }
 
 
 def test_training_process_measures_nothing_on_its_own(recorded, recording) -> None:

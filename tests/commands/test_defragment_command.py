@@ -19,7 +19,7 @@ from gpufrag.checkpoint import participant
 from gpufrag.cli import main
 from gpufrag.errors import Unavailable
 from gpufrag.wire.defragmentation import DefragmentOptions
-from gpufrag.wire.folder import FileName
+from gpufrag.wire.folder import RECORDING_SUFFIX, FileName
 from gpufrag.wire.sample import decode
 
 Defragment = Callable[..., int]
@@ -131,7 +131,7 @@ def test_recording_that_contains_the_moves_is_dropped(training, source, defragme
     training.agent._sampler.recorder.start_step(1.0)
     assert defragment("--rank", "3") == 0
     assert not source.underway
-    assert training.agent._sampler.take_recording() is None
+    assert RECORDING_SUFFIX not in training.agent._sampler.take_files()
 
 
 @pytest.mark.parametrize("source", [RecordingSource()], ids=[""])

@@ -90,10 +90,10 @@ def until(analyzer: Analyzer, condition: Callable[[], bool], *names: FileName) -
         pause.wait(0.02)
 
 
-def write(folder: Path, name: FileName, data: bytes, time_ns: int = 10**9) -> None:
-    file = folder / name.recording
-    file.write_bytes(data)
-    os.utime(file, ns=(time_ns, time_ns))
+def write(folder: Path, name: FileName, data: bytes, time_ns: int = 10**9, file: str | None = None) -> None:
+    path = folder / (file or name.recording)
+    path.write_bytes(data)
+    os.utime(path, ns=(time_ns, time_ns))
 
 
 def test_unreadable_recording_does_not_delay_the_next(tmp_path: Path, recorded: bytes, analyzer: Analyzer) -> None:
@@ -229,7 +229,8 @@ def test_snapshot_without_events_keeps_the_earlier_peak(tmp_path: Path, recorded
     write(tmp_path, RANK, recorded)
     until(analyzer, lambda: analyzer.counts[ANALYSED] == 1, RANK)
     analyzer._clock.now = 1e6  # type: ignore[attr-defined]
-    write(tmp_path, RANK, step_of("timer", None, decode(recorded).devices[0].heap), time_ns=2 * 10**9)
+    heap = decode(recorded).devices[0].heap
+    write(tmp_path, RANK, step_of("timer", None, heap), time_ns=2 * 10**9, file=RANK.heap)
     until(analyzer, lambda: len(analyzer.look([RANK])[RANK].devices[0].snapshots) == 3, RANK)
     figures = analyzer.look([RANK])[RANK]
     assert ({shot.at for shot in figures.devices[0].snapshots}, figures.devices[0].largest_request) == (
@@ -238,6 +239,31 @@ def test_snapshot_without_events_keeps_the_earlier_peak(tmp_path: Path, recorded
     )
     assert figures.steps
     assert analyzer.counts == {ANALYSED: 1}
+
+
+def test_step_is_measured_although_a_snapshot_followed(tmp_path: Path, recorded: bytes, analyzer: Analyzer) -> None:
+    heap = decode(recorded).devices[0].heap
+    write(tmp_path, RANK, step_of("boundary", None, heap), time_ns=2 * 10**9, file=RANK.heap)
+    write(tmp_path, RANK, recorded)
+    until(analyzer, lambda: analyzer.counts[ANALYSED] == 1, RANK)
+    analyzer._clock.now = 1e6  # type: ignore[attr-defined]
+
+    def times() -> dict[str, float]:
+        return {shot.at: shot.time for shot in analyzer.look([RANK])[RANK].devices[0].snapshots}
+
+    until(analyzer, lambda: times()["boundary"] > 50.0, RANK)
+    assert times()["peak"] == 50.0
+    assert analyzer.counts == {ANALYSED: 1}
+
+
+def test_both_files_of_a_rank_share_its_budget(tmp_path: Path, recorded: bytes, analyzer: Analyzer) -> None:
+    write(tmp_path, RANK, recorded)
+    until(analyzer, lambda: analyzer.counts[ANALYSED] == 1, RANK)
+    snapshot = step_of("boundary", None, decode(recorded).devices[0].heap)
+    write(tmp_path, RANK, snapshot, time_ns=2 * 10**9, file=RANK.heap)
+    analyzer.look([RANK])
+    write(tmp_path, RANK, snapshot, time_ns=3 * 10**9, file=RANK.heap)
+    until(analyzer, lambda: analyzer.counts[SKIPPED] == 1, RANK)
 
 
 def test_link_is_not_followed(tmp_path: Path, recorded: bytes, analyzer: Analyzer) -> None:

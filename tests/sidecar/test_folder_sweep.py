@@ -161,11 +161,11 @@ def test_recordings_are_deleted_with_their_process(agent, reader, clock: Clock, 
     if has_sample:
         agent.publish()
         written(agent, clock.now - 599)
-    for name in (agent.name.recording, agent.name.trace):
+    for name in agent.name.data:
         (agent.folder / name).touch()
         os.utime(agent.folder / name, (clock.now - 599,) * 2)
     assert (len(reader.read().ranks), skipped(reader.read())) == (has_sample, {})
-    assert len(os.listdir(agent.folder)) == 2 + has_sample
+    assert len(os.listdir(agent.folder)) == 3 + has_sample
     clock.now += 2
     reader.read()
     assert os.listdir(agent.folder) == []

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
+import pytest
+
+from gpufrag.errors import Unavailable
+from gpufrag.sidecar import step_report
+from gpufrag.sidecar.step_report import StepReports
+from gpufrag.wire.folder import FileName
 from recorded_steps import recorded_step
 
 SMALL_PAGES = """
@@ -20,3 +28,14 @@ def test_report_that_is_too_large_never_reaches_the_sidecar() -> None:
     done = subprocess.run([sys.executable, "-c", SMALL_PAGES], input=recorded_step(), capture_output=True, check=False)
     assert (done.returncode, done.stdout) == (1, b"")
     assert b"too large" in done.stderr
+
+
+def test_report_shows_the_newest_of_recording_and_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_report, "_make", lambda path, title: path.name.encode())
+    name, reports = FileName("host", 1, 1000), StepReports()
+    with pytest.raises(Unavailable, match="no step"):
+        reports.page(tmp_path, name)
+    for time_ns, file in enumerate((name.heap, name.recording, name.heap)):
+        (tmp_path / file).touch()
+        os.utime(tmp_path / file, ns=(time_ns, time_ns))
+        assert reports.page(tmp_path, name) == file.encode()

@@ -228,8 +228,8 @@ class Agent:
             folder = self._folder or self._find_folder()
             self._listen(folder / name.socket)
             write_file(folder / name.sample, encode(sample))
-            if (recorded := self._sampler.take_recording()) is not None:  # the sidecar measures it
-                write_file(folder / name.recording, recorded)
+            for suffix, recorded in self._sampler.take_files().items():  # the sidecar measures them
+                write_file(folder / (name.stem + suffix), recorded)
             self._folder = folder  # for good: file and socket must not part when another folder becomes usable
         except (OSError, Unavailable) as error:
             self._folder = None

@@ -16,6 +16,7 @@ from ..model.allocatable import Driver
 from ..model.heap import Heap
 from ..wire import recording as recording_file
 from ..wire.error_counter import ErrorCounter
+from ..wire.folder import HEAP_SUFFIX, RECORDING_SUFFIX
 from ..wire.measuring import Measured, current, measure_recording
 from ..wire.recording import DeviceRecording, Recording
 from ..wire.sample import AgentHealth, DeviceSample, Identity, ProcessSample, Snapshot
@@ -67,8 +68,9 @@ class Sampler:
         self._steps: StepCounter | None = None
         self._step_seconds, self._boundary_at = 0.0, 0.0
         self._taken: deque[Taken] = deque()
-        self._file: bytes | None = None
-        self._unmeasured: dict[str, Recording] = {}
+        self._files: dict[str, bytes] = {}
+        self._unmeasured: dict[tuple[str, bool], Recording] = {}
+        """By moment and whether a step was recorded, oldest first."""
         self._last_step: Recording | None = None
         self._measuring = threading.Lock()
         self._readings: tuple[DeviceReading, ...] = ()
@@ -244,25 +246,27 @@ class Sampler:
             taken.time, self._step_seconds, self._source.framework_version, tuple(devices), taken.at, taken.duration,
             self._window(),
         )  # fmt: skip
-        if events is not None or self._file is None:
-            self._file = recording_file.encode(recording)
-        self._unmeasured[taken.at] = recording
+        # in a file of its own, so that a snapshot without events replaces no step that was not measured yet
+        self._files[HEAP_SUFFIX if events is None else RECORDING_SUFFIX] = recording_file.encode(recording)
+        self._unmeasured.pop(key := (taken.at, events is not None), None)
+        self._unmeasured[key] = recording
         if events is not None:
             self.recorder.note(RECORDED)
             self._last_step = recording
         if self._leaks is not None and capture.sites is not None:
             self._leaks.compare(taken.at, capture.sites)
 
-    def take_recording(self) -> bytes | None:
-        """The latest recording as a file, once."""
-        file, self._file = self._file, None
-        return file
+    def take_files(self) -> dict[str, bytes]:
+        """The latest step recording and the latest snapshot without events, as files by suffix, each once."""
+        files, self._files = self._files, {}
+        return files
 
     def measured(self, sample: ProcessSample) -> ProcessSample:
         """The sample with the snapshots that a sidecar would add. Each recording is measured once, in this thread."""
         with self._measuring:
-            while self._unmeasured:
-                self._measure(self._unmeasured.popitem()[1])
+            for key in list(self._unmeasured):
+                if (recording := self._unmeasured.pop(key, None)) is not None:  # the agent's thread replaces them
+                    self._measure(recording)
             devices = [self._with_snapshots(device) for device in sample.devices]
         return replace(sample, devices=tuple(devices))
 
@@ -272,8 +276,9 @@ class Sampler:
         if recording is None or not self._measuring.acquire(blocking=False):
             return None
         try:
-            if self._unmeasured.get(recording.at) is recording:
-                self._measure(self._unmeasured.pop(recording.at))
+            key = recording.at, True
+            if self._unmeasured.get(key) is recording:
+                self._measure(self._unmeasured.pop(key))
             peak = self._known(device).snapshots.get("peak")
             return peak if peak is not None and peak.time == recording.time else None
         finally:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import os
 import subprocess
 import sys
@@ -81,8 +80,9 @@ class _Answer:
 
 @dataclass
 class _Job:
-    """One kind of work for a rank. `wanted` and `done` are modification times of its recording in ns."""
+    """One kind of work for a rank. `wanted` and `done` are modification times of the file in ns."""
 
+    file: str
     due: float = 0.0  # on the monotonic clock
     wanted: int = 0
     done: int = 0
@@ -94,11 +94,19 @@ class _Job:
         return skipped
 
 
-@dataclass
 class _Rank:
-    measure: _Job = field(default_factory=_Job)
-    needs: _Job = field(default_factory=_Job)
-    figures: RankFigures = RankFigures()
+    """What is to be done for one rank, and what is known of it.
+
+    Agents write snapshots without events to a second file, so that they replace no step that was not measured yet.
+    """
+
+    def __init__(self, name: FileName) -> None:
+        self.step, self.heap, self.needs = _Job(name.recording), _Job(name.heap), _Job(name.recording)
+        self.figures = RankFigures()
+
+    @property
+    def measured(self) -> tuple[_Job, _Job]:
+        return self.step, self.heap
 
 
 class Analyzer:
@@ -131,13 +139,12 @@ class Analyzer:
         """Return the latest figures of these ranks, and have newer recordings measured. Does not wait."""
         names = set(names)
         with self._condition:
-            self._ranks = {name: self._ranks.get(name) or _Rank() for name in names}
-            for name, rank in self._ranks.items():
+            self._ranks = {name: self._ranks.get(name) or _Rank(name) for name in names}
+            for job in [job for rank in self._ranks.values() for job in rank.measured]:
                 with suppress(OSError):
-                    changed = (self._folder / name.recording).lstat().st_mtime_ns
-                    self._count(SKIPPED, rank.measure.want(changed))
+                    self._count(SKIPPED, job.want((self._folder / job.file).lstat().st_mtime_ns))
             self._condition.notify_all()
-            return {name: rank.figures for name, rank in self._ranks.items() if rank.measure.done}
+            return {name: rank.figures for name, rank in self._ranks.items() if any(job.done for job in rank.measured)}
 
     def close(self) -> None:
         with self._condition:
@@ -149,12 +156,12 @@ class Analyzer:
             thread.join(timeout=self._timeout)
 
     def _measure(self) -> None:
-        while (found := self._next(lambda rank: rank.measure)) is not None:
-            name, rank, changed = found
-            began = self._clock()
-            result, answer = self._ask(self._measuring, name)
+        while (found := self._next(lambda rank: rank.measured)) is not None:
+            rank, job = found
+            changed, began = job.done, self._clock()
+            result, answer = self._ask(self._measuring, job)
             with self._condition:
-                self._spend(rank.measure, answer, began)
+                self._spend(rank.measured, answer, began)
                 if answer is None or result != ANALYSED:
                     self.counts[result] += 1
                     rank.figures = RankFigures()
@@ -167,30 +174,26 @@ class Analyzer:
                     self._condition.notify_all()
 
     def _analyse(self) -> None:
-        while (found := self._next(lambda rank: rank.needs)) is not None:
-            name, rank, _ = found
+        while (found := self._next(lambda rank: (rank.needs,))) is not None:
+            rank, job = found
             began = self._clock()
-            result, answer = self._ask(self._analysing, name)
+            result, answer = self._ask(self._analysing, job)
             self._analysing.close()
             with self._condition:
                 self.counts[result] += 1
-                self._spend(rank.needs, answer, began)
+                self._spend((job,), answer, began)
                 steps = answer.steps if answer and result == ANALYSED else ()
                 rank.figures = replace(rank.figures, steps=steps)
 
-    def _next(self, job: Callable[[_Rank], _Job]) -> tuple[FileName, _Rank, int] | None:
-        """Wait for a rank with a new recording and budget, and take the one that has waited longest. None: closed."""
+    def _next(self, jobs: Callable[[_Rank], Iterable[_Job]]) -> tuple[_Rank, _Job] | None:
+        """Wait for a rank with a new file and budget, and take the one that has waited longest. None: closed."""
         with self._condition:
             while not self._closed:
-                now = self._clock()
-                waiting = [
-                    (one.due, name) for name, rank in self._ranks.items() if (one := job(rank)).wanted != one.done
-                ]
-                due, name = min(waiting, default=(math.inf, None))
-                if name is not None and due <= now:
-                    rank = self._ranks[name]
-                    job(rank).done = job(rank).wanted
-                    return name, rank, job(rank).done
+                waiting = [(rank, job) for rank in self._ranks.values() for job in jobs(rank) if job.wanted != job.done]
+                rank, job = min(waiting, key=lambda one: (one[1].due, one[1].wanted), default=(None, None))
+                if rank is not None and job is not None and job.due <= self._clock():
+                    job.done = job.wanted
+                    return rank, job
                 self._condition.wait(timeout=1.0)
         return None
 
@@ -198,25 +201,26 @@ class Analyzer:
         if happened:
             self.counts[result] += 1
 
-    def _spend(self, job: _Job, answer: _Answer | None, began: float) -> None:
+    def _spend(self, jobs: Iterable[_Job], answer: _Answer | None, began: float) -> None:
         """Each of the two kinds of work has half of the rank's share. Without an answer, all the time counts."""
         now = self._clock()
-        job.due = now + (answer.cpu_seconds if answer else now - began) / (self._share / 2)
+        for job in jobs:
+            job.due = now + (answer.cpu_seconds if answer else now - began) / (self._share / 2)
 
-    def _ask(self, process: _Process, name: FileName) -> tuple[str, _Answer | None]:
+    def _ask(self, process: _Process, job: _Job) -> tuple[str, _Answer | None]:
         try:
-            with open_plain(self._folder / name.recording) as file:
+            with open_plain(self._folder / job.file) as file:
                 data = file.read(recording.MAX_BYTES + 1)
             answer = process.ask(data)
         except TimeoutError:
-            event(log, logging.WARNING, "step analysis timed out", recording=name.recording, seconds=self._timeout)
+            event(log, logging.WARNING, "step analysis timed out", recording=job.file, seconds=self._timeout)
             return TIMED_OUT, None
         except Exception as error:  # no memory or thread is left, for example; this thread must go on
             if not self._closed:
-                event(log, logging.WARNING, "step analysis failed", recording=name.recording, reason=error)
+                event(log, logging.WARNING, "step analysis failed", recording=job.file, reason=error)
             return FAILED, None
         if answer.error is not None:
-            event(log, logging.WARNING, "step analysis failed", recording=name.recording, reason=answer.error)
+            event(log, logging.WARNING, "step analysis failed", recording=job.file, reason=answer.error)
         return (FAILED if answer.error is not None else ANALYSED), answer
 
 

@@ -102,7 +102,7 @@ class ProcessReader:
             if name is not None and text == name.socket:
                 if name.sample not in listed:
                     self._sweeper.lone_socket(listed[text])
-            elif name is not None and text in (name.recording, name.trace):
+            elif name is not None and text in name.data:
                 if name.sample not in listed:
                     self._sweeper.remove_old(listed[text])
             elif name is None and JobFile.parse(text):
@@ -173,7 +173,7 @@ class ProcessReader:
         if content is None:
             return None
         if not alive and is_ours(content) and self._sweeper.expired(last_alive):
-            self._sweeper.remove(file.name.sample, file.name.socket, file.name.recording, file.name.trace)
+            self._sweeper.remove(file.name.sample, file.name.socket, *file.name.data)
             return None
         self._known[file.name] = _Memory(file.stamp, content, last_alive)
         if isinstance(content, Skip):

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections import OrderedDict
+from contextlib import suppress
 from pathlib import Path
 
 from ..errors import BadInput, GpufragError, Unavailable, one_line
@@ -46,12 +47,15 @@ class StepReports:
         self._pages: OrderedDict[tuple[Path, int], bytes] = OrderedDict()
 
     def page(self, folder: Path, name: FileName) -> bytes:
-        """Return the page of a rank's latest recording. Raises Unavailable, also if another one is being made."""
-        path = folder / name.recording
-        try:
-            key = path, path.lstat().st_mtime_ns
-        except OSError:
-            raise Unavailable("no step of this process was recorded") from None
+        """Return the page of a rank's latest recording or snapshot. Raises Unavailable, also while another is made."""
+        written = {}
+        for path in (folder / name.recording, folder / name.heap):
+            with suppress(OSError):
+                written[path] = path.lstat().st_mtime_ns
+        if not written:
+            raise Unavailable("no step of this process was recorded")
+        path = max(written, key=written.__getitem__)
+        key = path, written[path]
         if not self._busy.acquire(timeout=TIMEOUT_S / 4):
             raise Unavailable("another report is being made; try again in a minute")
         try:

@@ -1,8 +1,8 @@
 """The folder that training processes and the sidecar share: its place, its file names, and how to read and write there.
 
 A process writes its latest sample to `<host>-<pid>-<start>.json` and listens on `<host>-<pid>-<start>.sock` while it
-lives. Its OOM reports are next to them. A name that starts with a dot is a draft. Other users may write to the folder,
-so nothing in it is trusted.
+lives. Its OOM reports are next to them, and so are its latest step recording and its latest snapshot without events. A
+name that starts with a dot is a draft. Other users may write to the folder, so nothing in it is trusted.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ SHARED = Path("/run/gpufrag")
 SAMPLE_SUFFIX = ".json"
 SOCKET_SUFFIX = ".sock"
 RECORDING_SUFFIX = ".step"
+HEAP_SUFFIX = ".heap"
 TRACE_SUFFIX = ".trace"
 
 _STEM = re.compile(r"(?P<host>[A-Za-z0-9._-]+)-(?P<pid>[0-9]{1,10})-(?P<start>[0-9]{1,16})")
@@ -52,7 +53,7 @@ class FileName(NamedTuple):
     def parse(cls, name: str) -> FileName | None:
         """Parse the name of a sample or a socket; None for any other name."""
         stem, dot, suffix = name.rpartition(".")
-        known = dot + suffix in (SAMPLE_SUFFIX, SOCKET_SUFFIX, RECORDING_SUFFIX, TRACE_SUFFIX)
+        known = dot + suffix in (SAMPLE_SUFFIX, SOCKET_SUFFIX, RECORDING_SUFFIX, HEAP_SUFFIX, TRACE_SUFFIX)
         match = _STEM.fullmatch(stem) if known and not stem.startswith(".") else None
         return cls(match["host"], int(match["pid"]), int(match["start"])) if match else None
 
@@ -70,12 +71,23 @@ class FileName(NamedTuple):
 
     @property
     def recording(self) -> str:
+        """The latest recorded step."""
         return self.stem + RECORDING_SUFFIX
+
+    @property
+    def heap(self) -> str:
+        """The latest snapshot without events: a file of its own, so that no step is lost before it was measured."""
+        return self.stem + HEAP_SUFFIX
 
     @property
     def trace(self) -> str:
         """What `gpufrag record` fetches and deletes."""
         return self.stem + TRACE_SUFFIX
+
+    @property
+    def data(self) -> tuple[str, ...]:
+        """The files with what the process copied of its memory."""
+        return self.recording, self.heap, self.trace
 
 
 class ReportName(NamedTuple):
