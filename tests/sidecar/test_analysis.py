@@ -11,10 +11,15 @@ import threading
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from gpufrag.errors import BadInput, NewerVersion
 from gpufrag.model.allocatable import Driver
 from gpufrag.model.heap import Heap, parse
 from gpufrag.model.step import StepEvents
@@ -29,10 +34,12 @@ from gpufrag.sidecar.analysis import (
     RankFigures,
     _Process,
     analyse,
+    answer,
     cgroup_room,
+    measured,
 )
 from gpufrag.wire.folder import FileName
-from gpufrag.wire.recording import DeviceRecording, Recording, decode, encode
+from gpufrag.wire.recording import MAGIC, DeviceRecording, Recording, decode, encode
 from helpers import TESTS
 
 RANK = FileName("host", 4711, 1000)
@@ -68,6 +75,45 @@ def test_real_step_is_analysed() -> None:
     assert (step.device, step.time, step.seconds, step.limit) == (0, 50.0, 0.5, 20 * GIB)
     assert step.peak_active == raw["true_peak"]
     assert step.smallest_limits["recorded"] > step.smallest_limits["expandable_segments"], "from its own heap"
+
+
+NUMBERS = st.sampled_from([0, 1, 2, 512, 1 << 20, 10 << 20, 20 << 20, 1 << 40, (1 << 64) - 1, 0.5, 1.0, 1e18])
+VALUES = NUMBERS | st.lists(NUMBERS, max_size=16) | st.sampled_from([None, True, "boundary", "peak", ""])
+
+
+def places(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Of every value inside a JSON value."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in items:
+        yield (*place, key)
+        yield from places(item, (*place, key))
+
+
+@given(st.data(), st.booleans())
+def test_no_header_raises_anything_but_bad_input(recorded: bytes, data: st.DataObject, expandable: bool) -> None:
+    start = len(MAGIC) + 8
+    end = start + int.from_bytes(recorded[len(MAGIC) : start], "little")
+    header = json.loads(recorded[start:end])
+    header["devices"][0]["settings"]["expandable_segments"] = expandable
+    for *way, last in data.draw(st.lists(st.sampled_from(list(places(header))), min_size=1, max_size=2)):
+        inside = header
+        with suppress(LookupError, TypeError):  # the first change may have removed it
+            for key in way:
+                inside = inside[key]
+            inside[last] = data.draw(VALUES)
+    text = json.dumps(header).encode()
+    changed = b"".join([MAGIC, len(text).to_bytes(8, "little"), text, recorded[end:]])
+    for work in (measured, analyse):
+        with suppress(BadInput, NewerVersion):
+            work(changed)
+
+
+def test_events_of_another_heap_are_an_error_and_the_worker_goes_on(recorded: bytes) -> None:
+    def fail(data: bytes) -> None:
+        raise KeyError("block")
+
+    answered = answer(recorded, fail)  # type: ignore[arg-type]
+    assert answered.error == "its events or its heap are not possible (KeyError: 'block')"
 
 
 @pytest.fixture

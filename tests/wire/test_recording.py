@@ -84,6 +84,29 @@ def test_impossible_figure_is_refused(change: Callable[[bytes], bytes], message:
 
 
 @pytest.mark.parametrize(
+    ("part", "changes", "message"),
+    [
+        ("driver", {"size": 0}, "devices.0.driver.size cannot be 0"),
+        ("settings", {"large_segment_size": 0}, "devices.0.settings.large_segment_size cannot be 0"),
+        ("settings", {"max_split_size": 0}, "devices.0.settings.max_split_size cannot be 0"),
+        ("settings", {"roundup_power2_divisions": ()}, r"devices.0.settings.roundup_power2_divisions cannot be \(\)"),
+        ("settings", {"roundup_power2_divisions": (3,) * 16}, "devices.0.settings.roundup_power2_divisions cannot be"),
+        ("settings", {"garbage_collection_threshold": 1.5}, "devices.0.settings.garbage_collection_threshold cannot"),
+        ("settings", {"per_process_memory_fraction": 2.0}, "devices.0.settings.per_process_memory_fraction cannot be"),
+        ("settings", {"torch": (2,)}, r"devices.0.settings.torch cannot be \(2,\)"),
+    ],
+)
+def test_impossible_field_is_named(part: str, changes: dict[str, Any], message: str) -> None:
+    small = recorded_small()
+    if part == "driver":
+        small = replace(small, driver=replace(small.driver, **changes))
+    else:
+        small = replace(small, heap=Heap(small.heap.segments, replace(small.heap.settings, **changes)))
+    with pytest.raises(BadInput, match=f"not a step recording: {message}"):
+        decode(encode(Recording(5.0, 1.5, "2.11.0", (small,))))
+
+
+@pytest.mark.parametrize(
     ("changes", "message"),
     [({}, "segments overlap"), ({"sizes": (0,), "requested": (0,), "states": (INACTIVE,)}, "do not fill its segments")],
 )

@@ -195,7 +195,7 @@ def _by_reservation(ranges: Sequence[Segment], reserve: int) -> Iterator[list[Se
     """Yield the mapped ranges of each reserved address range (9/8 of the device), lowest first."""
     start = 0
     for index, segment in enumerate(ranges):
-        if segment.address + segment.size > ranges[start].address + reserve:
+        if index > start and segment.address + segment.size > ranges[start].address + reserve:
             yield list(ranges[start:index])
             start = index
     if ranges:

@@ -188,6 +188,8 @@ class _LargeBlocks:
             block.size = self.size(block)
         address = block.address
         at = bisect_left(self._addresses, address)
+        if self._addresses[at : at + 1] != [address]:
+            raise BadInput(f"the block at {address:#x} is allocated with another size than it has later")
         del self._addresses[at]
         self._bounds.pop(address, None)
         if at:

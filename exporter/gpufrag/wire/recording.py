@@ -17,12 +17,14 @@ from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from operator import attrgetter
+from reprlib import repr as shown
 from typing import Annotated
 
 from ..errors import BadInput, NewerVersion
 from ..model.allocatable import Driver
 from ..model.heap import ALLOCATED, AWAITING, INACTIVE, Heap, Segment
-from ..model.settings import Settings
+from ..model.settings import INTERVALS, MIN_OWN_SEGMENT, Settings
 from ..model.step import StepEvents
 from . import codec
 from .codec import Misfit, Most
@@ -155,9 +157,31 @@ def _header(text: bytes) -> _Header:
         version = raw.get("version") if isinstance(raw, dict) else None
         if type(version) is int and version > VERSION:
             raise NewerVersion(f"a step recording of version {version}; this gpufrag reads up to {VERSION}: upgrade it")
-        return codec.read(_Header, raw)
+        header = codec.read(_Header, raw)
+        for number, device in enumerate(header.devices):
+            _check(device, f"devices.{number}.")
+        return header
     except (ValueError, RecursionError, Misfit) as error:
         raise BadInput(f"not a step recording: {error}") from None
+
+
+def _check(device: _DeviceHeader, place: str) -> None:
+    """Raises Misfit for a figure that no allocator has: the model divides by some of them."""
+    settings, driver = device.settings, device.driver
+    divisions = settings.roundup_power2_divisions
+    possible = {
+        "driver.size": driver.size != 0,
+        "settings.max_split_size": settings.max_split_size != 0,
+        "settings.roundup_power2_divisions": len(divisions) == INTERVALS
+        and not any(number & (number - 1) for number in divisions),
+        "settings.garbage_collection_threshold": settings.garbage_collection_threshold <= 1,
+        "settings.large_segment_size": settings.large_segment_size > MIN_OWN_SEGMENT,
+        "settings.per_process_memory_fraction": settings.per_process_memory_fraction <= 1,
+        "settings.torch": len(settings.torch) == 2,
+    }
+    for field, is_possible in possible.items():
+        if not is_possible:
+            raise Misfit(f"cannot be {shown(attrgetter(field)(device))}", (place + field,))
 
 
 def _device(header: _DeviceHeader, columns: _Columns) -> DeviceRecording:
