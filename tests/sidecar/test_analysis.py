@@ -23,7 +23,9 @@ from gpufrag.errors import BadInput, NewerVersion
 from gpufrag.model.allocatable import Driver
 from gpufrag.model.heap import Heap, parse
 from gpufrag.model.step import StepEvents
+from gpufrag.sidecar import analysis
 from gpufrag.sidecar.analysis import (
+    ANALYSE,
     ANALYSED,
     FAILED,
     INCONSISTENT,
@@ -324,6 +326,37 @@ def test_slow_analysis_is_ended(tmp_path: Path, recorded: bytes, clock: Clock) -
     try:
         write(tmp_path, RANK, recorded)
         until(analyzer, lambda: analyzer.counts[TIMED_OUT] == 1, RANK)
+    finally:
+        analyzer.close()
+
+
+STUCK = """
+import sys, time
+from gpufrag.sidecar import analysis
+def stuck(data, work=analysis.%s):
+    if b'"seconds":9.9' in data:
+        time.sleep(1000)
+    return work(data)
+analysis.%s = stuck
+sys.exit(analysis.main(%r))
+"""
+
+
+@pytest.mark.parametrize(("function", "kind"), [("measured", MEASURE), ("analyse", ANALYSE)])
+def test_stuck_recording_holds_no_other_rank(tmp_path, recorded: bytes, clock, monkeypatch, function, kind) -> None:
+    def command(module: str, work: str) -> list[str]:
+        return [sys.executable, "-c", STUCK % (function, function, kind)] if work == kind else original(module, work)
+
+    original = analysis.worker_command
+    monkeypatch.setattr(analysis, "worker_command", command)
+    monkeypatch.setattr(analysis, "MEASURE_TIMEOUT", 3.0)
+    analyzer = Analyzer(tmp_path, cpu_share=0.02, timeout=60.0 if kind == MEASURE else 3.0, clock=clock)
+    try:
+        write(tmp_path, RANK, recorded.replace(b'"seconds":0.5', b'"seconds":9.9', 1))
+        until(analyzer, lambda: analyzer.counts[TIMED_OUT] == 1, RANK)
+        write(tmp_path, OTHER, recorded)
+        until(analyzer, lambda: analyzer.counts[ANALYSED] == 1, RANK, OTHER)
+        assert analyzer.look([RANK, OTHER])[OTHER].steps
     finally:
         analyzer.close()
 

@@ -129,7 +129,12 @@ class AnalysisSettings:
     ] = True
     cpu_share: Annotated[float, between(0.0001, 1.0, "Maximum share of one core, for each rank.")] = 0.02
     timeout: Annotated[
-        float, seconds(1, HOUR, "Maximum time for one recording. If it takes longer, it counts as timed_out.")
+        float,
+        seconds(
+            1,
+            HOUR,
+            "Maximum time to analyse one recording; measuring it may take at most 15s. A longer one counts as timed_out.",
+        ),
     ] = 60.0
 
 

@@ -43,6 +43,10 @@ INCONSISTENT = "inconsistent"
 """The events do not lead to the heap: another thread allocated while they were read."""
 RESULTS = (ANALYSED, FAILED, TIMED_OUT, SKIPPED, INCONSISTENT)
 MAX_ANSWER = 4 << 20
+MEASURE_TIMEOUT = 15.0
+"""Seconds, at most: measuring 1,000,000 blocks takes 0.5 s, and the snapshots of all other ranks wait meanwhile."""
+KILL_TIMEOUT = 5.0
+"""Seconds to wait for a killed worker: the kernel may hold it."""
 MEASURE, ANALYSE = "measure", "analyse"
 
 
@@ -127,7 +131,7 @@ class Analyzer:
         self._ranks: dict[FileName, _Rank] = {}
         self._condition = threading.Condition()
         self._closed = False
-        self._measuring, self._analysing = _Process(MEASURE, timeout), _Process(ANALYSE, timeout)
+        self._measuring, self._analysing = _Process(MEASURE, min(timeout, MEASURE_TIMEOUT)), _Process(ANALYSE, timeout)
         self.counts: Counter[str] = Counter()
         """Recordings by result: one of RESULTS."""
         work = {"gpufrag-measuring": self._measure, "gpufrag-analysis": self._analyse}
@@ -213,7 +217,7 @@ class Analyzer:
                 data = file.read(recording.MAX_BYTES + 1)
             answer = process.ask(data)
         except TimeoutError:
-            event(log, logging.WARNING, "step analysis timed out", recording=job.file, seconds=self._timeout)
+            event(log, logging.WARNING, "step analysis timed out", recording=job.file, seconds=process.timeout)
             return TIMED_OUT, None
         except Exception as error:  # no memory or thread is left, for example; this thread must go on
             if not self._closed:
@@ -231,7 +235,7 @@ class _Process:
     """
 
     def __init__(self, work: str, timeout: float) -> None:
-        self._work, self._timeout = work, timeout
+        self._work, self.timeout = work, timeout
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -245,7 +249,7 @@ class _Process:
             late.set()
             process.kill()
 
-        timer = threading.Timer(self._timeout, end)
+        timer = threading.Timer(self.timeout, end)
         timer.daemon = True
         timer.start()
         try:
@@ -281,7 +285,8 @@ class _Process:
             if pipe is not None:
                 with suppress(OSError):
                     pipe.close()
-        process.wait()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(KILL_TIMEOUT)
 
 
 def _merged(before: DeviceFigures | None, now: DeviceFigures) -> DeviceFigures:
