@@ -1,5 +1,6 @@
 """Growing memory is found at step boundaries, within its budget, logged once, and named with history on."""
 
+import os
 from dataclasses import dataclass, field
 
 import pytest
@@ -12,6 +13,7 @@ from gpufrag.model.call_sites import Held, Sites
 from gpufrag.model.leaks import FEWEST, LASTING
 from gpufrag.wire.error_counter import ErrorCounter
 from gpufrag.wire.sample import GrowingStack, Identity, Leak
+from helpers import TESTS
 
 IDENTITY = Identity("host", 1, 1.0)
 MB = 1_000_000
@@ -232,6 +234,23 @@ def test_lines_that_keep_blocks_in_each_step_are_named(leaking: Job) -> None:
     assert leak is not None
     assert leak.stacks == (GrowingStack(2 * MB * (NAMED_STEPS - 1), 2 * (NAMED_STEPS - 1), LEAK),)
     assert leaking.source.stacked == ["start", "copy", "stop"]
+
+
+def test_docs_quote_both_lines_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    found = job(kind=StackedSource, cost=0.0, copies=[sites(1), sites(NAMED_STEPS)])
+    for steps in (60, NAMED_STEPS + 1):
+        found.steps(steps, kept=2 * MB)
+        found.leak()
+    text = " ".join((TESTS.parent / "docs/leaks.md").read_text().split())
+    lines = [line.replace(f" {os.getpid()} ", " 4711 ") for line in caplog.messages]
+    assert [line in text for line in lines] == [True, True], lines
+
+
+def test_process_without_steps_is_not_told_to_record_steps(caplog: pytest.LogCaptureFixture) -> None:
+    serving = job(kind=StackedSource, steps=False)
+    _serve(serving, LASTING * 7 / 6, kept=MB)
+    (line,) = caplog.messages
+    assert line.endswith("record the allocator's history in the program (docs/leaks.md)")
 
 
 def test_stacks_are_recorded_once_for_each_growth(leaking: Job) -> None:

@@ -7,6 +7,7 @@ reading of the cheap statistics, so every step gets one only if steps are long.
 from __future__ import annotations
 
 import logging
+import os
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -35,6 +36,11 @@ CLEAR_MARGIN = 1.25
 NAMED_STEPS = 3
 """Steps whose allocations are recorded with their stacks when growth is found, once for each growth."""
 STEP, SECOND = "step", "second"
+_NAMES_STEPS = (
+    f"the agent records the next {NAMED_STEPS} steps and logs the lines that allocate it; if it logs none, run gpufrag "
+    f"record {{pid}} --steps {NAMED_STEPS} --stacks -o leak.pickle (docs/leaks.md)"
+)
+_WITHOUT_STEPS = "to get the lines, record the allocator's history in the program (docs/leaks.md)"
 UNKNOWN_PLACE = "no Python stack (a backward pass, or from before the history)"
 logger = logging.getLogger("gpufrag")
 
@@ -219,9 +225,10 @@ class LeakWatch:
     def _report(self, device: int, leak: Leak) -> None:
         """Log once that it leaks, and once where."""
         key, named = (leak.unit, device), bool(leak.stacks)
-        if not named and key not in self._tried and leak.unit == STEP and self._naming is None:
+        by_steps = leak.unit == STEP and isinstance(self._source, RecordsStacks)
+        if by_steps and not named and key not in self._tried and self._naming is None:
             self._tried.add(key)
-            self._naming = 0 if isinstance(self._source, RecordsStacks) else None
+            self._naming = 0
         if (key, named) in self._logged:
             return
         if (key, not named) not in self._logged:
@@ -229,7 +236,7 @@ class LeakWatch:
             _log(
                 f"device {device}: allocated memory grows by {rate} per {leak.unit} ({low} to {high}), from "
                 f"{leak.unit} {leak.begin:.0f} to {leak.end:.0f}; look for tensors that are kept (a loss summed with "
-                "its graph, a list, a cache); record the allocator's history to get the lines (docs/leaks.md)"
+                f"its graph, a list, a cache); {_NAMES_STEPS.format(pid=os.getpid()) if by_steps else _WITHOUT_STEPS}"
             )
         self._logged.add((key, named))
         if named:
@@ -237,7 +244,7 @@ class LeakWatch:
                 f"{format_bytes(place.grown)} in {place.blocks} blocks at {' < '.join(place.frames) or UNKNOWN_PLACE}"
                 for place in leak.stacks
             )
-            _log(f"device {device}: grew between the last two snapshots: {'; '.join(places)}")
+            _log(f"device {device}: memory grew at these lines: {'; '.join(places)}")
 
 
 def _log(line: str) -> None:

@@ -33,7 +33,7 @@ CLOCK_TOLERANCE_S = 1.0
 UNKNOWN = "–"
 MAX_OOMS = 20
 MAX_LISTED = 5
-NO_HISTORY = "record the allocator's history to find the code (docs/leaks.md)"
+NO_LINES = "no lines recorded; how to find them: docs/leaks.md"
 
 
 @dataclass(frozen=True)
@@ -372,7 +372,7 @@ def leak_rows(fleet: Fleet) -> list[list[Cell]]:
                 title=f"99 % interval: {format_bytes(round(leak.low))} to {format_bytes(round(leak.high))}",
             ),
             Cell(f"{leak.unit} {leak.begin:.0f} to {leak.end:.0f}"),
-            Cell("; ".join(map(_growth, leak.stacks)) or NO_HISTORY),
+            Cell("; ".join(map(_growth, leak.stacks)) or NO_LINES),
         ]
         for rank, device in _living_devices(fleet)
         if (leak := device.leak) is not None and leak.rate > 0
