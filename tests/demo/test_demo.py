@@ -129,6 +129,36 @@ def test_wrong_argument_is_one_line(flags, text):
     assert text in done.stderr
 
 
+ENDED = """\
+# TYPE gpufrag_snapshot_timestamp_seconds gauge
+gpufrag_snapshot_timestamp_seconds{rank="0",device="0",at="boundary"} 1000
+gpufrag_snapshot_timestamp_seconds{rank="10",device="0",at="timer"} %s
+"""
+
+
+@pytest.mark.parametrize("once", [True, False])
+def test_result_waits_for_the_snapshot_after_the_replay(monkeypatch, capsys, once):
+    scrapes = iter([METRICS, METRICS + ENDED % 999, METRICS + ENDED % 1000])
+    ends = iter([None, {"0": 1000.0, "10": 1000.0}, {"0": 1000.0, "10": 1000.0}])
+    monkeypatch.setattr(table, "scrape", lambda url: next(scrapes))
+    monkeypatch.setattr(demo_command, "_seconds", lambda duration: iter([True] * 9))
+    options = types.SimpleNamespace(duration=2, once=once, gpu=False, play=1)
+    demo = types.SimpleNamespace(url="", require_alive=lambda: None, replays_ended=lambda: next(ends))
+    demo_command._show(demo, options)
+    assert list(scrapes) == []
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.startswith("Rank 10 is fragmented") for line in lines].count(True) == (not once)
+
+
+def test_demo_shorter_than_its_replay_ends_in_time(monkeypatch):
+    monkeypatch.setattr(table, "scrape", lambda url: METRICS)
+    seconds = iter([False, True, True])
+    monkeypatch.setattr(demo_command, "_seconds", lambda duration: seconds)
+    demo = types.SimpleNamespace(url="", require_alive=lambda: None)
+    demo_command._show(demo, types.SimpleNamespace(duration=2, once=True, gpu=False, play=8))
+    assert list(seconds) == [True]
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
@@ -144,9 +174,10 @@ def test_escape_sequences_only_on_terminals_that_support_them(monkeypatch, name,
     monkeypatch.setenv(name, value)
     monkeypatch.setattr(sys, "stdout", Terminal())
     monkeypatch.setattr(table, "scrape", lambda url: METRICS)
-    monkeypatch.setattr(demo_command, "_seconds", lambda duration: iter([None, None]))
+    monkeypatch.setattr(demo_command, "_seconds", lambda duration: iter([False, True]))
     options = types.SimpleNamespace(duration=None, once=False, gpu=False, play=60)
-    demo_command._show(types.SimpleNamespace(url="", require_alive=lambda: None), options)  # type: ignore[arg-type]
+    demo = types.SimpleNamespace(url="", require_alive=lambda: None, replays_ended=lambda: None)
+    demo_command._show(demo, options)  # type: ignore[arg-type]
     shown = sys.stdout.getvalue()  # type: ignore[attr-defined]
     assert [escape for escape in ("\x1b[31m", "\x1b[3F") if escape in shown] == escapes
     assert escapes or "\x1b" not in shown

@@ -18,6 +18,7 @@ from ..units import parse_duration, whole
 from .arguments import option
 
 SHORTEST = 1.0
+PATIENCE_SECONDS = 30.0  # for the end of the replay on a busy machine, beyond --duration
 PLAY_SECONDS = 8.0  # short enough for `--duration 20s` to show the traces' end
 
 
@@ -62,30 +63,34 @@ def _ranks(gpu: bool, play: float) -> list[list[str]]:
 
 def _show(demo: processes.Demo, options: argparse.Namespace) -> None:
     lines: list[str] = []
-    explained, played = False, time.monotonic() + options.play + 2
-    for _ in _seconds(options.duration):
+    explained = False
+    replays = not options.gpu and options.play < (options.duration or math.inf)
+    for over in _seconds(options.duration):
         demo.require_alive()
-        drawn = len(lines)
-        rows = table.rows(table.scrape(demo.url))
+        drawn, text = len(lines), table.scrape(demo.url)
+        rows = table.rows(text)
         lines = table.lines(rows, colour=terminal.colours(sys.stdout))
         if not options.once and not explained:
             _draw(lines, over=drawn if terminal.understands(sys.stdout) else 0)
-        if not (explained or options.once or options.gpu) and time.monotonic() > played:
+        ended = replays and (ends := demo.replays_ended()) is not None and table.shows(text, ends)
+        if ended and not (explained or options.once):
             explained = True
             print(f"\n{table.summary(rows)} The replay has ended, and the ranks keep their memory.", flush=True)
             print(f"Open {demo.url}/ for details; press Ctrl-C to stop.", flush=True)
+        if over and (ended or not replays):
+            break
     if options.once:
         _draw(lines)
     if len(lines) < 2:
         raise Unavailable(f"no rank is on /metrics: {demo.last_errors() or 'allow more time with --duration'}")
 
 
-def _seconds(duration: float | None) -> Iterator[None]:
-    """Yield once per second until `duration` seconds have passed, and at its end."""
+def _seconds(duration: float | None) -> Iterator[bool]:
+    """Yield once per second whether `duration` seconds have passed, for PATIENCE_SECONDS longer than that."""
     end = math.inf if duration is None else time.monotonic() + duration
-    while (left := end - time.monotonic()) > 0:
-        time.sleep(min(1.0, left))
-        yield
+    while (left := end - time.monotonic()) > -PATIENCE_SECONDS:
+        time.sleep(min(1.0, left) if left > 0 else 1.0)
+        yield time.monotonic() >= end
 
 
 def _draw(lines: Sequence[str], over: int = 0) -> None:

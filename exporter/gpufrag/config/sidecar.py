@@ -133,7 +133,7 @@ class AnalysisSettings:
         seconds(
             1,
             HOUR,
-            "Maximum time to analyse one recording; measuring it may take at most 15s. A longer one counts as timed_out.",
+            "Maximum time to analyse one recording; to measure it, at most 15s. A longer one counts as timed_out.",
         ),
     ] = 60.0
 

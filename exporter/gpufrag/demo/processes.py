@@ -27,7 +27,8 @@ class Process:
 
     def __init__(self, name: str, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
         self.name = name
-        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the process)
+        self._stdout = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the process)
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115
         package = str(Path(__file__).parents[2])  # so that it runs from a source tree too
         path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
         # Its own session, because Ctrl-C in the terminal is for the demo, which then ends its processes in order.
@@ -35,6 +36,7 @@ class Process:
             [sys.executable, *arguments],
             env={**os.environ, "PYTHONPATH": path, **environment},
             stdin=subprocess.DEVNULL,
+            stdout=self._stdout,
             stderr=self._stderr,
             start_new_session=True,
         )
@@ -55,6 +57,11 @@ class Process:
         last = next((line for line in reversed(text.splitlines()) if line.strip()), "")
         return last.removeprefix("gpufrag: ").removeprefix("gpufrag demo: ")
 
+    def output(self) -> str:
+        """Return the first line of its stdout, or an empty string while it is not complete."""
+        text = os.pread(self._stdout.fileno(), MAX_ERROR, 0).decode(errors="replace")
+        return text.partition("\n")[0] if "\n" in text else ""
+
     def end(self) -> None:
         self._process.terminate()
         try:
@@ -62,6 +69,7 @@ class Process:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        self._stdout.close()
         self._stderr.close()
 
 
@@ -71,6 +79,12 @@ class Demo:
     def __init__(self, url: str) -> None:
         self.url = url
         self.processes: list[Process] = []
+        """The sidecar, then the ranks."""
+
+    def replays_ended(self) -> dict[str, float] | None:
+        """Return when the replay of each rank ended, in seconds of the system clock; None while one has not ended."""
+        ends = {str(rank): process.output() for rank, process in enumerate(self.processes[1:])}
+        return {rank: float(end) for rank, end in ends.items()} if all(ends.values()) else None
 
     def require_alive(self) -> None:
         """Raises Unavailable that names the first process that has ended, and why."""

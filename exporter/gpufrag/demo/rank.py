@@ -35,7 +35,9 @@ def main(name: str, seconds: float) -> None:
             replay.run(until=len(trace.program.operations) * step // STEPS)
         source.step()
         time.sleep(seconds / STEPS)
+    ended = time.time()
     sample_the_end()
+    print(ended, flush=True)  # the demo waits for a snapshot that is not older
     threading.Event().wait()  # keep the heap until a signal ends the process
 
 

@@ -53,6 +53,17 @@ def scrape(url: str) -> str:
     return answer.text
 
 
+def shows(text: str, times: Mapping[str, float]) -> bool:
+    """Return whether each rank has a snapshot that was taken at its time in `times` or later."""
+    taken = [
+        (sample.labels.get(Label.RANK), sample.value)
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == names.SNAPSHOT_TIMESTAMP
+    ]
+    return all(any(rank == wanted and at >= time for rank, at in taken) for wanted, time in times.items())
+
+
 def rows(text: str) -> list[Row]:
     """Return one row per rank, sorted; of recent snapshots at several moments, the one with the worst ratio."""
     found: dict[str, dict[str, dict[str, float]]] = {}
