@@ -126,7 +126,12 @@ def _flush_output() -> None:
 
 def _parser(command: str | None) -> Parser:
     """Build the parser for all commands, but import only the module of `command`: start-up stays short."""
-    parser = Parser(prog="gpufrag", description="Explain, watch and fix GPU memory fragmentation.")
+    parser = Parser(
+        prog="gpufrag",
+        description="Explain, watch and fix GPU memory "
+        "fragmentation. The agent runs inside the processes of a job and records their memory. The sidecar (gpufrag "
+        "serve) exports the figures of all ranks of a host. The restarter restarts jobs when an alert fires.",
+    )
     parser.add_argument("--version", action="version", version=f"gpufrag {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
     for row in COMMANDS:

@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--once", action="store_true", help="print the table once, at the end, for scripts; needs --duration"
     )
-    text = "replay the recorded allocations within this time, for example 1m (default: 8s)"
+    text = "time until one rank is fragmented, for example 1m (default: 8s)"
     option(parser, "--play", "DURATION", text, parse_duration, default=PLAY_SECONDS)
     text = "address of the sidecar; 0.0.0.0 lets containers and other hosts reach it (default: 127.0.0.1)"
     option(parser, "--host", "ADDRESS", text, default="127.0.0.1")

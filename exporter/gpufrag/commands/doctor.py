@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(other, "--bearer-file", "FILE", "file with the bearer token for Prometheus", Path)
     option(other, "--manifests", "FILE", "check rendered manifests (output of kubectl kustomize); - for standard input")
     option(parser, "--ca-file", "FILE", "CA certificates for https addresses", Path)
-    parser.add_argument("--json", action="store_true", help="print JSON: subject, check, result and text of each check")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -31,7 +31,9 @@ MOST_EVENTS = 200_000
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "file", metavar="FILE", help="a snapshot, with or without history, an OOM report, or a recorded trace in JSON"
+        "file",
+        metavar="FILE",
+        help="snapshot (torch.cuda.memory._dump_snapshot), OOM report, or recorded trace in JSON",
     )
     add_device_arguments(parser)
     parser.add_argument("--no-whatif", action="store_true", help="do not replay the trace under other settings")
@@ -39,14 +41,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_device_arguments(parser: argparse.ArgumentParser) -> None:
     size = argument(parse_memory)
-    parser.add_argument("--driver-free", metavar="SIZE", type=size, help="the device's free memory at the snapshot")
+    parser.add_argument(
+        "--driver-free",
+        metavar="SIZE",
+        type=size,
+        help="free memory of the device at the snapshot; the first value of torch.cuda.mem_get_info()",
+    )
     parser.add_argument(
         "--driver-size",
         metavar="SIZE",
         type=size,
-        help="the device's size; torch.cuda.mem_get_info() returns (free, size)",
+        help="size of the device; the second value of torch.cuda.mem_get_info()",
     )
-    parser.add_argument("--limit", metavar="SIZE", type=size, help="the process's limit (default: the device's size)")
+    parser.add_argument(
+        "--limit", metavar="SIZE", type=size, help="memory limit of the process (default: the device's size)"
+    )
     parser.add_argument(
         "--other", metavar="SIZE", type=size, help="memory of other processes on the device (nvidia-smi)"
     )

@@ -24,7 +24,9 @@ CANDIDATES = ("", "expandable_segments:True", "max_split_size_mb:128", "roundup_
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     size = argument(parse_memory)
-    parser.add_argument("file", metavar="SNAPSHOT", help="snapshot with history (torch.cuda.memory._dump_snapshot)")
+    parser.add_argument(
+        "file", metavar="SNAPSHOT", help="snapshot with history (torch.cuda.memory._record_memory_history)"
+    )
     parser.add_argument(
         "--card",
         metavar="SIZE",

@@ -25,8 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--python",
         metavar="PYTHON",
-        help="also load the agent in every process of this interpreter, with a .pth file in its site-packages "
-        "(for images whose own sitecustomize hides the one on PYTHONPATH)",
+        help="also load the agent in every process of this interpreter, with a .pth file in its site-packages; for "
+        "images with a sitecustomize of their own",
     )
 
 

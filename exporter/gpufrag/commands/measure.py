@@ -20,17 +20,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "file", metavar="FILE", help="torch's snapshot (pickle or JSON, gzipped or not); - for standard input"
     )
-    option(parser, "--driver-free", "SIZE", "the device's free memory at the snapshot", parse_memory)
+    option(
+        parser,
+        "--driver-free",
+        "SIZE",
+        "free memory of the device at the snapshot; the first value of torch.cuda.mem_get_info()",
+        parse_memory,
+    )
     option(
         parser,
         "--driver-size",
         "SIZE",
-        "the device's size; torch.cuda.mem_get_info() returns (free, size)",
+        "size of the device; the second value of torch.cuda.mem_get_info()",
         parse_memory,
     )
-    option(parser, "--limit", "SIZE", "the process's limit (default: the device's size)", parse_memory)
+    option(parser, "--limit", "SIZE", "memory limit of the process (default: the device's size)", parse_memory)
     option(parser, "--device", "D", "only this device (default: all)", whole(0))
-    option(parser, "--stream", "N", "stream of the next request (default: the one with most memory)", whole(0))
+    option(
+        parser,
+        "--stream",
+        "N",
+        "compute the largest request on this stream (default: the one with most memory)",
+        whole(0),
+    )
     option(parser, "--alloc-conf", "TEXT", "PYTORCH_CUDA_ALLOC_CONF of the process, if the file has none", read_conf)
     parser.add_argument("--json", action="store_true", help="print JSON (sizes in bytes, null if unknown)")
 

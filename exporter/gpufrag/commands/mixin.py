@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="KEY=VALUE",
         action="append",
         default=[],
-        help="set one key, overriding the file; may be repeated. Examples: selector='cluster=\"a\"', "
+        help="set one key; may be repeated, and takes precedence over the file. Examples: selector='cluster=\"a\"', "
         "thresholds.fragmentation_ratio=6, severities.critical=page, labels.team=ml, off=[]",
     )
     build.add_argument(

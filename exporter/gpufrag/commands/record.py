@@ -23,8 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--stacks",
         action="store_true",
-        help="also record the Python stack of each allocation; slows these steps down, and torch may pause the job for "
-        "5 to 10 seconds to load its stack resolver",
+        help="also record the Python stack of each allocation; slows these steps down, and can pause the job for "
+        "5 to 10 seconds",
     )
     parser.add_argument(
         "--wait",

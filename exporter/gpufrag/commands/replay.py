@@ -17,11 +17,17 @@ from .arguments import option, release
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", metavar="FILE", help="snapshot with history (pickle), or a recorded trace in JSON")
+    parser.add_argument(
+        "file",
+        metavar="FILE",
+        help="snapshot with history (torch.cuda.memory._record_memory_history), or recorded trace in JSON",
+    )
     text = "PYTORCH_CUDA_ALLOC_CONF to replay with (default: the recorded one; '' for torch's defaults)"
     option(parser, "--settings", "CONF", text, _conf)
-    option(parser, "--limit", "SIZE", "limit to replay with (default: the limit while recording)", parse_memory)
-    option(parser, "--recorded-limit", "SIZE", "limit while recording (default: the one in the file)", parse_memory)
+    option(parser, "--limit", "SIZE", "memory limit to replay with (default: the limit while recording)", parse_memory)
+    option(
+        parser, "--recorded-limit", "SIZE", "memory limit while recording (default: the one in the file)", parse_memory
+    )
     option(parser, "--device", "D", "device to replay, if the snapshot has several", whole(0))
     option(parser, "--torch", "RELEASE", "torch release, if the file does not name it", release)
     parser.add_argument(

@@ -48,38 +48,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"folder that the sidecar reads (default: ${VARIABLE}, else /run/gpufrag if it is writable, else "
         "gpufrag-UID in the temporary directory)",
     )
-    add("--interval", metavar="SECONDS", type=float, help="minimum seconds between heap snapshots (default: 10)")
+    add("--interval", metavar="SECONDS", type=float, help="minimum seconds between memory snapshots (default: 10)")
     add("--budget", metavar="SHARE", type=float, help="maximum share of time for snapshots (default: 0.001)")
     add(
         "--anchor",
         metavar="SHARE",
         type=_share,
-        help="when a process first uses a device, reserve this share of it, such as 20%%, in one piece for later large "
-        "requests; other processes cannot use that memory (default: off, see docs/injection.md)",
+        help="reserve this share of each device, such as 20%%, in one piece for later large requests; other processes "
+        "cannot use that memory (default: off)",
     )
     add(
         "--leak-threshold",
         metavar="SIZE",
         type=lambda text: size(text, "--leak-threshold"),
-        help="memory growth per step that counts as a leak (per minute in a process without steps; default: 1MB)",
+        help="memory growth per step that counts as a leak; in a process without steps, per minute (default: 1MB)",
     )
     add(
         "--summary",
         action="store_true",
-        help="stay as the parent of CMD; when it ends, print its peaks, smallest memory limit, out-of-memory errors "
-        "and leaks, and write an HTML report of its last recorded step to the working directory (default: off)",
+        help="when CMD ends, print its peak memory, smallest memory limit, out-of-memory errors and leaks, and write "
+        "an HTML report to the working directory",
     )
     add(
         "--restartable",
         action="store_true",
-        help="stay as the parent of CMD, so that gpufrag restarter can restart it on this host",
+        help="let gpufrag restarter restart CMD on this host",
     )
     add(
         "--name",
         metavar="NAME",
-        help="the job's name, as in the label job_name of its alerts (default: the name of its script)",
+        help="the value of the label job_name in the job's alerts (default: the name of its script)",
     )
-    add("--grace", metavar="DURATION", help="time from SIGTERM to SIGKILL during a restart (default: 60s)")
+    add("--grace", metavar="DURATION", help="time that CMD has to stop before a restart, until SIGKILL (default: 60s)")
     add("--in-place", action="store_true", help="restart only torchrun's workers; needs torchrun --max-restarts")
     add("--defragment", action="store_true", help="let the restarter defragment the job before it restarts it")
     add("job", metavar="CMD ...", nargs=argparse.REMAINDER, help="the command and its arguments")

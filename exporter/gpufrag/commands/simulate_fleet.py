@@ -13,7 +13,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(parser, "--jobs", "N", "number of jobs (default: 4)", some, default=4)
     option(parser, "--ranks", "N", "ranks per job (default: 8)", some, default=8)
     option(parser, "--faulty", "N", "number of jobs with one fragmenting rank (default: 1)", whole(0), default=1)
-    text = "time until these ranks are fragmented, such as 10m (default: 5m)"
+    text = "time until the faulty ranks are fragmented, such as 10m (default: 5m)"
     option(parser, "--play", "DURATION", text, parse_duration, default=300.0)
     text = "time until their jobs restart, such as 1h (default: 30m)"
     option(parser, "--restart", "DURATION", text, parse_duration, default=1800.0)

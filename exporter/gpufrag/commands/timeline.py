@@ -11,7 +11,11 @@ from .explain import add_device_arguments, profiles, write_files
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", metavar="FILE", help="a snapshot with history; - for standard input")
+    parser.add_argument(
+        "file",
+        metavar="FILE",
+        help="snapshot with history (torch.cuda.memory._record_memory_history); - for standard input",
+    )
     add_device_arguments(parser)
 
 

@@ -38,7 +38,9 @@ PARALLEL_FROM = 200_000
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     size = argument(parse_memory)
-    parser.add_argument("file", metavar="SNAPSHOT", help="snapshot with history (torch.cuda.memory._dump_snapshot)")
+    parser.add_argument(
+        "file", metavar="SNAPSHOT", help="snapshot with history (torch.cuda.memory._record_memory_history)"
+    )
     parser.usage = "%(prog)s SNAPSHOT [--settings CONF [CONF ...]] [options]"  # CONF takes all that follows it
     parser.add_argument(
         "--settings",
@@ -59,12 +61,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--smallest-limit", action="store_true", help="also find the smallest memory limit for each setting"
     )
-    parser.add_argument("--driver-free", metavar="SIZE", type=size, help="the device's free memory at the snapshot")
+    parser.add_argument(
+        "--driver-free",
+        metavar="SIZE",
+        type=size,
+        help="free memory of the device at the snapshot; the first value of torch.cuda.mem_get_info()",
+    )
     parser.add_argument(
         "--driver-size",
         metavar="SIZE",
         type=size,
-        help="the device's size; torch.cuda.mem_get_info() returns (free, size)",
+        help="size of the device; the second value of torch.cuda.mem_get_info()",
     )
     parser.add_argument(
         "--device", metavar="D", type=argument(whole(0)), help="only this device (default: all, one after the other)"
