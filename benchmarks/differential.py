@@ -1,6 +1,6 @@
 """The simulated allocator against the allocators of torch's releases, on random programs. No GPU is needed.
 
-    PYTHONPATH=exporter:tests python3 benchmarks/differential.py --torch 2.14.1 [--programs 300] [--keep DIR]
+    PYTHONPATH=exporter:tests python3 benchmarks/differential.py --torch 2.15.0 [--programs 300] [--keep DIR]
 
 Each program (streams, MemPools, CUDA graphs, empty_cache, limits, a neighbour that takes memory, all settings) runs on
 the release's own allocator over tests/fake_cuda. `gpufrag replay` then reads the recording as a user's. Exact means:
@@ -25,7 +25,7 @@ from typing import Any
 from random_programs import Case, case
 
 from fake_cuda import allocator
-from fake_cuda.releases import minor
+from fake_cuda.releases import NEWEST, minor
 from gpufrag.model.trace.events import SHRINKS, Event
 from gpufrag.model.trace.whatif import begin, shape
 from gpufrag.snapshot_file.recording import read_recording, read_run_of
@@ -84,7 +84,7 @@ def recordings(release: str, cases: Iterable[Case]) -> Iterator[tuple[Case, dict
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--torch", default="2.14.1", metavar="RELEASE")
+    parser.add_argument("--torch", default=NEWEST, metavar="RELEASE")
     parser.add_argument("--programs", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--without", default="", metavar="TRAITS", help="leave these out (comma-separated)")

@@ -1,6 +1,6 @@
 """largest_allocatable against the allocators of all torch releases, on random heaps, without a GPU.
 
-    PYTHONPATH=exporter:tests python3 benchmarks/largest_request.py [--heaps 1000] [--releases 2.14.1 ...]
+    PYTHONPATH=exporter:tests python3 benchmarks/largest_request.py [--heaps 1000] [--releases 2.15.0 ...]
 
 Each heap: random allocations and frees on several streams, in MemPools and CUDA graphs, under a random setting, with a
 limit, or a small device, or another process. The allocator itself finds its largest request by bisection, to 512

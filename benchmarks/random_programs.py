@@ -26,6 +26,8 @@ CONFS: dict[str, int] = {
     "large_segment_size_mb:32": 11,
     "expandable_segments:True,large_segment_size_mb:64": 11,
     "throw_on_cudamalloc_oom:True,per_process_memory_fraction:0.04": 12,
+    "expandable_segments:True,expandable_segments_reserve:0.5G": 15,
+    "expandable_segments:True,expandable_segments_reserve:0.01": 15,
 }
 """PYTORCH_CUDA_ALLOC_CONF, and the first minor release of torch 2 that accepts it."""
 

@@ -1,6 +1,6 @@
 """The agent in the CUDA build of every torch release, without a GPU: docs/frameworks.md, "Torch releases".
 
-    PYTHONPATH=exporter:tests python3 benchmarks/torch_releases.py [--releases 2.14.1 ...] [--out torch_releases.json]
+    PYTHONPATH=exporter:tests python3 benchmarks/torch_releases.py [--releases 2.15.0 ...] [--out torch_releases.json]
 
 Runs tests/cuda_torch in each release and looks up the names of torch that the agent uses. Results are added to the
 file, so that releases can be run one at a time; without --releases it prints the tables of what the file holds. Each

@@ -1,7 +1,7 @@
 """Run a program on the CUDA build of a torch release, on fake GPUs that only track allocations.
 
-    python -m fake_cuda run --torch 2.14.1 -- python train.py
-    python -m fake_cuda symbols --torch 2.14.1
+    python -m fake_cuda run --torch 2.15.0 -- python train.py
+    python -m fake_cuda symbols --torch 2.15.0
     python -m fake_cuda clean
 
 Allocations are real: torch's own allocator makes them, with its own errors, statistics and snapshots. Kernels do not

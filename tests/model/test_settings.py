@@ -55,6 +55,16 @@ def test_all_keys_that_change_sizes_are_read() -> None:
     assert parse_conf(text) == Settings(64 * MIB, 80 * MIB, table(), 0.6, True, 40 * MIB, 0.5)
 
 
+@pytest.mark.parametrize(
+    ("value", "reserve"),
+    [("0.5", 0.5), ("3.5G", 3584 * MIB), ("1e-3", 0.001), ("512M", None), ("0", None), ("1e9", None)],
+)
+def test_reserve_is_read_as_torch_reads_it(value: str, reserve: int | float | None) -> None:
+    text = f"expandable_segments_reserve:{value}"
+    assert parse_conf(text).expandable_segments_reserve == reserve
+    assert unknown_options(text) == ([text] if reserve is None else [])
+
+
 def test_non_split_rounding_defaults_to_a_large_segment() -> None:
     assert parse_conf("large_segment_size_mb:40").max_non_split_rounding == 40 * MIB
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..errors import BadInput
 
-MIB = 1 << 20
+MIB, GIB = 1 << 20, 1 << 30
 MIN_BLOCK = 512  # every block is a multiple of this
 SMALL_REQUEST = 1 * MIB  # the small pool serves requests up to this size
 SMALL_SEGMENT = 2 * MIB  # a segment, or an expandable page, of the small pool
@@ -47,6 +47,8 @@ class Settings:
     """The segment for requests of 1 to 10 MiB, and the page of a large expandable segment."""
     per_process_memory_fraction: float = 1.0
     """The share of the device that the process may reserve (torch >= 2.10 reads it from the setting)."""
+    expandable_segments_reserve: int | float | None = None
+    """Address space of an expandable segment: bytes, or a share of the device (float); None: 9/8. Since torch 2.15."""
     torch: tuple[int, int] = NEWEST
     """The torch release whose rules apply: major and minor number."""
 
@@ -228,6 +230,16 @@ def _large_segment(value: str) -> int:
     return size
 
 
+def _reserve(value: str) -> int | float | None:
+    """`0.5` -> 0.5, a share; `40G` -> bytes; None for anything else, which torch ignores with a warning."""
+    if not re.fullmatch(r"[0-9.]+(e-?[0-9]+)?G?", value):
+        return None
+    number = float(value.removesuffix("G"))
+    if not 0 < number < 1 << 20:
+        return None
+    return int(number * GIB) if value.endswith("G") else number
+
+
 def _threshold(value: str) -> float:
     if not 0 < float(value) < 1:
         raise ValueError(value)
@@ -258,6 +270,7 @@ CONF_KEYS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "roundup_power2_divisions": ("roundup_power2_divisions", _divisions),
     "garbage_collection_threshold": ("garbage_collection_threshold", _threshold),
     "expandable_segments": ("expandable_segments", _bool),
+    "expandable_segments_reserve": ("expandable_segments_reserve", _reserve),
     "large_segment_size_mb": ("large_segment_size", _large_segment),
     "per_process_memory_fraction": ("per_process_memory_fraction", _share),
 }
@@ -314,13 +327,17 @@ def read_conf(text: str, torch: tuple[int, int] = NEWEST) -> Settings:
 
 
 def refuse_unknown_keys(text: str) -> None:
-    """Raises BadInput unless each part is a `key:value` of torch (up to 2.14): a typo would change nothing."""
+    """Raises BadInput unless each part is a `key:value` of torch (up to 2.15): a typo would change nothing."""
     for part in _parts(text):
         key, colon, value = (piece.strip() for piece in part.partition(":"))
         if not colon:
             raise BadInput(f"allocator setting {shown(part)} is not of the form key:value")
         if key not in CONF_KEYS:
             _refuse_unless_neutral(key, value)
+        elif key == "expandable_segments_reserve" and _reserve(value) is None:
+            raise BadInput(
+                f"allocator setting {key}:{shown(value)} is neither a share such as 0.5 nor a size such as 40G"
+            )
 
 
 def without_choices(text: str) -> str:
@@ -347,6 +364,8 @@ def _parts(text: str) -> list[str]:
 
 def _refuse_unless_neutral(key: str, value: str) -> None:
     if key not in NEUTRAL_KEYS:
+        if key == "expandable_segments_reserve_by_class":
+            raise BadInput(f"gpufrag does not support the allocator setting {key}: only one reserve for all streams")
         near = get_close_matches(key, [*CONF_KEYS, *NEUTRAL_KEYS], 1)
         hint = f"; did you mean {near[0]}?" if near else ""
         raise BadInput(f"torch has no allocator setting {shown(key)}{hint}")

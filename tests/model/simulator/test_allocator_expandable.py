@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from gpufrag.model.allocatable import Driver
 from gpufrag.model.heap import ALLOCATED, INACTIVE
 from gpufrag.model.settings import Settings
@@ -106,3 +108,15 @@ def test_inactive_split_leaves_expandable_segments_out() -> None:
     allocator = Allocator(EXPANDABLE)
     live(allocator, 15 * MIB)
     assert allocator.totals(small=False).inactive_split == 0
+
+
+@pytest.mark.parametrize(
+    ("reserve", "largest"),
+    [(3 << 30, 3080 * MIB), (0.1, 8200 * MIB), (None, 81_380 * MIB)],
+)
+def test_no_request_is_larger_than_the_address_space_of_a_segment(reserve: int | float | None, largest: int) -> None:
+    """The sizes are those of torch 2.15 on a device of 80 GiB."""
+    driver = Driver(free=81_394 * MIB, size=80 << 30)
+    settings = Settings(expandable_segments=True, expandable_segments_reserve=reserve)
+    assert Allocator(settings, driver).malloc(largest) is not None
+    assert Allocator(settings, driver).malloc(largest + 1) is None

@@ -194,6 +194,16 @@ def test_private_segments_that_go_before_a_request_ended_a_mempool() -> None:
     assert [operation.kind for operation in program.operations] == [MALLOC, FREE, RELEASE, EMPTY, MALLOC]
 
 
+def test_end_of_a_mempool_released_no_block_of_the_default_pool() -> None:
+    """A request that releases a block of the same size in the default pool would explain the trace as well."""
+    own = [event._replace(pool=(0, 1)) for event in used_once(30 * MIB, 3 << 30)]
+    gone = segment("free", 30 * MIB, 3 << 30)._replace(pool=(0, 1))
+    new = [segment("alloc", 36 * MIB, 2 << 30), alloc(2 << 30, 36 * MIB)]
+    events = [*used_once(30 * MIB), *own, gone, *new]
+    allocator = Allocator(Settings(max_split_size=20 * MIB), Driver(free=1 << 40))
+    assert kinds(*events, allocator=allocator) == [MALLOC, FREE, MALLOC, FREE, RELEASE, EMPTY, MALLOC]
+
+
 @pytest.mark.parametrize(("pool", "doubts"), [((1, 0), {}), ((0, 1), {"flush or CUDA graph capture": 1})])
 def test_failed_request_of_a_graph_pool_did_not_flush(pool: tuple[int, int], doubts: dict[str, int]) -> None:
     """Torch puts the number of a pool that a user made in the second place; that may be a MemPool's or a graph's."""

@@ -1,4 +1,4 @@
-"""Expandable segments: address space of 9/8 of the device, with pages mapped on demand."""
+"""Expandable segments: address space, by default of 9/8 of the device, with pages mapped on demand."""
 
 from __future__ import annotations
 
@@ -111,7 +111,13 @@ def _span(arena: Arena, device: Device) -> int:
     """Return the address space of a new expandable segment, in whole pages."""
     page, total = arena.pool.page, device.driver.size
     assert page is not None
-    span = UNKNOWN_SPAN if total is None else total + total // 8
+    reserve = arena.pool.reserve
+    if isinstance(reserve, int):
+        span = reserve
+    elif total is None:
+        span = UNKNOWN_SPAN
+    else:
+        span = total + total // 8 if reserve is None else int(total * reserve)
     return -(-span // page) * page
 
 

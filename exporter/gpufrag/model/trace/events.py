@@ -94,7 +94,7 @@ def _is_asked(entry: Mapping[str, Any]) -> bool:
 def _checked(index: int, action: Any, address: Any, size: Any, stream: Any, pool: Any = DEFAULT_POOL) -> Event:
     """Return an event from unchecked values. Omits an address that must not be there."""
     if action not in ACTIONS:
-        raise BadInput(f"event {index} has the unknown action {shown(action)}: not written by torch up to 2.14")
+        raise BadInput(f"event {index} has the unknown action {shown(action)}: not written by torch up to 2.15")
     if action in WITHOUT_ADDRESS:
         address = None
     if pool is not DEFAULT_POOL:

@@ -164,6 +164,15 @@ def _capacity_changes(events: Sequence[Event], reserved: int, capacity: int | No
     return False
 
 
+def _begins_with(gone: Sequence[Event], released: Sequence[Block]) -> bool:
+    """Return whether the released segments are the first that went. The default pool may also mean that torch did not
+    record which pool it was."""
+    return len(gone) >= len(released) and all(
+        event.size == block.size and event.pool in (DEFAULT_POOL, block.arena.pool.id)
+        for event, block in zip(gone, released)
+    )
+
+
 def _is_of_graph(pool: tuple[int, int]) -> bool:
     """Return whether a pool belongs to a CUDA graph alone; torch numbers those of users in the second place."""
     return pool[0] > 0
@@ -317,10 +326,10 @@ class _Reader:
             self._set_capacity(capacity)
             self._twin.run()
         foreseen = self._allocator.foresee(*operation[2:])
-        released = [] if foreseen is None else [block.size for block in foreseen.released]
-        if not released or released != [item.size for item in self._trail if isinstance(item, Event)][: len(released)]:
-            self._append_emptied_pools(operation.pool)
         gone = [item for item in self._trail if isinstance(item, Event)]
+        if foreseen is None or not foreseen.released or not _begins_with(gone, foreseen.released):
+            self._append_emptied_pools(operation.pool)
+            gone = [item for item in self._trail if isinstance(item, Event)]
         completed = [item for item in self._trail if isinstance(item, Operation)]
         first = self._trail.index(gone[0]) if gone else len(self._trail)
         done, late = completed[:first], completed[first:]
@@ -440,16 +449,19 @@ class _Reader:
         The second is None if the allocator would not have done the same without a call of the program. The twin has
         then completed all blocks of the trail.
         """
-        sizes = [event.size for event in gone]
         flush: tuple[int, Foreseen] | None = None
         for count in range(len(done) + 1):
             foreseen = self._allocator.foresee(*operation[2:])
-            released = [] if foreseen is None else [block.size for block in foreseen.released]
-            if foreseen is not None and foreseen.flushes and sizes[: len(released)] == released:
+            if foreseen is not None and foreseen.flushes and _begins_with(gone, foreseen.released):
                 flush = count, foreseen
             if count < len(done):
                 self._twin.complete(done[count].allocation)
-        plain = foreseen is not None and not foreseen.flushes and sizes == released and not late and not self._retried
+        plain = (
+            foreseen is not None
+            and not (foreseen.flushes or late or self._retried)
+            and len(gone) == len(foreseen.released)
+            and _begins_with(gone, foreseen.released)
+        )
         for later in late:
             self._twin.complete(later.allocation)
         if flush is not None and not self._is_flush(flush[1], gone, operation.kind == FAIL):
