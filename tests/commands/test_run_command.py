@@ -140,6 +140,13 @@ def test_invalid_call_is_one_line(cli, words: list[str], code: int, text: str) -
     assert (found, text in error) == (code, True), error
 
 
+def test_failed_start_keeps_the_signals_of_this_process(cli) -> None:
+    """Otherwise the next write to a closed pipe or connection would end a program that embeds gpufrag."""
+    before = signal.getsignal(signal.SIGPIPE)
+    cli.refusal("run", "--", "./no/such/file")
+    assert signal.getsignal(signal.SIGPIPE) == before != signal.SIG_DFL
+
+
 def test_script_without_interpreter_is_refused(cli, tmp_path: Path) -> None:
     script = tmp_path / "train.sh"
     script.write_text("echo training\n")

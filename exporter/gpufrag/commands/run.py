@@ -107,9 +107,12 @@ def run(options: argparse.Namespace) -> int:
         if options.summary:
             return _summarize(job, environment)
         if restart is None:
-            for number in IGNORED_BY_PYTHON:
-                signal.signal(number, signal.SIG_DFL)
-            os.execvpe(job[0], job, environment)  # keeps this process's pid, terminal and signals
+            before = {number: signal.signal(number, signal.SIG_DFL) for number in IGNORED_BY_PYTHON}
+            try:
+                os.execvpe(job[0], job, environment)  # keeps this process's pid, terminal and signals
+            finally:  # it could not be started
+                for number, handler in before.items():
+                    signal.signal(number, handler)
         return _supervise(job, environment, restart)
 
 
