@@ -15,7 +15,7 @@ from .releases import Unavailable, allocator_folder, building, cache_folder, min
 
 SOURCES = Path(__file__).parent / "csrc"
 SYSTEM_LIBRARIES = re.compile(
-    r"(libc|libm|libdl|libpthread|librt|libutil|libstdc\+\+|libgcc_s|ld-linux.*)\.so|lib(gomp|numa)"
+    r"(libc|libm|libz|libdl|libpthread|librt|libutil|libstdc\+\+|libgcc_s|ld-linux.*)\.so|lib(gomp|numa)"
 )
 DRIVER, NVML = "libcuda.so.1", "libnvidia-ml.so.1"
 LIBRARY_OF_PREFIX = (
