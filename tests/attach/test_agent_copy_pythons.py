@@ -4,7 +4,6 @@ import ast
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,30 +13,12 @@ from gpufrag.attach.agent_copy.install import install
 from gpufrag.commands.run import PACKAGE
 from gpufrag.wire.sample import decode
 from importable_torch import USES_A_GPU, torch_path
+from pythons import INTERPRETERS, interpreter
 
-VERSIONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 OLDER = ("2.7", "3.6", "3.7", "3.8", "3.9")
 """Which have no agent, and must not be hindered: a tool that a job calls may still run in one."""
 
 
-def _interpreter(version: str) -> str | None:
-    versions = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
-    built = sorted(versions.glob(f"{version}.*/bin/python{version}")) if os.access(versions, os.R_OK | os.X_OK) else []
-    if built or version == f"{sys.version_info[0]}.{sys.version_info[1]}":
-        return str(built[-1]) if built else sys.executable
-    return _answering(shutil.which(f"python{version}"), version)
-
-
-def _answering(python: str | None, version: str) -> str | None:
-    """PATH contains a version manager's shim for every version that it supports."""
-    if python is None:
-        return None
-    done = subprocess.run([python, "-c", "import sys; print(sys.version)"], capture_output=True, text=True)
-    return python if done.stdout.startswith(f"{version}.") else None
-
-
-INTERPRETERS = {version: found for version in VERSIONS if (found := _interpreter(version))}
-"""Those that are here; the others are named by the test's id that is missing: `pytest --collect-only` shows them."""
 PYTHON = next(iter(INTERPRETERS.values()))
 
 
@@ -90,7 +71,7 @@ def test_job_that_ends_at_once_prints_nothing(version: str, copy: Path, run) -> 
 def test_older_python_runs_without_an_agent(copy: Path, run, tmp_path: Path) -> None:
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "sitecustomize.py").write_text("import sys; sys.stdout.write('own\\n')")
-    for python in filter(None, map(_interpreter, OLDER)):
+    for python in filter(None, map(interpreter, OLDER)):
         done = run([python, "-c", "print('ran')"], str(copy / "gpufrag" / "shim"), str(tmp_path / "own"))
         assert done == (0, "own\nran\n", ""), python
 

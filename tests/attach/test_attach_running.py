@@ -9,6 +9,7 @@ import pytest
 from gpufrag.attach import gdb
 from gpufrag.attach.target import functions
 from gpufrag.errors import Unavailable
+from pythons import INTERPRETERS
 from traceable import traceable
 
 pytestmark = [pytest.mark.real, pytest.mark.skipif(bool(traceable()), reason=f"no attaching here: {traceable()}")]
@@ -129,6 +130,44 @@ def test_process_that_ends_meanwhile_is_one_line(begin, attach) -> None:
     assert line.startswith((f"gpufrag: process {victim.pid}", f"gpufrag: no process {victim.pid}", "process"))
     assert code in (0, 1)
     assert victim.end() == ""
+
+
+RAISING = """
+import select, signal
+class Stop(TimeoutError): pass
+raised, caught = [], []
+def handler(number, frame):
+    names = set()
+    while frame:
+        names.add(frame.f_code.co_name)
+        frame = frame.f_back
+    if {place!r} in names and not raised:
+        raised.append(True)
+        raise {kind}
+signal.signal(signal.SIGALRM, handler)
+signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
+print("ready", flush=True)
+while True:
+    try:
+        while not select.select([0], [], [], 0.005)[0]: pass
+        break
+    except BaseException as error:
+        caught.append(type(error).__name__)
+signal.setitimer(signal.ITIMER_REAL, 0)
+print(len(raised), *caught, 'gpufrag.agent' in sys.modules)
+"""
+
+
+@pytest.mark.parametrize("version", [version for version in INTERPRETERS if version != "3.14"])
+@pytest.mark.parametrize(("place", "kind"), [("_load", "Stop"), ("start_agent", "SystemExit(3)")])
+def test_exception_of_a_signal_handler_reaches_the_program(begin, attach, version: str, place: str, kind: str) -> None:
+    """The handler interrupts the injected code, first while it loads and then while it imports the agent."""
+    victim = begin(RAISING.format(place=place, kind=kind), python=INTERPRETERS[version])
+    code, _ = attach(victim.pid, wait=2.0)
+    assert code == 1
+    code, line = attach(victim.pid)
+    assert (code, "its agent starts when it does" in line) == (0, True)
+    assert victim.end() == f"1 {kind.partition('(')[0]} True\n"
 
 
 IMPORTING = "types.SimpleNamespace(__spec__=types.SimpleNamespace(_initializing=True))"

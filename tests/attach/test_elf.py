@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpufrag.attach.elf import Exports, exports
-from gpufrag.attach.target import functions
+from gpufrag.attach.target import INTERPRETER, functions
 from gpufrag.errors import BadInput, Unavailable
 
 
@@ -18,7 +18,7 @@ def _address(library: ctypes.CDLL, name: str) -> int:
 def test_addresses_match_the_running_process() -> None:
     found = functions(os.getpid())
     assert found.add_pending_call == _address(ctypes.pythonapi, "Py_AddPendingCall")
-    assert found.run_string == _address(ctypes.pythonapi, "PyRun_SimpleString")
+    assert found.run_string == _address(ctypes.pythonapi, "PyRun_StringFlags")
     assert found.mmap == _address(ctypes.CDLL(None), "mmap")
 
 
@@ -37,7 +37,7 @@ def test_truncated_file_is_an_error(tmp_path: Path, length: int) -> None:
         exports(tmp_path / "torn")
 
 
-FOREIGN = Exports("aarch64", 0, True, dict.fromkeys(("Py_AddPendingCall", "PyRun_SimpleString", "mmap"), 64))
+FOREIGN = Exports("aarch64", 0, True, dict.fromkeys((*INTERPRETER, "mmap"), 64))
 EMPTY = Exports("x86_64", 0, True, {})
 
 
@@ -45,8 +45,8 @@ EMPTY = Exports("x86_64", 0, True, {})
     ("there", "message"),
     [
         (FOREIGN, "supports x86_64, not aarch64; start the job with gpufrag run"),
-        (EMPTY, "Py_AddPendingCall and PyRun_SimpleString cannot be found"),
-        (None, "Py_AddPendingCall and PyRun_SimpleString cannot be found"),
+        (EMPTY, "PyRun_StringFlags, Py_DecRef cannot be found"),
+        (None, "PyRun_StringFlags, Py_DecRef cannot be found"),
     ],
     ids=["machine", "stripped", "replaced"],
 )

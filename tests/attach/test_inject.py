@@ -53,7 +53,7 @@ def test_unusable_gdb_is_an_error(tmp_path: Path, script: str | None, message: s
 )
 def test_failure_of_gdb_is_reported(tmp_path: Path, script: str, message: str) -> None:
     with pytest.raises(Unavailable, match=message):
-        gdb.run(_program(tmp_path, script), os.getpid(), Functions(1, 2, 3), "pass")
+        gdb.run(_program(tmp_path, script), os.getpid(), Functions(1, 2, 3, 4, 5), "pass")
 
 
 def test_hanging_gdb_is_interrupted_first(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_hanging_gdb_is_interrupted_first(tmp_path: Path) -> None:
     mark = tmp_path / "let go"
     program = _program(tmp_path, f"trap 'touch \"{mark}\"; exit' INT; while :; do sleep 0.05; done")
     with pytest.raises(Unavailable):
-        gdb.run(program, 1, Functions(1, 2, 3), "pass", timeout_s=0.5)
+        gdb.run(program, 1, Functions(1, 2, 3, 4, 5), "pass", timeout_s=0.5)
     assert mark.exists()
 
 

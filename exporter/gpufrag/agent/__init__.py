@@ -52,7 +52,11 @@ def wait() -> None:
     global _waiting
     if not _waiting and not disabled():
         _waiting = True
-        arrival.when_in_use(_launch)
+        try:
+            arrival.when_in_use(_launch)
+        except BaseException:  # a signal handler of the program raised it
+            _waiting = False
+            raise
 
 
 def stop() -> None:

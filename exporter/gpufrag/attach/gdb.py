@@ -43,13 +43,7 @@ def find() -> str:
 def run(gdb: str, pid: int, functions: Functions, code: str, timeout_s: float = TIMEOUT_S) -> None:
     """Make the process run `code` when it next can. Raises Unavailable, and then nothing is left in the process."""
     settings = [word for setting in SETTINGS for word in ("-iex", f"set {setting}")]
-    request = {
-        "pid": pid,
-        "mmap": functions.mmap,
-        "add": functions.add_pending_call,
-        "run": functions.run_string,
-        "code": code,
-    }
+    request = {"pid": pid, "code": code, **functions._asdict()}
     process = subprocess.Popen(
         [gdb, "--batch", "-nx", *settings, "-x", str(SCRIPT)],
         env={**os.environ, "GPUFRAG_ATTACH": json.dumps(request)},

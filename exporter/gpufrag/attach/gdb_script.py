@@ -31,11 +31,26 @@ RESTART, RESTART_BLOCK, RESTART_SYSCALL = (-512, -513, -514), -516, 219
 PAGE = 4096
 ROOM = 24 * PAGE
 """One page of code, two of text, one for the vector registers, the rest is stack. It stays in the process."""
+RUN_AT = 64
+"""Where RUN begins in the page of code, after CALL."""
 CALL = bytes.fromhex(
     "fc b8e7000000 31d2 490fae6500"  # cld; eax, edx = which vector registers; xsave64 [r13]
     "41ffd4 4189c6"  # call r12; r14d = eax
     "b8e7000000 31d2 490fae6d00 cc"  # and back: xrstor64 [r13]; int3
 )
+RUN = (
+    "53 4154 4155 4889fb"  # push rbx, r12, r13; rbx = the text
+    "48b8 {new_dict} ffd0 4885c0 7440 4989c4"  # r12 = PyDict_New(), or fail
+    "4889df be01010000 4889c2 4889c1 4531c0"  # text, Py_file_input, the dict twice, NULL
+    "48b8 {run_string} ffd0 4989c5"  # r13 = PyRun_StringFlags(...)
+    "4c89e7 48bb {release} ffd3"  # Py_DecRef(r12)
+    "4d85ed 7409 4c89ef ffd3 31c0 eb05"  # fail without a result; Py_DecRef(r13), return 0
+    "b8ffffffff 415d 415c 5b c3"  # fail: return -1
+)
+"""What the interpreter calls: int run(void *text). An exception stays set, so that it reaches the program.
+
+PyRun_SimpleString would print it instead, and the program may have raised it in a signal handler.
+"""
 
 
 def main(request: dict[str, Any]) -> None:
@@ -70,16 +85,18 @@ def enqueue(request: dict[str, Any], thread: Any) -> dict[str, Any]:
     text = request["code"].encode() + b"\0"
     if -PAGE < room < 0 or len(text) > 2 * PAGE:
         return {"error": "it has no memory left for the request"}
+    addresses = {name: request[name].to_bytes(8, "little").hex() for name in ("new_dict", "run_string", "release")}
     memory.write_memory(room, CALL)
+    memory.write_memory(room + RUN_AT, bytes.fromhex(RUN.format(**addresses)))
     memory.write_memory(room + PAGE, text)
     if system_call(instruction, MPROTECT, room, PAGE, 0x5, 0, 0, 0) != 0:  # read and execute
         return {"error": "it may not make memory executable (SELinux or a hardened kernel)"}
-    return call(thread, room, request["add"], request["run"])
+    return call(thread, room, request["add_pending_call"])
 
 
-def call(thread: Any, room: int, function: int, queued: int) -> dict[str, Any]:
-    """Call Py_AddPendingCall(queued, text). All threads run meanwhile, because one of them may hold its lock."""
-    start = {"rip": room, "rsp": room + ROOM - 64, "rdi": queued, "rsi": room + PAGE, "r12": function}
+def call(thread: Any, room: int, function: int) -> dict[str, Any]:
+    """Call Py_AddPendingCall(RUN, text). All threads run meanwhile, because one of them may hold its lock."""
+    start = {"rip": room, "rsp": room + ROOM - 64, "rdi": room + RUN_AT, "rsi": room + PAGE, "r12": function}
     write({**start, "r13": room + 3 * PAGE, "orig_rax": -1})
     gdb.execute("continue", to_string=True)
     if gdb.selected_thread() != thread or value("rip") != room + len(CALL):

@@ -27,14 +27,27 @@ def injector(target: Target) -> Inject:
     return lambda code, file: gdb.run(program, target.pid, addresses, code)
 
 
-def bootstrap(payload: Path, report: Path) -> str:
-    """Return one line of Python that runs the payload in the program's main module.
+_BOOTSTRAP = """
+try:
+    with open(__file__, "rb") as file:
+        code = file.read()
+    exec(compile(code, __file__, "exec"))
+except BaseException as error:
+    place = error.__traceback__
+    while place.tb_next is not None:
+        place = place.tb_next
+    if isinstance(error, KeyboardInterrupt) or place.tb_frame.f_code.co_filename not in (__file__, "<gpufrag attach>"):
+        raise
+"""
 
-    It binds no name there and raises nothing: an exception would surface at an arbitrary place of the program.
+
+def bootstrap(payload: Path, report: Path) -> str:
+    """Return Python that runs the payload, and binds no name where it runs.
+
+    It raises nothing but what a signal handler of the program raises meanwhile, which must reach the program.
     """
-    file, names = str(payload), {"__name__": NAME, "__file__": str(payload), "REPORT": str(report)}
-    run = f"exec(compile((code.read(), code.close())[0], {file!r}, 'exec'), {names!r})"
-    return f"try:\n (lambda code: {run})(open({file!r}, 'rb'))\nexcept BaseException:\n pass\n"
+    names = {"__name__": NAME, "__file__": str(payload), "REPORT": str(report)}
+    return f"exec(compile({_BOOTSTRAP!r}, '<gpufrag attach>', 'exec'), {names!r})\n"
 
 
 def find_remote_exec(target: Target, ours: tuple[int, int] = sys.version_info[:2], module: object = sys) -> Execute:

@@ -19,7 +19,7 @@ OLDEST, REMOTE_EXEC = (3, 10), (3, 14)
 MACHINE = "x86_64"
 """The only machine type that gdb_script supports."""
 PAYLOAD = Path(__file__).resolve().parent / "payload.py"
-INTERPRETER = ("Py_AddPendingCall", "PyRun_SimpleString")
+INTERPRETER = ("Py_AddPendingCall", "PyDict_New", "PyRun_StringFlags", "Py_DecRef")
 _VERSIONS = (r"/libpython(\d)\.(\d+)", r"/python(\d)\.(\d+)$", r"\.cpython-(\d)(\d+)-", r"/python(\d)\.(\d+)/")
 """Paths that name the version, the most reliable first."""
 _PYTHON, _C_LIBRARY = r"(lib)?python", r"libc[.-]|ld-musl"
@@ -52,7 +52,9 @@ class Functions(NamedTuple):
     """Addresses in the process."""
 
     add_pending_call: int
+    new_dict: int
     run_string: int
+    release: int
     mmap: int
 
 
@@ -120,7 +122,7 @@ def _functions(pid: int, proc: Path) -> Functions:
     interpreter = _find_exporting(pid, _PYTHON, INTERPRETER, proc)
     if interpreter is None:
         raise Unavailable(
-            f"process {pid}: its interpreter is stripped or linked so that {' and '.join(INTERPRETER)} "
+            f"process {pid}: its interpreter is stripped or linked so that {', '.join(INTERPRETER)} "
             "cannot be found; start the job with gpufrag run instead"
         )
     machine = interpreter[0].machine
@@ -132,8 +134,8 @@ def _functions(pid: int, proc: Path) -> Functions:
     library = _find_exporting(pid, _C_LIBRARY, ("mmap",), proc)
     if library is None:
         raise Unavailable(f"process {pid} has no C library (a static program); start the job with gpufrag run instead")
-    add, run = (interpreter[0].at(name, interpreter[1]) for name in INTERPRETER)
-    return Functions(add, run, library[0].at("mmap", library[1]))
+    add, new, run, release = (interpreter[0].at(name, interpreter[1]) for name in INTERPRETER)
+    return Functions(add, new, run, release, library[0].at("mmap", library[1]))
 
 
 def _find_exporting(pid: int, named: str, names: tuple[str, ...], proc: Path) -> tuple[Exports, int] | None:

@@ -26,6 +26,7 @@ SUCCESSES = {
 FAILURES = {
     "disabled": "GPUFRAG_DISABLE=1 is set in it; nothing was started",
     "importing": "it is importing torch right now; try again in a few seconds",
+    "interrupted": "a signal handler of the program raised an exception, which the program got; attach again",
     "failed": "the agent could not start in it; the process continues without it",
 }
 
