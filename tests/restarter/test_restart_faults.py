@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from gpufrag.restarter import metrics, reasons
 from gpufrag.restarter.backend import Away, Conflict, Denied, TooMany
 from gpufrag.restarter.checkpoint import Checkpoint
+from gpufrag.restarter.completion import GIVE_UP_S, SETTLE_S
 from gpufrag.restarter.reasons import Refused
 from gpufrag.restarter.record import CLAIMED
 from gpufrag.restarter.recovery import SEARCH_S
-from gpufrag.restarter.restart import GIVE_UP_S, SETTLE_S
 from gpufrag.restarter.settings import CheckpointSettings, RestarterConfig, RestartSettings
 from restarter.memory_backend import Killed, fail_at
 from restarter.worker_rig import LIVE, Rig

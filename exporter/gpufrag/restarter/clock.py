@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from itertools import accumulate, repeat
 
 from .record import DAY_S
 
 HOUR_S = 3600.0
-MAX_DELAY_S = 60.0
 MAX_KEYS = 10_000
 
 
@@ -24,11 +22,6 @@ class Clock:
     def now(self) -> float:
         """Return Unix time in whole seconds, as annotations store it."""
         return float(int(self.wall()))
-
-
-def delays(first_s: float) -> Iterator[float]:
-    """Yield the seconds to wait after each failure in a row: doubled, up to a minute, without end."""
-    return accumulate(repeat(first_s), lambda delay, _: min(delay * 2, max(MAX_DELAY_S, first_s)))
 
 
 @dataclass

@@ -10,9 +10,9 @@ from ..logs import event
 from . import decisions
 from .backend import BackendError, Job
 from .circuit import CircuitBreaker
+from .completion import Completion
 from .decisions import DecisionLog
 from .record import CLAIMED
-from .restart import Restarter
 
 SEARCH_S, RETRY_SEARCH_S = 300.0, 15.0
 """Between two searches: after a complete one, and after one that failed."""
@@ -26,7 +26,7 @@ class Recovery:
     A claim is removed only after `claim_lasts_s`: the job runs, and its claimant may be waiting for a checkpoint.
     """
 
-    restarter: Restarter
+    completion: Completion
     decisions: DecisionLog
     circuit: CircuitBreaker
     claim_lasts_s: float
@@ -40,7 +40,7 @@ class Recovery:
         """Pass unfinished jobs whose uid is not in `ours` to `take_over`. Return whether the search was complete."""
         self.due_s = now_s + RETRY_SEARCH_S
         self.circuit.refresh()
-        search = self.restarter.backend.unfinished(self.circuit.namespaces)
+        search = self.completion.backend.unfinished(self.circuit.namespaces)
         jobs = [job for job in search.jobs if job.uid not in ours]
         claims = {key: self._claims.get(key, now_s) for job in jobs if (key := _claim(job))}
         self._claims = claims
@@ -65,7 +65,7 @@ class Recovery:
 
     def _remove(self, job: Job) -> None:
         try:
-            self.restarter.close(job)
+            self.completion.close(job)
         except BackendError as error:  # the next search finds it again
             event(log, logging.WARNING, "cannot remove a claim", job=job.name, reason=error)
         else:

@@ -1,90 +1,46 @@
-"""One restart: recheck the alert, defragment if the job opted in, claim the job, save a checkpoint, stop and start it.
+"""One restart: recheck the alert, defragment if the job opted in, claim the job, save a checkpoint, order the stop.
 
 Each part is a generator that yields the seconds until it continues, so one job's wait delays no other.
-Until the order to stop, nothing has happened to the job, and any obstacle ends the attempt. After it, the attempt
-ends when the job runs again or a time limit expires. It keeps no state that a crash could lose.
+Until the order to stop, nothing has happened to the job, and any obstacle ends the attempt. `completion` does the rest.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Generator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
-from typing import TypeVar
 
 from ..checkpoint.protocol import CheckpointFailed, DefragmentationFailed
 from ..logs import event
 from . import decisions, reasons
 from .alerts import Alert
-from .backend import BackendError, Conflict, Denied, Invalid, Job, JobBackend, NotFound, Stage, State
+from .backend import BackendError, Conflict, Denied, Invalid, Job, JobBackend, NotFound
 from .checkpoint import Checkpoint, Checkpointer
 from .circuit import STORE_ERRORS
-from .clock import Clock, delays
+from .clock import Clock
+from .completion import Completion
 from .decisions import DecisionLog, Result
 from .defragment import Defragmenter
 from .metrics import CHECKPOINT, DEFRAGMENTATIONS, ENOUGH, FAILED, NOT_CHECKED, NOT_ENOUGH, STILL_FIRING, Metrics
 from .policy import Approved, format_wait
 from .reasons import Refused
-from .record import CLAIMED, DEFRAGMENT, SUSPENDED, WAITING, RestartRecord
+from .record import CLAIMED, DEFRAGMENT, WAITING, RestartRecord
+from .retry import delays, retry_until
 from .settings import RestarterConfig
 
 CLAIM_TRIES = 6
-FIRST_POLL_S, MAX_POLL_S = 0.25, 5.0
-"""Between two looks at a job: doubled after each, from its last order on."""
-RETRY_S = 0.5
-"""After the first failure in a row; see `clock.delays`."""
-REPORTED_TRIES = 5
-"""Failures in a row that are reported."""
 RECHECK_AFTER_S = 5.0
 """A wait after which the alert may have ended."""
-GIVE_UP_S = 300.0
-"""Failures for this long end a restart; the next search for unfinished restarts takes it over."""
-VISIBLE_S = 30.0
-"""The effect of an accepted order becomes visible within this time; until then it is not repeated."""
-SETTLE_S = 20.0
-"""A job without pods counts as stopped after this time even if its controller does not report it."""
-REPORT_WAIT_S = 30.0
-"""A wait for resources is reported after this time."""
 WATCH_S = 15.0
 """Between two looks at whether the alert has ended after a defragmentation."""
 NO_RANKS = (
     "this restarter has no access to the ranks (Kubernetes: set checkpoint.token_file; Slurm: run gpufrag defragment "
     "on the job's nodes)"
 )
-T = TypeVar("T")
 log = logging.getLogger(__name__)
-
-SUCCESS = Result(decisions.RESTARTED, "restarted", "The job was restarted and all of it runs.")
-DELETED = Result(decisions.ENDED, "deleted", "The job was deleted during its restart.")
-FINISHED = Result(decisions.ENDED, "finished", "The job finished during its restart.")
-NOT_STOPPED = Result(
-    decisions.FAILED,
-    "not-stopped",
-    "The job did not stop within restart.stop_timeout and was started anyway. Look for processes that still end.",
-)
-NOT_RUNNING = Result(
-    decisions.FAILED,
-    "not-running",
-    "The job does not run completely within restart.run_timeout{waits}. It is not restarted again.",
-)
-WAITS = Result(
-    decisions.ENDED,
-    "waiting-for-resources",
-    "The job was restarted and waits for resources{waits}. The restarter stops watching it.",
-)
-BY_ANOTHER = Result(decisions.ENDED, "by-another", "Another restarter completed this restart and reports it.")
-NO_EFFECT = Result(
-    decisions.ENDED,
-    "no-effect",
-    "The order to restart has no visible effect and the job keeps running. The order is not repeated, because the "
-    "checkpoint is too old by now.",
-)
-NOT_PERMITTED = "not-permitted"
-GIVEN_UP = "given-up"
 
 
 @dataclass(frozen=True)
@@ -103,28 +59,9 @@ class Order:
     """Counts the restart. Raises STORE_ERRORS; may be called again."""
 
 
-@dataclass
-class _Progress:
-    """What this process has seen of one restart; times are by the steady clock."""
-
-    since_s: float
-    """When the present part, stopping or starting, began."""
-    resend_until_s: float
-    """Until then the order may be sent again to a job that runs: its checkpoint is fresh."""
-    ordered_s: float
-    """When an order was last sent, or this process took over."""
-    poll_s: float = FIRST_POLL_S
-    result: Result = SUCCESS
-    """The result if the job runs from now on."""
-    idle_since_s: float | None = None
-    """Since when nothing of the job runs, without its controller reporting it."""
-    closing: bool = False
-    """We tried to remove the phase, and it may have been removed."""
-
-
 @dataclass(frozen=True)
 class Restarter:
-    """Carries out restarts."""
+    """Begins restarts, and completes those that it began."""
 
     backend: JobBackend
     checkpointer: Checkpointer
@@ -133,6 +70,7 @@ class Restarter:
     clock: Clock
     decisions: DecisionLog
     metrics: Metrics
+    completion: Completion
 
     def restart(self, order: Order) -> Generator[float, None, Result | Refused]:
         """Return how the restart ended, or why it did not begin."""
@@ -144,7 +82,7 @@ class Restarter:
             resend_until_s = yield from self._begin(order, job)
         except Refused as refusal:
             return refusal
-        return (yield from self.finish(job, resend_until_s))
+        return (yield from self.completion.finish(job, resend_until_s))
 
     def rehearse(self, order: Order) -> Result:
         """Do a dry run: the backend judges the order and stores nothing. Raises Refused."""
@@ -237,7 +175,7 @@ class Restarter:
     ) -> Generator[float, None, Job]:
         """Record on the job that its restart is in progress. If several restarters try at once, one succeeds."""
         error: BackendError = Conflict("the job was not claimed")
-        for delay in islice(delays(RETRY_S), CLAIM_TRIES):
+        for delay in islice(delays(), CLAIM_TRIES):
             try:
                 return self._try_to_claim(order, claimed)
             except (NotFound, Denied, Invalid) as failure:
@@ -286,7 +224,7 @@ class Restarter:
     def _count(self, order: Order, job: Job) -> Generator[float, None, None]:
         began_s = self.clock.steady()
         try:
-            yield from self._retry_until(lambda: order.count(job), began_s + self.config.policy.max_wait)
+            yield from retry_until(lambda: order.count(job), self.clock, began_s + self.config.policy.max_wait)
         except STORE_ERRORS as error:
             raise Refused(reasons.CIRCUIT_UNAVAILABLE, str(error)) from None
         self._recheck_after(order, began_s)
@@ -309,7 +247,7 @@ class Restarter:
         self.decisions.publish(decisions.STARTED, "started", text, order.alert, job)
         call = partial(self._order, order, job, now_s, until_s)
         try:
-            yield from self._retry_until(call, until_s + self.config.policy.max_wait)
+            yield from retry_until(call, self.clock, until_s + self.config.policy.max_wait)
         except NotFound:
             raise
         except BackendError as error:
@@ -339,8 +277,8 @@ class Restarter:
         """Remove our claim. If the backend stays away, the next search for unfinished restarts removes it."""
         until_s = self.clock.steady() + self.config.policy.max_wait
         try:
-            yield from self._retry_until(
-                lambda: self._unclaim(order, job, CLAIMED, WAITING, at_s=defragmented_s), until_s
+            yield from retry_until(
+                lambda: self._unclaim(order, job, CLAIMED, WAITING, at_s=defragmented_s), self.clock, until_s
             )
         except NotFound:
             return
@@ -353,126 +291,6 @@ class Restarter:
         if job.record.by == order.by and job.record.phase in phases:
             record = job.record.closed() if at_s is None else replace(job.record.closed(), defragmented_s=at_s)
             self.backend.remember(job, record.annotations())
-
-    def finish(self, job: Job, resend_until_s: float = -math.inf) -> Generator[float, None, Result]:
-        """Complete a restart that was ordered, by this process or another. Returns how it ended.
-
-        `resend_until_s`, by the steady clock: until then an order may be repeated for a job that runs. A restart that
-        another process began has no such time, because the age of its checkpoint is unknown.
-        """
-        now_s = self.clock.steady()
-        progress = _Progress(now_s, resend_until_s, now_s)
-        while True:
-            try:
-                until_s = self.clock.steady() + GIVE_UP_S
-                result = yield from self._retry_until(lambda: self._look(job, progress), until_s, job)
-            except NotFound:
-                return DELETED
-            except BackendError as error:
-                text = f"Requests failed for {GIVE_UP_S / 60:.0f} min ({error}). The job may be stopped. "
-                return Result(decisions.FAILED, GIVEN_UP, text + "The restarter continues when it has access again.")
-            if result is not None:
-                return result
-            yield progress.poll_s
-            progress.poll_s = min(2 * progress.poll_s, MAX_POLL_S)
-
-    def close(self, job: Job) -> None:
-        """Record that no restart is in progress."""
-        self.backend.remember(job, job.record.closed().annotations())
-
-    def _look(self, job: Job, progress: _Progress) -> Result | None:
-        """Read the job and do at most one step; None: the restart is not over."""
-        job = self.backend.read(job)
-        record = job.record
-        if record.phase is None:  # removed by a call whose answer was lost, or by another restarter
-            return progress.result if progress.closing else BY_ANOTHER
-        if job.finished or job.deleting:
-            return self._close(job, progress, DELETED if job.deleting else FINISHED)
-        state = self.backend.state(job)
-        now_s = self.clock.steady()
-        match state.stage:
-            case Stage.RUNNING:
-                return self._close(job, progress, progress.result)
-            case Stage.ORDERED:
-                return self._repeat_order(job, record, state, progress)
-            case Stage.STOPPING | Stage.STOPPED if record.phase == SUSPENDED:
-                if self._may_start(state, progress, now_s):
-                    self.backend.start(job, record)
-                    progress.since_s, progress.poll_s = now_s, FIRST_POLL_S
-                return None
-        # Once the job was started, a suspension is another client's.
-        return self._judge_wait(job, state, progress, now_s)
-
-    def _repeat_order(self, job: Job, record: RestartRecord, state: State, progress: _Progress) -> Result | None:
-        now_s = self.clock.steady()
-        if not state.confirmed and now_s - progress.ordered_s < VISIBLE_S:
-            return None
-        if state.runs and now_s >= progress.resend_until_s:
-            return self._close(job, progress, NO_EFFECT) if now_s - progress.since_s >= RECHECK_AFTER_S else None
-        try:
-            self.backend.stop(job, record)
-        except (Denied, Invalid) as error:
-            return self._close(self.backend.read(job), progress, Result(decisions.FAILED, NOT_PERMITTED, str(error)))
-        progress.since_s = progress.ordered_s = now_s
-        return None
-
-    def _may_start(self, state: State, progress: _Progress, now_s: float) -> bool:
-        """Started before its last pod has ended, a job could have two pods of one rank."""
-        if state.stage is Stage.STOPPED:
-            progress.idle_since_s = now_s if progress.idle_since_s is None else progress.idle_since_s
-            if state.confirmed or now_s - progress.idle_since_s >= SETTLE_S:
-                return True
-        else:
-            progress.idle_since_s = None
-        if now_s - progress.since_s < self.config.restart.stop_timeout:
-            return False
-        progress.result = NOT_STOPPED
-        return True
-
-    def _judge_wait(self, job: Job, state: State, progress: _Progress, now_s: float) -> Result | None:
-        waited_s = now_s - progress.since_s
-        if state.needs_resources and waited_s >= REPORT_WAIT_S:
-            self.decisions.waiting(job, WAITS.label, f"The restarted job waits for resources: {state.waits_for}.")
-        if waited_s < self.config.restart.run_timeout:
-            return None
-        waits = f" ({state.waits_for})" if state.waits_for else ""
-        if progress.result is NOT_STOPPED:
-            return self._close(job, progress, NOT_STOPPED)
-        result = WAITS if state.needs_resources else NOT_RUNNING
-        return self._close(job, progress, result._replace(text=result.text.format(waits=waits)))
-
-    def _close(self, job: Job, progress: _Progress, result: Result) -> Result:
-        progress.result, before = result, progress.closing
-        progress.closing = True
-        try:
-            self.close(job)
-        except Conflict:  # this call did nothing; an earlier one may have
-            progress.closing = before
-            raise
-        return result
-
-    def _retry_until(self, call: Callable[[], T], until_s: float, job: Job | None = None) -> Generator[float, None, T]:
-        """Call until it succeeds. `call` must read the job each time, because a failed call may have been carried out.
-
-        Raises NotFound at once, and any other error of `call` from `until_s` on, by the steady clock. Publishes the
-        errors of a restart in progress if `job` is given.
-        """
-        for tries, delay in enumerate(delays(RETRY_S), 1):
-            try:
-                return call()
-            except NotFound:
-                raise
-            except BackendError as error:
-                left = until_s - self.clock.steady()
-                if left <= 0:
-                    raise
-                if tries == REPORTED_TRIES:
-                    event(log, logging.WARNING, "a request keeps failing", tries=tries, reason=error)
-                    if job is not None:
-                        text = f"The restart cannot continue, and the job may be stopped: {error}."
-                        self.decisions.waiting(job, error.reason.label, text)
-                yield min(max(delay, error.retry_after_s or 0.0), left)
-        raise AssertionError("delays have no end")
 
 
 def describe(alert: Alert) -> str:

@@ -36,6 +36,7 @@ from .backend import JobBackend
 from .checkpoint import AgreedCheckpointer, Checkpointer, NoCheckpointer
 from .circuit import CircuitBreaker, CircuitStore
 from .clock import Clock
+from .completion import Completion
 from .decisions import DecisionLog, Notify
 from .defragment import Defragmenter
 from .metrics import DRY_RUN, Metrics
@@ -128,6 +129,7 @@ def assemble(
     metrics.set(DRY_RUN, config.policy.dry_run)
     decisions = DecisionLog(metrics, clock, platform.notify, stream or sys.stdout)
     circuit = CircuitBreaker(platform.circuit, config.policy, clock, metrics)
+    completion = Completion(platform.jobs, config.restart, clock, decisions)
     restarter = Restarter(
         platform.jobs,
         platform.checkpointer,
@@ -136,6 +138,7 @@ def assemble(
         clock,
         decisions,
         metrics,
+        completion,
     )
     recheck = checker(config.prometheus, platform.jobs.series_labels)
     name = f"{socket.gethostname()}-{secrets.token_hex(4)}"

@@ -17,13 +17,14 @@ from .alerts import Alert
 from .backend import BackendError, Job
 from .circuit import STORE_ERRORS, CircuitBreaker
 from .clock import Clock, LocalHistory
+from .completion import BY_ANOTHER
 from .decisions import DecisionLog, Result
 from .metrics import DEDUPLICATED, IN_PROGRESS, QUEUE, RECEIVED, SWEEP, Metrics
 from .policy import Approved, Facts, decide, screen
 from .reasons import Reason, Refused
 from .record import DAY_S
 from .recovery import Recovery
-from .restart import BY_ANOTHER, Order, Restarter
+from .restart import Order, Restarter
 from .settings import RestarterConfig
 
 MAX_QUEUED = 1000
@@ -160,7 +161,11 @@ class Worker:
         self._numbers, self._alive, self._stopped = count(1), threading.Event(), threading.Event()
         self._turned_s = self._clock.steady()
         self._recovery = Recovery(
-            self.restarter, self.decisions, self.circuit, 2 * self.config.checkpoint.timeout, self._clock.steady()
+            self.restarter.completion,
+            self.decisions,
+            self.circuit,
+            2 * self.config.checkpoint.timeout,
+            self._clock.steady(),
         )
 
     @property
@@ -257,7 +262,7 @@ class Worker:
         self._add(InProgress(job, self.restarter.restart(order), item))
 
     def _take_over(self, job: Job) -> None:
-        self._add(InProgress(job, self.restarter.finish(job)))
+        self._add(InProgress(job, self.restarter.completion.finish(job)))
 
     def _add(self, one: InProgress) -> None:
         self._running[one.job.uid] = one
