@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpufrag.model.allocatable import Driver
-from gpufrag.model.heap import ALLOCATED, INACTIVE
+from gpufrag.model.heap import ALLOCATED, DEFAULT_POOL, INACTIVE
 from gpufrag.model.settings import Settings
 from gpufrag.model.simulator.allocator import Allocator
 from gpufrag.model.simulator.blocks import Block
@@ -120,3 +120,15 @@ def test_no_request_is_larger_than_the_address_space_of_a_segment(reserve: int |
     settings = Settings(expandable_segments=True, expandable_segments_reserve=reserve)
     assert Allocator(settings, driver).malloc(largest) is not None
     assert Allocator(settings, driver).malloc(largest + 1) is None
+
+
+def test_block_that_may_not_be_split_serves_a_request_without_new_pages() -> None:
+    """Torch does not take it from the cache, but finds it as the place where the segment grows."""
+    settings = Settings(expandable_segments=True, max_split_size=64 * MIB)
+    allocator = Allocator(settings, Driver(free=90 * MIB))
+    allocator.free(live(allocator, 80 * MIB))
+    foreseen = allocator.foresee(12 * MIB, 0, DEFAULT_POOL)
+    assert foreseen is not None
+    assert not foreseen.flushes
+    live(allocator, 12 * MIB)
+    assert (allocator.reserved, allocator.counters.alloc_retries) == (80 * MIB, 0)

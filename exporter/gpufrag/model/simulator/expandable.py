@@ -61,15 +61,18 @@ def grow(arena: Arena, size: int, device: Device, heads: dict[Block, None]) -> B
 
 def missing(arena: Arena, size: int) -> int:
     """Return the bytes that `grow` would have to map."""
-    assert arena.pool.page is not None
-    wanted, mapped = size, 0
+    page = arena.pool.page
+    assert page is not None
     block = _lowest_room(arena, size)
+    if block is None:
+        return -(-size // page) * page
+    wanted, mapped = size, 0
     while block is not None and wanted > 0:
         if block.state is UNMAPPED:
-            mapped += min(block.size, -(-wanted // arena.pool.page) * arena.pool.page)
+            mapped += min(block.size, -(-wanted // page) * page)
         wanted -= block.size
         block = block.next
-    return mapped if mapped else -(-size // arena.pool.page) * arena.pool.page
+    return mapped
 
 
 def _lowest_room(arena: Arena, size: int) -> Block | None:
