@@ -89,13 +89,6 @@ def poolless(events: list[Event]) -> list[Event]:
     return [event._replace(pool=(0, 0)) for event in events]
 
 
-@pytest.mark.parametrize("with_pools", [True, False])
-def test_event_has_the_pool_of_its_segment(with_pools: bool) -> None:
-    recorder = graph_job()
-    trace = recorder.trace if with_pools else poolless(recorder.trace)
-    assert list(rewind(trace, recorder.heap()).events) == recorder.trace
-
-
 def test_private_pool_is_replayed_as_one() -> None:
     recorder = graph_job()
     run = read_run(poolless(recorder.trace), recorder.heap(), Driver())

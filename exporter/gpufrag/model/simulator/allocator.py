@@ -169,6 +169,10 @@ class Allocator:
         """Return what malloc would release for a request; None if cached memory serves it."""
         return self._supply.foresee(*self._supply.arena(request, stream, pool))
 
+    def has_memory(self, request: int, stream: int, pool: tuple[int, int]) -> bool:
+        """Return whether the pool or the driver can serve a request before anything is released."""
+        return self._supply.has_memory(*self._supply.arena(request, stream, pool), full=False)
+
     def is_exhausted(self, request: int, stream: int, full: bool = False) -> bool:
         """Return whether the default pool has no memory for a request, and a flush would release none.
 

@@ -86,6 +86,19 @@ def parse_trace(entries: Iterable[Mapping[str, Any]]) -> list[Event]:
     return events
 
 
+def has_completions(events: Sequence[Event]) -> bool:
+    """Return whether the trace has free_completed events; without them, addresses are reused with no completion."""
+    freed: set[int | None] = set()
+    for event in events:
+        if event.action == FREE_COMPLETED:
+            return True
+        if event.action == FREE_REQUESTED:
+            freed.add(event.address)
+        elif event.action == ALLOC and event.address in freed:
+            return False
+    return True
+
+
 def _is_asked(entry: Mapping[str, Any]) -> bool:
     """Return whether the program released the segment; only a trace with stacks shows it."""
     return any(frame["name"] == "empty_cache" for frame in entry.get("frames") or ())

@@ -17,15 +17,12 @@ from ..settings import SMALL_REQUEST, SMALL_SEGMENT, Settings
 from .events import ALLOC, FREE_COMPLETED, FREE_REQUESTED, GROWS, OOM, SHRINKS, Event
 
 LOST_POOL = (0, MOST)
-"""Stands for the private pools whose numbers the trace does not show."""
+"""Stands for a private pool that ended: before torch 2.5 none was expandable, so each plain segment was in one."""
 
 
 @dataclass(frozen=True)
 class Beginning:
-    """The state when a trace began: the blocks as allocations in address order, and the heap.
-
-    `events` are the trace's events, each with the pool of its segment.
-    """
+    """The state when a trace began: the blocks as allocations in address order, and the heap; and the events."""
 
     allocations: tuple[Event, ...]
     heap: Heap
@@ -36,31 +33,18 @@ def rewind(events: Sequence[Event], end: Heap) -> Beginning:
     """Return the beginning of a trace that ends in the one-device heap `end`.
 
     The events record only the requested size of a block that was freed within the trace. Its own size is the rounded
-    one plus the tail that torch would not split off, limited by blocks that began after it during its life. Before
-    torch 2.12 events have no pool: it is the pool of the segment at the same address, if that exists at the end, else
-    LOST_POOL if only private pools have such segments. Raises BadInput if the events do not lead to `end`: the trace
-    has gaps, or belongs to another device or time.
+    one plus the tail that torch would not split off, limited by blocks that began after it during its life. Raises
+    BadInput if the events do not lead to `end`: the trace has gaps, or belongs to another device or time.
     """
     blocks = _Blocks(end)
     ranges = _Ranges(end)
-    known = any(event.pool != DEFAULT_POOL for event in events)
-    pools_open = not known and (ranges.plain_pool != DEFAULT_POOL or any(segment.private for segment in end.segments))
-    pooled = list(events)
     for index in range(len(events) - 1, -1, -1):
         event = events[index]
-        if event.address is None or event.action == OOM:
-            continue
-        if pools_open and event.action not in SHRINKS:
-            pooled[index] = event._replace(pool=ranges.pool_at(event.address))
-        if event.action in GROWS or event.action in SHRINKS:
-            ranges.undo(index, event)
-        else:
-            blocks.undo(index, event)
-        if pools_open and event.action in SHRINKS:
-            pooled[index] = event._replace(pool=ranges.pool_at(event.address))
+        if event.address is not None and event.action != OOM:
+            (ranges if event.action in GROWS or event.action in SHRINKS else blocks).undo(index, event)
     live = blocks.live()
     segments = tuple(_fill(segment, _within(live, segment), end.settings) for segment in ranges.segments())
-    return Beginning(tuple(_allocations(segments)), Heap(segments, end.settings), pooled)
+    return Beginning(tuple(allocations(segments)), Heap(segments, end.settings), events)
 
 
 def heaps_at(
@@ -89,7 +73,7 @@ def heaps_at(
     return heaps
 
 
-def _allocations(segments: Sequence[Segment]) -> Iterator[Event]:
+def allocations(segments: Sequence[Segment]) -> Iterator[Event]:
     for segment in segments:
         for block in segment.blocks():
             if block.state is ALLOCATED:
@@ -162,8 +146,7 @@ class _Ranges:
         self._segments = {segment.address: _bare(segment, segment.address, segment.size) for segment in end.segments}
         self._starts = sorted(self._segments)
         only_private = end.settings.expandable_segments and end.settings.torch < (2, 5)
-        self.plain_pool = LOST_POOL if only_private else DEFAULT_POOL
-        """The pool of plain segments that the last heap lacks; before torch 2.5 no private pool was expandable."""
+        self._plain_pool = LOST_POOL if only_private else DEFAULT_POOL
 
     def undo(self, index: int, event: Event) -> None:
         assert event.address is not None
@@ -176,17 +159,13 @@ class _Ranges:
         elif not self._remove(event.address, event.size):
             raise BadInput(f"event {index} ({event.action}) maps {event.address:#x}, which is not mapped later")
 
-    def pool_at(self, address: int) -> tuple[int, int]:
-        owner = self._at_or_before(address)
-        return DEFAULT_POOL if owner is None or address >= owner.address + owner.size else owner.pool
-
     def segments(self) -> list[Segment]:
         return [self._segments[address] for address in self._starts]
 
     def _add(self, event: Event, address: int) -> None:
         expandable = event.action == "segment_unmap"
         small = event.size == SMALL_SEGMENT
-        pool = self.plain_pool if event.pool == DEFAULT_POOL and not expandable else event.pool
+        pool = self._plain_pool if event.pool == DEFAULT_POOL and not expandable else event.pool
         segment = Segment(0, address, event.stream, small, pool, expandable, (event.size,), (0,), (INACTIVE,))
         self._put(self._joined(segment) if expandable else segment)
 

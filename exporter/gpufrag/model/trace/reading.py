@@ -20,7 +20,19 @@ from ..simulator.addresses import AddressSpace
 from ..simulator.allocator import Allocator
 from ..simulator.blocks import Block
 from ..simulator.supply import Foreseen
-from .events import ALLOC, EMPTY_CACHE, FREE_COMPLETED, FREE_REQUESTED, GROWS, OOM, RETRY, SHRINKS, Event
+from .events import (
+    ALLOC,
+    EMPTY_CACHE,
+    FREE_COMPLETED,
+    FREE_REQUESTED,
+    GROWS,
+    OOM,
+    RETRY,
+    SHRINKS,
+    Event,
+    has_completions,
+)
+from .pools import UNKNOWN_POOL
 from .program import (
     AWAIT,
     BORROW,
@@ -126,19 +138,6 @@ def _has_unsplit_block(segment: Segment, settings: Settings) -> bool:
     )
 
 
-def _has_completions(events: Sequence[Event]) -> bool:
-    """Return whether the trace has free_completed events; without them, addresses are reused with no completion."""
-    freed: set[int | None] = set()
-    for event in events:
-        if event.action == FREE_COMPLETED:
-            return True
-        if event.action == FREE_REQUESTED:
-            freed.add(event.address)
-        elif event.action == ALLOC and event.address in freed:
-            return False
-    return True
-
-
 def _last(operations: Sequence[Operation], kind: int) -> int:
     return next(index for index in range(len(operations) - 1, -1, -1) if operations[index].kind == kind)
 
@@ -183,7 +182,8 @@ class _Reader:
 
     def __init__(self, events: Sequence[Event], allocator: Allocator, made: Sequence[Block]) -> None:
         self._events = events
-        self._has_completions = _has_completions(events)
+        self._has_private = any(event.pool not in (DEFAULT_POOL, UNKNOWN_POOL) for event in events)
+        self._has_completions = has_completions(events)
         self._allocations = self._strangers = 0
         self._doubts: Counter[str] = Counter()
         self._live: dict[int, Operation] = {}
@@ -321,6 +321,9 @@ class _Reader:
     def _settle(self, operation: Operation, capacity: int | None) -> None:
         """Find the explanation of the trail with which the twin reproduces the recording, and append it."""
         self._twin.run()
+        unknown = operation.pool == UNKNOWN_POOL
+        if unknown:
+            operation = operation._replace(pool=DEFAULT_POOL)
         failed = operation.kind == FAIL
         if capacity is not None and capacity != self._capacity:
             self._set_capacity(capacity)
@@ -342,6 +345,15 @@ class _Reader:
         early, foreseen = self._explain(operation, done, gone, late)
         if foreseen is not None and foreseen.flushes and self._is_end_of_pool(gone, operation.pool):
             foreseen = None
+        if unknown and not gone:
+            operation = self._place(operation, foreseen)
+        elif unknown and foreseen is None and not late:
+            operation = self._place_by_release(operation, gone)
+        if unknown and operation.kind == FAIL_IN_CAPTURE:
+            self._append_completed([*done, *late])
+            self._operations.append(operation)
+            self._twin.run()
+            return
         if failed and not gone and not late and (foreseen is None or _is_of_graph(operation.pool)):
             self._append_completed(done)
             self._operations.append(operation._replace(kind=FAIL_IN_CAPTURE))
@@ -378,6 +390,48 @@ class _Reader:
         self._append_completed([*done[early:], *late])
         if foreseen.flushes:
             self._twin.position = len(self._operations)
+
+    def _place(self, operation: Operation, foreseen: Foreseen | None) -> Operation:
+        """Return a failed request of unknown pool with a pool that explains it, or as one that cannot flush.
+
+        foreseen: what it released in the default pool, None if it cannot have failed there after a flush.
+        """
+        pools = self._pools_around()
+        if not self._fails_alone(*operation[2:]):
+            return operation._replace(kind=FAIL_IN_CAPTURE, pool=self._exhausted_pool(operation, pools))
+        if foreseen is None or not foreseen.flushes:
+            return operation._replace(kind=FAIL_IN_CAPTURE)
+        if self._has_private:
+            self._doubts[FLUSH_OR_CAPTURE] += 1
+            if DEFAULT_POOL not in pools and not self._trail:
+                return operation._replace(kind=FAIL_IN_CAPTURE)
+        return operation
+
+    def _place_by_release(self, operation: Operation, gone: Sequence[Event]) -> Operation:
+        """Return a failed request as one that cannot flush, if it released segments of its own pool in vain."""
+        pool = gone[0].pool
+        own = self._allocator.foresee(operation.size, operation.stream, pool)
+        if own is not None and [block.size for block in own.released] == [event.size for event in gone]:
+            return operation._replace(kind=FAIL_IN_CAPTURE, pool=pool)
+        return operation
+
+    def _pools_around(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Return the pools of the requests before and after the current one."""
+        before = next((op for op in reversed(self._operations) if op.kind == MALLOC), None)
+        after = next((event for event in self._events[self._at + 1 :] if event.action == ALLOC), None)
+        return before.pool if before else DEFAULT_POOL, after.pool if after else DEFAULT_POOL
+
+    def _exhausted_pool(self, operation: Operation, pools: Sequence[tuple[int, int]]) -> tuple[int, int]:
+        """Return a private pool, preferably one of `pools`, without a block for the request."""
+        for pool in pools:
+            if pool != DEFAULT_POOL and self._fails_alone(operation.size, operation.stream, pool):
+                return pool
+        return UNKNOWN_POOL
+
+    def _fails_alone(self, request: int, stream: int, pool: tuple[int, int]) -> bool:
+        """Return whether a request fails in the pool, without a flush, and releases nothing."""
+        foreseen = self._allocator.foresee(request, stream, pool)
+        return foreseen is not None and not foreseen.released and not self._allocator.has_memory(request, stream, pool)
 
     def _is_end_of_pool(self, gone: Sequence[Event], requested: tuple[int, int]) -> bool:
         """Return whether a MemPool's end released the segments: torch then releases those of its pool alone."""

@@ -8,13 +8,14 @@ from functools import cache, cached_property
 
 from ..allocatable import Driver, limited
 from ..fragmentation import measure
-from ..heap import INACTIVE, Heap
+from ..heap import DEFAULT_POOL, INACTIVE, Heap
 from ..settings import SEGMENT_GRID, SMALL_REQUEST, Settings
 from ..simulator.addresses import AddressSpace
 from ..simulator.allocator import Allocator
 from ..simulator.blocks import Block
 from .events import GROWS, OOM, SHRINKS, Event
 from .history import Beginning, rewind
+from .pools import infer_pools
 from .program import AWAIT, BORROW, CAPACITY, COMPLETE, FREE, MALLOC, Program, Replay
 from .reading import places, read_program, unsplit_pools
 
@@ -43,6 +44,8 @@ class Run:
     recorded_limit: int | None
     unsplit: frozenset[tuple[int, int]] = frozenset()
     """The MemPools whose blocks are not split."""
+    unclear_segments: int = 0
+    """Segments of which the trace does not show whether they belong to the default pool."""
 
     @cached_property
     def moments(self) -> list[int]:
@@ -89,15 +92,19 @@ def read_run(events: Sequence[Event], end: Heap, driver: Driver, recorded_limit:
     recorded_limit: the limit during the recording; it distinguishes a flush from an empty_cache. Raises BadInput if
     trace and heap do not fit.
     """
-    beginning = rewind(events, end)
+    beginning, unclear = rewind(events, end), 0
     recorded = tuple(places(events))
     if recorded_limit is None:
         recorded_limit = limited(driver, end.settings).limit or _limit_behind(beginning, end)
+    may_have_pools = end.settings.torch < (2, 12) or any(segment.private for segment in end.segments)
+    if may_have_pools and all(event.pool == DEFAULT_POOL for event in events):
+        beginning, unclear = infer_pools(beginning, end, replace(driver, limit=recorded_limit))
     unsplit = unsplit_pools(beginning.events, end)
     twin = Allocator(end.settings, replace(driver, limit=recorded_limit), AddressSpace(recorded))
     made = _adopt(twin, beginning.heap, unsplit)
     program = read_program([*beginning.allocations, *beginning.events], allocator=twin, made=made)
-    return Run(program, beginning.heap, end, len(beginning.allocations), recorded, driver, recorded_limit, unsplit)
+    older = len(beginning.allocations)
+    return Run(program, beginning.heap, end, older, recorded, driver, recorded_limit, unsplit, unclear)
 
 
 def _limit_behind(beginning: Beginning, end: Heap) -> int | None:

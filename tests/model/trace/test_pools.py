@@ -1,0 +1,200 @@
+"""The pools of segments in traces without pool numbers, found from addresses."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpufrag.model.allocatable import Driver
+from gpufrag.model.heap import DEFAULT_POOL
+from gpufrag.model.settings import Settings
+from gpufrag.model.simulator.blocks import Block
+from gpufrag.model.trace.events import Event
+from gpufrag.model.trace.history import rewind
+from gpufrag.model.trace.pools import UNKNOWN_POOL, Pooled, infer_pools
+from gpufrag.model.trace.program import FAIL, FAIL_IN_CAPTURE
+from gpufrag.model.trace.reading import FLUSH_OR_CAPTURE
+from gpufrag.model.trace.whatif import Run, begin, ends_as_recorded, read_run
+from simulated_trace import Recorder
+
+MIB = 1 << 20
+GRAPH, OTHER = (0, 1), (0, 2)
+PLAIN = Settings(torch=(2, 7))
+EXPANDABLE = Settings(torch=(2, 7), expandable_segments=True)
+
+
+def poolless(events: list[Event]) -> list[Event]:
+    """The form of torch before 2.12."""
+    return [event._replace(pool=DEFAULT_POOL) for event in events]
+
+
+def inferred(recorder: Recorder, driver: Driver = Driver()) -> Pooled:
+    end = recorder.heap()
+    return infer_pools(rewind(poolless(recorder.trace), end), end, driver)
+
+
+def groups(events: list[Event]) -> list[int]:
+    """The pool of each segment event as its position among the pools that occur; 0 is the default pool."""
+    order = [DEFAULT_POOL]
+    for event in events:
+        if event.pool not in order:
+            order.append(event.pool)
+    return [order.index(event.pool) for event in events if event.action.startswith("segment")]
+
+
+def read(recorder: Recorder, driver: Driver = Driver()) -> Run:
+    return read_run(poolless(recorder.trace), recorder.heap(), driver)
+
+
+def malloc(recorder: Recorder, size: int, pool: tuple[int, int] = DEFAULT_POOL) -> Block:
+    block = recorder.malloc(size, pool=pool)
+    assert block is not None
+    return block
+
+
+def end_pool(recorder: Recorder, pool: tuple[int, int], *blocks: Block) -> None:
+    for block in blocks:
+        recorder.free(block)
+    recorder.release_pool(pool)
+    recorder.empty_cache()
+
+
+def test_segment_that_lasts_has_the_pool_of_the_last_heap() -> None:
+    recorder = Recorder(PLAIN)
+    kept = [malloc(recorder, size * MIB, GRAPH) for size in (30, 4, 12)]
+    for block in (kept[0], kept[1], malloc(recorder, 24 * MIB)):
+        recorder.free(block)
+    for size, pool in ((6, GRAPH), (6, DEFAULT_POOL), (28, GRAPH), (40, DEFAULT_POOL)):
+        malloc(recorder, size * MIB, pool)
+    assert list(inferred(recorder).beginning.events) == recorder.trace
+
+
+@pytest.mark.parametrize("settings", [PLAIN, EXPANDABLE])
+def test_segment_that_was_passed_over_is_of_an_ended_pool(settings: Settings) -> None:
+    recorder = Recorder(settings)
+    recorder.free(malloc(recorder, 30 * MIB, GRAPH))
+    malloc(recorder, 30 * MIB)  # the free block in the graph's pool would fit
+    end_pool(recorder, GRAPH)
+    assert groups(list(inferred(recorder).beginning.events)) == groups(recorder.trace)
+    assert ends_as_recorded(read(recorder))
+
+
+def test_free_segment_that_outlives_a_flush_is_private() -> None:
+    recorder = Recorder(PLAIN)
+    recorder.free(malloc(recorder, 30 * MIB, GRAPH))
+    recorder.free(malloc(recorder, 50 * MIB))
+    recorder.empty_cache()
+    malloc(recorder, 50 * MIB)
+    end_pool(recorder, GRAPH)
+    assert groups(list(inferred(recorder).beginning.events)) == [1, 0, 0, 0, 1]
+
+
+def test_two_ended_pools_are_told_apart() -> None:
+    recorder = Recorder(PLAIN)
+    first, second = malloc(recorder, 30 * MIB, GRAPH), malloc(recorder, 36 * MIB, GRAPH)
+    recorder.free(first)
+    third = malloc(recorder, 28 * MIB, OTHER)
+    recorder.free(malloc(recorder, 28 * MIB))
+    end_pool(recorder, GRAPH, second)
+    end_pool(recorder, OTHER, third)
+    run = read(recorder)
+    assert ends_as_recorded(run)
+    seen: list[Event] = []
+    begin(run, run.end.settings, None, observe=seen.append).run()
+    recorded = [event[:3] for event in recorder.trace if event.action.startswith("segment")]
+    assert sorted(event[:3] for event in seen) == sorted(recorded)
+
+
+def test_free_block_that_waited_for_a_stream_is_no_evidence() -> None:
+    """Torch finds that a block is free while it flushes, after it has looked for one."""
+    recorder = Recorder(PLAIN, Driver(limit=100 * MIB))
+    block = malloc(recorder, 40 * MIB)
+    malloc(recorder, 2 * MIB)
+    recorder.record_stream(block, 1)
+    recorder.free(block)
+    recorder.free(malloc(recorder, 30 * MIB))
+    malloc(recorder, 36 * MIB)
+    assert set(groups(list(inferred(recorder).beginning.events))) == {0}
+
+
+def test_trace_of_one_pool_has_no_unclear_segments() -> None:
+    recorder = Recorder(PLAIN)
+    for size in (30, 4, 12, 50):
+        recorder.free(malloc(recorder, size * MIB))
+    recorder.empty_cache()
+    found = inferred(recorder)
+    assert found.unclear == 0
+    assert set(groups(list(found.beginning.events))) == {0}
+
+
+def test_two_segments_of_which_one_is_private_are_unclear() -> None:
+    recorder = Recorder(PLAIN)
+    first = malloc(recorder, 30 * MIB, GRAPH)
+    recorder.free(first)
+    second = malloc(recorder, 30 * MIB)
+    end_pool(recorder, GRAPH, second)
+    assert inferred(recorder).unclear == 2
+    assert read(recorder).unclear_segments == 2
+
+
+def test_failed_request_has_no_pool() -> None:
+    recorder = Recorder(PLAIN, Driver(limit=30 * MIB))
+    recorder.malloc(40 * MIB)
+    assert [event.pool for event in inferred(recorder).beginning.events] == [UNKNOWN_POOL]
+
+
+def test_request_that_failed_although_the_default_pool_had_room_was_private() -> None:
+    recorder = Recorder(PLAIN, Driver(limit=60 * MIB))
+    block = malloc(recorder, 40 * MIB)
+    kept = malloc(recorder, 12 * MIB, GRAPH)
+    recorder.free(block)
+    assert recorder.malloc(38 * MIB, pool=GRAPH) is None
+    malloc(recorder, 39 * MIB)
+    recorder.free(kept)
+    run = read(recorder, Driver(limit=60 * MIB))
+    assert [o.pool for o in run.program.operations if o.kind == FAIL_IN_CAPTURE] == [GRAPH]
+    assert ends_as_recorded(run)
+    assert run.program.doubts == {}
+
+
+def test_failed_request_with_nothing_to_release_is_a_doubt_if_there_are_private_pools() -> None:
+    recorder = Recorder(PLAIN, Driver(limit=60 * MIB))
+    malloc(recorder, 40 * MIB)
+    assert recorder.malloc(38 * MIB) is None
+    assert read(recorder, Driver(limit=60 * MIB)).program.doubts == {}
+    malloc(recorder, 12 * MIB, GRAPH)
+    run = read(recorder, Driver(limit=60 * MIB))
+    assert [o.kind for o in run.program.operations if o.kind in (FAIL, FAIL_IN_CAPTURE)] == [FAIL]
+    assert run.program.doubts == {FLUSH_OR_CAPTURE: 1}
+
+
+def test_kept_free_segment_is_private_where_garbage_is_collected() -> None:
+    settings, driver = replace(PLAIN, garbage_collection_threshold=0.5), Driver(limit=200 * MIB)
+    recorder = Recorder(settings, driver)
+    recorder.free(malloc(recorder, 80 * MIB, GRAPH))
+    malloc(recorder, 60 * MIB)
+    malloc(recorder, 2 * MIB)
+    end_pool(recorder, GRAPH)
+    assert groups(list(inferred(recorder, driver).beginning.events)) == [1, 0, 0, 1]
+
+
+def test_older_segment_is_of_an_ended_pool() -> None:
+    recorder = Recorder(PLAIN)
+    kept = malloc(recorder, 30 * MIB, GRAPH)
+    recorder.free(kept)
+    del recorder.trace[:]
+    malloc(recorder, 30 * MIB)
+    recorder.empty_cache()
+    end_pool(recorder, GRAPH)
+    beginning = inferred(recorder).beginning
+    assert [segment.private for segment in beginning.heap.segments] == [True]
+    assert ends_as_recorded(read(recorder))
+
+
+def test_plain_segment_among_expandable_ones_was_private_before_2_5() -> None:
+    recorder = Recorder(replace(EXPANDABLE, torch=(2, 4)))
+    kept = malloc(recorder, 30 * MIB, GRAPH)
+    malloc(recorder, 30 * MIB)
+    end_pool(recorder, GRAPH, kept)
+    assert groups(list(inferred(recorder).beginning.events)) == [1, 0, 1]
