@@ -20,3 +20,15 @@ def start(tmp_path):
     yield run
     for one in started:
         one.close()
+
+
+@pytest.fixture
+def started(start):
+    """Like `start`; returns once the job has written `ready`."""
+
+    def run(*words: str, **how: Any) -> Supervised:
+        it = start(*words, **how)
+        it.until("ready")
+        return it
+
+    return run

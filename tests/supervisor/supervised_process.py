@@ -17,6 +17,31 @@ from unix_sockets import connect
 
 EXPORTER = Path(gpufrag.__file__).parents[1]
 PATIENCE_S = 60.0
+JOB = """
+import os, signal, sys, time
+log = open(os.environ["LOG"], "a", buffering=1)
+say = lambda text: log.write(text + "\\n")
+def received(number, frame):
+    say(signal.Signals(number).name)
+    if number == signal.SIGTERM:
+        sys.exit(CODE)
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+    signal.signal(number, received)
+say(f"count {os.environ['GPUFRAG_RESTART_COUNT']}")
+say(f"pid {os.getpid()}")
+say("ready")
+while True:
+    signal.pause()
+"""
+READY = "echo ready >> $LOG; while :; do sleep 0.1; done"
+
+
+def job(code: int = 3) -> list[str]:
+    return ["--", sys.executable, "-S", "-c", JOB.replace("CODE", str(code))]
+
+
+def pids(lines: list[str]) -> list[int]:
+    return [int(line.split()[1]) for line in lines if line.startswith("pid ")]
 
 
 def eventually(condition: Callable[[], Any], otherwise: Callable[[], str] = lambda: "it did not happen") -> Any:
@@ -71,6 +96,11 @@ class Supervised:
             answer: dict[str, Any] = json.loads(answers.read())
             return answer
 
+    def restart(self, line: str = "ready") -> None:
+        """Order the first restart, and wait until the job has written `line` again."""
+        assert self.ask("restart", restarts=0)["ok"]
+        self.until(line, 2)
+
     @property
     def job(self) -> SupervisedJob:
         return decode(self.ask("job")["job"])
@@ -89,9 +119,13 @@ class Supervised:
         self.errors.close()
 
 
-def alive(pid: int) -> bool:
-    """Whether it runs; a zombie does not."""
+def state(pid: int) -> str:
+    """As in /proc: S sleeps, T is stopped, Z is a zombie; X if there is no such process."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
-        return False
+        return "X"
+
+
+def alive(pid: int) -> bool:
+    return state(pid) not in "ZX"

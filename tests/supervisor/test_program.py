@@ -47,10 +47,9 @@ def test_missing_interpreter_is_an_obstacle(script):
 
 
 @pytest.mark.parametrize("dry_run", [True, False])
-def test_job_whose_program_is_gone_keeps_running(start, script, dry_run):
+def test_job_whose_program_is_gone_keeps_running(started, script, dry_run):
     path = script(SCRIPT.format(at_term="echo received >> $LOG"))
-    it = start("--name", "train", "--", str(path))
-    it.until("ready")
+    it = started("--name", "train", "--", str(path))
     path.unlink()
     answer = it.ask("restart", restarts=0, dry_run=dry_run)
     assert answer["error"].startswith(
@@ -59,10 +58,9 @@ def test_job_whose_program_is_gone_keeps_running(start, script, dry_run):
     assert (it.job.running, it.lines) == (True, ["ready"])
 
 
-def test_failed_start_is_retried(start, script):
+def test_failed_start_is_retried(started, script):
     path = script(SCRIPT.format(at_term="mv $0 $0.away"))
-    it = start("--name", "train", "--", str(path))
-    it.until("ready")
+    it = started("--name", "train", "--", str(path))
     assert it.ask("restart", restarts=0)["ok"]
     eventually(lambda: "cannot start train again: No such file or directory; retrying" in it.stderr)
     assert (it.job.running, it.job.restarts) == (False, 0)
@@ -71,9 +69,8 @@ def test_failed_start_is_retried(start, script):
     assert (it.job.running, it.job.restarts, it.stderr.count("retrying")) == (True, 1, 1)
 
 
-def test_signal_ends_the_retries(start, script):
-    it = start("--", str(script(SCRIPT.format(at_term="rm $0"))))
-    it.until("ready")
+def test_signal_ends_the_retries(started, script):
+    it = started("--", str(script(SCRIPT.format(at_term="rm $0"))))
     assert it.ask("restart", restarts=0)["ok"]
     eventually(lambda: "again: No such file or directory; retrying" in it.stderr)
     it.process.terminate()

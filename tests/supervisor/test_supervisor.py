@@ -6,29 +6,11 @@ import os
 import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
-from supervisor.supervised_process import alive, eventually
+from supervisor.supervised_process import READY, alive, eventually, job, pids, state
 
-JOB = """
-import os, signal, sys, time
-log = open(os.environ["LOG"], "a", buffering=1)
-say = lambda text: log.write(text + "\\n")
-def received(number, frame):
-    say(signal.Signals(number).name)
-    if number == signal.SIGTERM:
-        sys.exit(CODE)
-for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-    signal.signal(number, received)
-say(f"count {os.environ['GPUFRAG_RESTART_COUNT']}")
-say(f"pid {os.getpid()}")
-say("ready")
-while True:
-    signal.pause()
-"""
-READY = "echo ready >> $LOG; while :; do sleep 0.1; done"
 SHELL_WITH_A_CHILD = """
 trap '' TERM
 setsid sh -c 'trap "" TERM; echo pid $$ >> $LOG; echo child >> $LOG; while :; do sleep 1; done' &
@@ -38,20 +20,10 @@ while :; do sleep 1; done
 """
 
 
-def job(code: int = 3) -> list[str]:
-    return ["--", sys.executable, "-S", "-c", JOB.replace("CODE", str(code))]
-
-
-def pids(lines: list[str]) -> list[int]:
-    return [int(line.split()[1]) for line in lines if line.startswith("pid ")]
-
-
-def test_restart_runs_the_command_with_its_count(start):
-    it = start("--name", "train", *job())
-    it.until("ready")
+def test_restart_runs_the_command_with_its_count(started):
+    it = started("--name", "train", *job())
     assert (it.job.name, it.job.restarts, it.job.running, it.job.annotations) == ("train", 0, True, {})
-    assert it.ask("restart", restarts=0)["ok"]
-    it.until("ready", 2)
+    it.restart()
     assert [line for line in it.lines if line.startswith(("count", "SIG"))] == ["count 0", "SIGTERM", "count 1"]
     first, second = pids(it.lines)
     assert not alive(first)
@@ -60,9 +32,8 @@ def test_restart_runs_the_command_with_its_count(start):
     assert "restart 1 of train" in it.stderr
 
 
-def test_concurrent_orders_restart_once(start):
-    it = start(*job())
-    it.until("ready")
+def test_concurrent_orders_restart_once(started):
+    it = started(*job())
     assert it.socket.stat().st_mode & 0o777 == 0o600
     with ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(lambda _: it.ask("restart", restarts=0), range(8)))
@@ -72,17 +43,15 @@ def test_concurrent_orders_restart_once(start):
     assert it.lines.count("ready") == 2
 
 
-def test_dry_run_changes_nothing(start):
-    it = start(*job())
-    it.until("ready")
+def test_dry_run_changes_nothing(started):
+    it = started(*job())
     assert it.ask("restart", restarts=0, dry_run=True)["job"]["restarts"] == 0
     assert it.ask("remember", version=1, annotations={"a": "b"}, dry_run=True)["job"]["annotations"] == {"a": "b"}
     assert (it.job.version, it.job.annotations, it.lines.count("SIGTERM")) == (1, {}, 0)
 
 
-def test_annotations_require_the_current_version(start):
-    it = start(*job())
-    it.until("ready")
+def test_annotations_require_the_current_version(started):
+    it = started(*job())
     assert it.ask("remember", version=1, annotations={"a": "b", "c": "d"})["job"]["version"] == 2
     assert it.ask("remember", version=1, annotations={"a": "z"}) == {"ok": True, "refused": "conflict"}
     assert it.ask("remember", version=2, annotations={"a": None})["job"]["annotations"] == {"c": "d"}
@@ -90,17 +59,15 @@ def test_annotations_require_the_current_version(start):
     assert it.ask("remember", version=3, annotations={"a": 7})["ok"] is False
 
 
-def test_pause_file_is_reported(start):
-    it = start(*job())
-    it.until("ready")
+def test_pause_file_is_reported(started):
+    it = started(*job())
     it.socket.with_suffix(".pause").touch()
     assert it.job.paused
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2])
-def test_signals_are_passed_on_once(start, number):
-    it = start(*job())
-    it.until("ready")
+def test_signals_are_passed_on_once(started, number):
+    it = started(*job())
     it.process.send_signal(number)
     it.until(number.name)
     it.process.terminate()
@@ -108,9 +75,8 @@ def test_signals_are_passed_on_once(start, number):
     assert [line for line in it.lines if line.startswith("SIG")] == [number.name, "SIGTERM"]
 
 
-def test_job_ended_by_user_is_not_restarted(start):
-    it = start(*job())
-    it.until("ready")
+def test_job_ended_by_user_is_not_restarted(started):
+    it = started(*job())
     it.process.send_signal(signal.SIGINT)  # which it survives
     it.until("SIGINT")
     assert "is ending and is not started again" in it.ask("restart", restarts=0)["error"]
@@ -129,16 +95,15 @@ def test_job_ended_by_a_signal_ends_the_same_way(start, number):
     assert list(it.folder.iterdir()) == []
 
 
-def test_job_finished_during_a_restart_stays_ended(start):
-    it = start(*job(code=0))
-    it.until("ready")
+def test_job_finished_during_a_restart_stays_ended(started):
+    it = started(*job(code=0))
     assert it.ask("restart", restarts=0)["ok"]
     assert it.end() == 0
     assert it.lines.count("ready") == 1
 
 
-def test_job_ended_during_a_restart_stays_ended(start):
-    it = start(
+def test_job_ended_during_a_restart_stays_ended(started):
+    it = started(
         "--grace",
         "20s",
         "--",
@@ -146,16 +111,14 @@ def test_job_ended_during_a_restart_stays_ended(start):
         "-c",
         "trap 'echo received >> $LOG' TERM; trap 'exit 5' INT; " + READY,
     )
-    it.until("ready")
     assert it.ask("restart", restarts=0)["ok"]
     it.until("received")
     it.process.send_signal(signal.SIGINT)
     assert (it.end(), it.lines.count("ready")) == (5, 1)
 
 
-def test_processes_of_all_sessions_are_killed_after_the_grace(start):
-    it = start("--grace", "300ms", "--", "sh", "-c", SHELL_WITH_A_CHILD)
-    it.until("ready")
+def test_processes_of_all_sessions_are_killed_after_the_grace(started):
+    it = started("--grace", "300ms", "--", "sh", "-c", SHELL_WITH_A_CHILD)
     it.until("child")
     before = pids(it.lines)
     assert it.ask("restart", restarts=0)["ok"]
@@ -168,9 +131,8 @@ def test_processes_of_all_sessions_are_killed_after_the_grace(start):
         os.kill(pid, signal.SIGKILL)  # they ignore SIGTERM
 
 
-def test_killed_supervisor_leaves_no_job(start):
-    it = start(*job())
-    it.until("ready")
+def test_killed_supervisor_leaves_no_job(start, started):
+    it = started(*job())
     it.process.kill()
     it.process.wait()
     eventually(lambda: not alive(pids(it.lines)[0]))
@@ -181,9 +143,8 @@ def test_killed_supervisor_leaves_no_job(start):
     assert list(it.folder.iterdir()) == []
 
 
-def test_stop_and_continue_reach_the_job(start):
-    it = start(*job())
-    it.until("ready")
+def test_stop_and_continue_reach_the_job(started):
+    it = started(*job())
     (pid,) = pids(it.lines)
     it.process.send_signal(signal.SIGTSTP)
     eventually(lambda: state(pid) == "T" and state(it.process.pid) == "T")
@@ -191,10 +152,6 @@ def test_stop_and_continue_reach_the_job(start):
     eventually(lambda: state(pid) != "T" and state(it.process.pid) != "T")
     it.process.terminate()
     assert it.end() == 3
-
-
-def state(pid: int) -> str:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def test_failed_first_start_is_one_line(start):

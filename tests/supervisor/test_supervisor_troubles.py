@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from supervisor.supervised_process import eventually
-from supervisor.test_supervisor import READY, job, pids, state
+from supervisor.supervised_process import READY, eventually, job, pids, state
 
 
 @pytest.fixture
@@ -24,8 +23,7 @@ def unread():
 
 def assert_restarts(it: Any) -> None:
     it.until("ready")
-    assert it.ask("restart", restarts=0)["ok"]
-    it.until("ready", 2)
+    it.restart()
     it.process.terminate()
     assert (it.end(), it.lines[-1]) == (3, "SIGTERM")
 
@@ -45,37 +43,31 @@ def test_restart_works_without_a_stderr(start):
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT, signal.SIGQUIT])
-def test_ignored_signal_does_not_end_restarts(start, number):
-    it = start("--", "sh", "-c", READY, preexec_fn=lambda: signal.signal(number, signal.SIG_IGN))
-    it.until("ready")
+def test_ignored_signal_does_not_end_restarts(started, number):
+    it = started("--", "sh", "-c", READY, preexec_fn=lambda: signal.signal(number, signal.SIG_IGN))
     it.process.send_signal(number)
-    assert it.ask("restart", restarts=0)["ok"]
-    it.until("ready", 2)
+    it.restart()
     assert not it.job.ending
 
 
-def test_end_of_restarts_is_logged_once(start):
-    it = start("--name", "train", *job())
-    it.until("ready")
+def test_end_of_restarts_is_logged_once(started):
+    it = started("--name", "train", *job())
     for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGINT):
         it.process.send_signal(number)
         it.until(number.name)
     assert it.stderr == "gpufrag: received SIGHUP; will not restart train again\n"
 
 
-def test_stopped_job_can_be_restarted(start):
-    it = start("--grace", "300ms", *job())
-    it.until("ready")
+def test_stopped_job_can_be_restarted(started):
+    it = started("--grace", "300ms", *job())
     (pid,) = pids(it.lines)
     os.kill(pid, signal.SIGSTOP)
     eventually(lambda: state(pid) == "T")
-    assert it.ask("restart", restarts=0)["ok"]
-    it.until("ready", 2)
+    it.restart()
 
 
-def test_failed_cleanup_keeps_the_exit_code(start):
-    it = start(*job(code=0))
-    it.until("ready")
+def test_failed_cleanup_keeps_the_exit_code(started):
+    it = started(*job(code=0))
     it.socket.with_suffix(".pause").mkdir()  # a folder cannot be unlinked
     it.process.terminate()
     assert (it.end(), "cannot" in it.stderr) == (0, False)

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from supervisor.supervised_process import eventually
-from supervisor.test_supervisor import job, pids, state
+from supervisor.supervised_process import eventually, job, pids, state
 
 
 @pytest.fixture
@@ -44,17 +43,15 @@ def test_job_reads_from_the_terminal(start, terminal):
     assert (it.end(), it.lines) == (0, ["hello"])
 
 
-def test_ctrl_c_reaches_the_job_once(start, terminal):
-    it = start(*job(), **at(terminal[1]))
-    it.until("ready")
+def test_ctrl_c_reaches_the_job_once(started, terminal):
+    it = started(*job(), **at(terminal[1]))
     os.write(terminal[0], b"\x03")
     it.until("SIGINT")
     assert it.lines.count("SIGINT") == 1
 
 
-def test_ctrl_z_stops_job_and_supervisor(start, terminal):
-    it = start(*job(), **at(terminal[1]))
-    it.until("ready")
+def test_ctrl_z_stops_job_and_supervisor(started, terminal):
+    it = started(*job(), **at(terminal[1]))
     (pid,) = pids(it.lines)
     os.write(terminal[0], b"\x1a")
     eventually(lambda: state(it.process.pid) == "T" and state(pid) == "T")
