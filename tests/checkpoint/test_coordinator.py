@@ -91,12 +91,6 @@ def test_raising_callback_fails_the_checkpoint_and_all_continue(tmp_path):
             assert time.monotonic() < deadline
 
 
-def test_rank_without_a_callback_is_named(tmp_path):
-    expected = pytest.raises(CheckpointFailed, match="rank 1: no checkpoint callback")
-    with live_ranks(tmp_path, [saves_at, None]), expected:
-        _save(tmp_path)
-
-
 def test_no_callback_anywhere_returns_none(tmp_path):
     with live_ranks(tmp_path, [None, None]):
         assert _save(tmp_path) is None

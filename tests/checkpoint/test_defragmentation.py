@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from checkpoint.training_thread import WHO
+from checkpoint.training_thread import WHO, give_order
 from fake_source import RESULT
 from gpufrag.checkpoint.coordinator import AskRanks, Coordinator, ranks_in
 from gpufrag.checkpoint.participant import NO_MOVES, SEVERAL_THREADS, Participant
@@ -56,6 +56,13 @@ def moving_ranks(folder: Path, count: int, save: Callable | None = None) -> Iter
         yield moves
         for one in moves:
             one.may_end.set()
+
+
+def mover() -> Participant:
+    """A process that can defragment."""
+    participant = Participant()
+    participant.defragment = lambda options: (RESULT,)
+    return participant
 
 
 def trains(moves: Moves) -> bool:
@@ -122,8 +129,7 @@ def test_rank_that_cannot_move_stops_all_and_is_named(tmp_path: Path) -> None:
 
 
 def test_two_training_threads_are_refused() -> None:
-    participant = Participant()
-    participant.defragment = lambda options: (RESULT,)
+    participant = mover()
     participant.boundary(1)
     thread = threading.Thread(target=participant.boundary, args=(2,))
     thread.start()
@@ -132,8 +138,7 @@ def test_two_training_threads_are_refused() -> None:
 
 
 def test_training_thread_may_be_replaced_by_another() -> None:
-    participant = Participant()
-    participant.defragment = lambda options: (RESULT,)
+    participant = mover()
     for step in (1, 2):
         thread = threading.Thread(target=participant.boundary, args=(step,))
         thread.start()
@@ -169,12 +174,10 @@ def test_interrupt_reaches_the_program(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("action", [CHECKPOINT_ACTION, DEFRAGMENT])
 def test_interrupt_just_before_the_action_blocks_no_later_one(action: Action, monkeypatch: pytest.MonkeyPatch) -> None:
-    participant = Participant()
-    participant.defragment = lambda options: (RESULT,)
+    participant = mover()
     participant.register(saves_at, hooked=True)
     participant.step_ended(1)
-    for command in ("prepare", "at", "confirm"):
-        participant.command(command, {"id": "two", "step": 2, "patience": 1, "hold": 5}, WHO, action)
+    give_order(participant, action)
 
     def interrupt(step: int) -> bool:
         raise KeyboardInterrupt
@@ -271,8 +274,7 @@ def test_confirmed_order_lapses_if_its_coordinator_dies() -> None:
     participant = Participant(clock=lambda: now[0])
     participant.defragment = lambda options: pytest.fail("it has lapsed")
     participant.boundary(1)
-    for command in ("prepare", "at", "confirm"):
-        participant.command(command, {"id": "two", "step": 2, "patience": 1, "hold": 5}, WHO, DEFRAGMENT)
+    give_order(participant, DEFRAGMENT)
     now[0] = 5.0
     participant.boundary(2)
     assert participant.command("status", {"id": "two"}, WHO)["state"] == "idle"
@@ -288,11 +290,9 @@ def test_released_order_does_not_end_the_process(tmp_path: Path) -> None:
 
 
 def test_steps_counted_anew_drop_the_order() -> None:
-    participant = Participant()
-    participant.defragment = lambda options: (RESULT,)
+    participant = mover()
     participant.boundary(7)
-    for command in ("prepare", "at"):
-        participant.command(command, {"id": "two", "step": 9, "patience": 1, "hold": 5}, WHO, DEFRAGMENT)
+    give_order(participant, DEFRAGMENT, 9, ("prepare", "at"))
     participant.register(saves_at, hooked=True)
     answer = participant.command("status", {"id": "two"}, WHO)
     assert (answer["state"], answer["step"]) == ("failed", None)
@@ -304,8 +304,7 @@ def test_steps_that_the_program_reports_are_boundaries_too() -> None:
     participant = Participant()
     participant.defragment = lambda options: (moved.append(options), (RESULT,))[1]
     participant.step_ended(None)
-    for command in ("prepare", "at", "confirm"):
-        participant.command(command, {"id": "two", "step": 2, "patience": 1, "hold": 5}, WHO, DEFRAGMENT)
+    give_order(participant, DEFRAGMENT)
     participant.boundary(9)  # ignored from now on
     assert moved == []
     participant.step_ended(None)

@@ -47,9 +47,7 @@ def test_save_runs_at_the_promised_step_in_the_training_thread(trainer, seen):
 
 
 def test_release_with_exit_ends_the_process_after_saving(trainer):
-    trainer.ask("prepare")
-    trainer.ask("at", step=4)
-    trainer.ask("confirm")
+    trainer.order(4)
     trainer.ask("release", exit=True)  # however early it comes
     assert not trainer.participant.leaving
     trainer.step()
@@ -78,9 +76,7 @@ def test_unconfirmed_promise_ends_after_its_patience(trainer, seen):
 
 
 def test_unreleased_rank_continues_after_its_hold(trainer, seen):
-    trainer.ask("prepare")
-    trainer.ask("at", step=4, hold=0.01)
-    trainer.ask("confirm")
+    trainer.order(4, hold=0.01)
     trainer.step(2)
     assert len(seen) == 1
     assert trainer.ended == []
@@ -116,9 +112,7 @@ def test_raising_callback_is_reported_and_training_continues(caplog):
 
     trainer = Trainer(save)
     trainer.step(3)
-    trainer.ask("prepare")
-    trainer.ask("at", step=4)
-    trainer.ask("confirm")
+    trainer.order(4)
     trainer.step(2)
     answer = trainer.ask("status")
     assert (answer["state"], answer["error"]) == ("failed", "the callback raised OSError: disk full")
@@ -150,9 +144,7 @@ def test_steps_of_another_thread_are_ignored(trainer):
 def test_two_optimizers_make_one_step(trainer, seen):
     for optimizer in ("optimizer", "other"):
         trainer.do(lambda one=optimizer: trainer.participant.optimizer_stepped(one))
-    trainer.ask("prepare")
-    trainer.ask("at", step=5)
-    trainer.ask("confirm")
+    trainer.order(5)
     trainer.ask("release", exit=False)
     trainer.step()
     assert seen == []
@@ -174,9 +166,7 @@ def test_explicit_steps_replace_optimizer_steps(trainer, seen):
 
 def test_skipped_promised_step_fails_the_checkpoint(trainer, seen):
     trainer.do(lambda: trainer.participant.step_ended(100))
-    trainer.ask("prepare")
-    trainer.ask("at", step=105)
-    trainer.ask("confirm")
+    trainer.order(105)
     trainer.do(lambda: trainer.participant.step_ended(110))
     assert trainer.ask("status")["error"] == "step 105 never ended; the next one was 110"
     assert seen == []
@@ -214,9 +204,7 @@ def test_invalid_field_is_refused(trainer, wrong):
 def test_status_command_extends_the_hold(trainer):
     now = [0.0]
     trainer.participant._clock = lambda: now[0]
-    trainer.ask("prepare")
-    trainer.ask("at", step=4, hold=10.0)
-    trainer.ask("confirm")
+    trainer.order(4, hold=10.0)
     done = trainer.start_step()
     while trainer.ask("status")["state"] != "saved":
         assert not done.wait(0.01)

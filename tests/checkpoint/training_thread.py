@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from gpufrag.checkpoint.participant import CheckpointRequest, Participant
+from gpufrag.checkpoint.protocol import Action
 from gpufrag.wire.sample import Identity
 
+ORDER = ("prepare", "at", "confirm")
 WHO = Identity("host", 7, 1.0, rank=3, world_size=8)
 PATIENCE = 20.0
+
+
+def give_order(participant: Participant, action: Action, step: int = 2, commands: Sequence[str] = ORDER) -> None:
+    for command in commands:
+        participant.command(command, {"id": "two", "step": step, "patience": 1, "hold": 5}, WHO, action)
 
 
 class Trainer:
@@ -44,6 +51,11 @@ class Trainer:
 
     def ask(self, command: str, **fields: Any) -> dict[str, Any]:
         return self.participant.command(command, {"id": "one", "patience": PATIENCE, "hold": PATIENCE, **fields}, WHO)
+
+    def order(self, step: int, **fields: Any) -> None:
+        """Promise that step and confirm it."""
+        for command in ORDER:
+            self.ask(command, step=step, **fields)
 
     def close(self) -> None:
         with self._something:
