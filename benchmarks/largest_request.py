@@ -37,6 +37,7 @@ CONFS = {  # and the first minor release of torch 2 that has the setting
     "expandable_segments:True,roundup_power2_divisions:8": 1,
     "max_split_size_mb:100,max_non_split_rounding_mb:64": 6,
     "expandable_segments:True,large_segment_size_mb:64": 11,
+    "expandable_segments:True,expandable_segments_reserve:0.5G": 15,
 }
 STEPS = (512, 4096, MIB, 2 * MIB, 20 * MIB, 64 * MIB, GIB)
 

@@ -5,8 +5,9 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -119,3 +120,28 @@ def test_first_request_that_fails_is_reported(tmp_path: Path) -> None:
     )  # fmt: skip
     (record,) = json.loads(listed.stdout)
     assert (record["verdict"], record["place"]["line"]) == ("capacity", 3)
+
+
+BEYOND_SEGMENT = """
+import json, sys, torch, gpufrag
+from pathlib import Path
+from gpufrag.sidecar.oom_files import read_all
+torch.zeros(1, device="cuda")
+gpufrag.start(folder=sys.argv[1])
+try:
+    torch.empty(2 << 30, dtype=torch.uint8, device="cuda")
+except torch.cuda.OutOfMemoryError as error:
+    (report,) = read_all(Path(sys.argv[1]), 1).reports
+    print(json.dumps([report.cause, report.measured.largest_allocatable, str(error)]))
+"""
+
+
+@pytest.mark.skipif(
+    tuple(map(int, torch.__version__.split(".")[:2])) < (2, 15),
+    reason="expandable_segments_reserve is new in torch 2.15",
+)
+def test_request_beyond_an_expandable_segment_hit_a_limit(run_json: Callable[..., Any]) -> None:
+    conf = "expandable_segments:True,expandable_segments_reserve:1.5G"
+    cause, largest, message = run_json(BEYOND_SEGMENT, PYTORCH_CUDA_ALLOC_CONF=conf)
+    assert "expandable-segment reserve of 1.50 GiB" in message
+    assert (cause, largest) == ("limit", 1540 * MIB)  # in whole pages of 20 MiB

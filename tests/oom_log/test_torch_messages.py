@@ -30,6 +30,12 @@ def new(need: str = "2.00 GiB", free: str = "8.00 MiB", processes: str = "", una
     return NEW.format(need=need, free=free, processes=processes, rest=rest)
 
 
+BEYOND_SEGMENT = (  # torch 2.15 over tests/fake_cuda, with expandable_segments_reserve:1.5G
+    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 80.00 GiB of which 78.47 GiB is "
+    "free. Including non-PyTorch memory, this process has 1.53 GiB memory in use. Of the allocated memory 1024.00 MiB "
+    "is allocated by PyTorch, and 16.00 MiB is reserved by PyTorch but unallocated. This allocation exceeds the "
+    "expandable-segment reserve of 1.50 GiB for this stream, and a single allocation cannot span expandable segments."
+)
 OLDEST = (
     "RuntimeError: CUDA out of memory. Tried to allocate 6.00 GiB (GPU 0; 12.00 GiB total capacity; 9.00 GiB already "
     "allocated; 1.50 GiB free; 179.00 KiB cached)"
@@ -287,3 +293,11 @@ def test_message_cut_off_before_its_size_hides_no_other(line: str) -> None:
 
 def test_program_that_mentions_an_error_has_none() -> None:
     assert read(["caught: CUDA out of memory. Retrying with half the batch", "if 'CUDA out of memory' in text:"]) == []
+
+
+def test_request_beyond_an_expandable_segment_hit_a_limit() -> None:
+    facts = only(BEYOND_SEGMENT).facts
+    verdict = judge(facts)
+    assert (facts.segment_space, verdict.cause) == (1536 * MIB, Cause.LIMIT)
+    assert "an expandable segment has 1.50 GiB" in verdict.evidence[0]
+    assert verdict.next_step.startswith("raise expandable_segments_reserve")

@@ -169,6 +169,8 @@ class MeasuredHeap(NamedTuple):
     measured: Fragmentation
     reading: DeviceReading
     expandable: bool
+    segment_space: int | None
+    """What an expandable segment can grow to; None without expandable segments, or if torch's default applies."""
     alloc_conf: str | None
 
 
@@ -180,7 +182,10 @@ def measure_heap(capture: Capture, device: int) -> MeasuredHeap | None:
     heap = capture.heap()
     own = heap.on_device(device)
     measured = measure(own, driver_at(own, reading, capture.limits.get(device)))
-    return MeasuredHeap(measured, reading, heap.settings.expandable_segments, capture.alloc_conf)
+    settings = heap.settings
+    small = settings.expandable_segments and settings.expandable_segments_reserve is not None
+    space = settings.address_space(False, reading.driver.size if reading.driver else None) if small else None
+    return MeasuredHeap(measured, reading, settings.expandable_segments, space, capture.alloc_conf)
 
 
 def facts(fault: Fault, heap: MeasuredHeap | None) -> Facts:
@@ -188,6 +193,7 @@ def facts(fault: Fault, heap: MeasuredHeap | None) -> Facts:
     if heap is None:
         return Facts(requested=fault.requested, driver_free=fault.driver_free)
     measured, driver = heap.measured, heap.reading.driver
+    space = heap.segment_space
     return Facts(
         requested=fault.requested,
         free_total=measured.free_total,
@@ -203,6 +209,7 @@ def facts(fault: Fault, heap: MeasuredHeap | None) -> Facts:
         reserved=measured.reserved,
         allocated=measured.large.allocated + measured.small.allocated,
         active=measured.large.active + measured.small.active,
+        segment_space=space if space is not None and fault.requested > space else None,
         expandable=heap.expandable,
     )
 

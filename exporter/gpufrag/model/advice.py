@@ -81,6 +81,10 @@ DRIVER = (
     "find the processes on the device with {monitor}; if this process holds the memory, lower its memory fraction to "
     "leave room for the driver and libraries"
 )
+SEGMENT_TOO_SMALL = (
+    "raise expandable_segments_reserve or expandable_segments_reserve_by_class in {conf}, or remove both: by default a "
+    "segment can grow to 9/8 of the device"
+)
 EXPANDABLE_ALREADY = (
     "expandable segments are already on: make large allocations early and free short-lived tensors before them; "
     "`gpufrag explain` on a snapshot names the blocks that pin the free bytes"
@@ -92,6 +96,8 @@ def next_step(cause: str, facts: Facts) -> str:
     platform = facts.platform if facts.platform in PLATFORMS else ""
     if facts.allocator == "driver":
         text = DRIVER
+    elif cause == "limit" and facts.segment_space is not None:
+        text = SEGMENT_TOO_SMALL
     elif (cause, facts.allocator, facts.expandable) == ("fragmentation", "torch", True):
         text = EXPANDABLE_ALREADY
     elif (cause, facts.allocator, facts.expandable_supported) == ("fragmentation", "torch", False):

@@ -180,19 +180,19 @@ def _lands_in(holes: Sequence[Hole], request: int, pages: int) -> bool:
 def _holes(heap: Heap, stream: int, driver: Driver) -> Iterator[Hole]:
     """Yield where a large request on `stream` may be mapped, in torch's order."""
     page = heap.settings.page_size(small=False)
-    reserve = UNBOUNDED if driver.size is None else -(-driver.size * 9 // 8 // page) * page
+    reserve = heap.settings.address_space(False, driver.size) or UNBOUNDED
     ranges = [s for s in heap.segments if s.expandable and not s.private and not s.small and s.stream == stream]
     addresses = [segment.address for segment in heap.segments]
     for mapped in _by_reservation(ranges, reserve):
         end = next((at for at in addresses if at > mapped[-1].address), 2 * UNBOUNDED)
         # where the full reservation does not fit below the next segment, it begins with unmapped pages
-        unmapped = 0 if driver.size is None else max(0, -(-(mapped[0].address + reserve - end) // page) * page)
+        unmapped = 0 if reserve == UNBOUNDED else max(0, -(-(mapped[0].address + reserve - end) // page) * page)
         yield from _holes_of(mapped, page, mapped[0].address - unmapped + reserve, unmapped)
-    yield Hole(UNBOUNDED, 0, UNBOUNDED)  # a new expandable segment
+    yield Hole(reserve, 0, reserve)  # a new expandable segment
 
 
 def _by_reservation(ranges: Sequence[Segment], reserve: int) -> Iterator[list[Segment]]:
-    """Yield the mapped ranges of each reserved address range (9/8 of the device), lowest first."""
+    """Yield the mapped ranges of each reserved address range, lowest first."""
     start = 0
     for index, segment in enumerate(ranges):
         if index > start and segment.address + segment.size > ranges[start].address + reserve:

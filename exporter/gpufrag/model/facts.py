@@ -36,6 +36,8 @@ class Facts:
     """Largest rounding error of a figure: log messages print rounded sizes."""
     refused_by_limit: bool = False
     """Whether the allocator named the limit as the reason."""
+    segment_space: int | None = None
+    """The address space of an expandable segment, if the request is larger (torch >= 2.15)."""
     expandable: bool | None = None
     """Whether torch's expandable segments were on."""
     expandable_supported: bool = True

@@ -94,6 +94,17 @@ class Settings:
         """Return the unit in which an expandable segment is mapped and unmapped."""
         return SMALL_SEGMENT if small else self.large_segment_size
 
+    def address_space(self, small: bool, device: int | None) -> int | None:
+        """Return the bytes that an expandable segment can grow to on a device of this size; None if that is unknown."""
+        page, reserve = self.page_size(small), self.expandable_segments_reserve
+        if isinstance(reserve, int):
+            size = reserve
+        elif device is None:
+            return None
+        else:
+            size = device * 9 // 8 if reserve is None else int(device * reserve)
+        return -(-size // page) * page
+
     def _divisions(self, request: int) -> int:
         interval = max(0, request.bit_length() - 1 - 20)
         return self.roundup_power2_divisions[min(interval, INTERVALS - 1)]

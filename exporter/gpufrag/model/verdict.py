@@ -157,6 +157,11 @@ class Rule(NamedTuple):
 RULES = (
     Rule(
         Cause.LIMIT,
+        lambda facts, need: facts.segment_space is not None,
+        "the allocator refused {need}: an expandable segment has {space} of addresses (expandable_segments_reserve)",
+    ),
+    Rule(
+        Cause.LIMIT,
         lambda facts, need: facts.refused_by_limit,
         "the allocator refused {need}: it would exceed the process's limit",
     ),
@@ -245,6 +250,7 @@ def _texts(facts: Facts) -> dict[str, str]:
         "total": facts.cached if facts.ceiling() is None else facts.ceiling(),
         "driver": facts.driver_free,
         "limit": facts.limit,
+        "space": facts.segment_space,
         "foreign": facts.foreign,
         "outside": facts.outside,
         "context": CONTEXT,

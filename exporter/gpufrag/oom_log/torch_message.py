@@ -36,6 +36,7 @@ _FIGURES = {
         ("cached", " cached)", rf"{SIZE} cached\)"),
         ("reserved", " reserved in total", f"{SIZE} reserved in total by PyTorch"),
         ("unallocated", " but unallocated", f"{SIZE} is reserved by PyTorch but unallocated"),
+        ("segment_space", "expandable-segment reserve of", f"expandable-segment reserve of {SIZE}"),
         ("own", "this process has ", f"this process has {SIZE} memory in use"),
         ("mps_torch", "MPS allocated", f"MPS allocated: {SIZE}"),
         ("mps_other", "other allocations", f"other allocations: {SIZE}"),
@@ -143,6 +144,7 @@ def _on_device(need: Size, body: str, platform: str) -> Facts:
         allocated=sums.allocated,
         others=_others(body, sums.reserved, "own" in known),
         precision=max(size.precision for size in (need, *figures.values())),
+        segment_space=known.get("segment_space"),
         expandable=any(sign in body for sign in _EXPANDABLE_ON) or None,
         platform=platform,
     )

@@ -205,12 +205,11 @@ class Ordering:
 class Pool:
     """The small or large half of a pool: the default one, a CUDA graph's or a MemPool's.
 
-    page: the page size of its expandable segments; None if it has plain ones. reserve: their address space, as in
-    Settings.expandable_segments_reserve. age: the number of searches of its free
+    page: the page size of its expandable segments; None if it has plain ones. age: the number of searches of its free
     lists; used only by garbage collection.
     """
 
-    __slots__ = ("age", "arenas", "id", "numbers", "page", "reserve", "small", "splits_below", "tail")
+    __slots__ = ("age", "arenas", "id", "numbers", "page", "settings", "small", "splits_below", "tail")
 
     def __init__(
         self,
@@ -225,7 +224,7 @@ class Pool:
         self.numbers = numbers
         self.small = small
         self.page = settings.page_size(small) if expandable else None
-        self.reserve = settings.expandable_segments_reserve
+        self.settings = settings
         self.age = 0
         self.arenas: dict[int, Arena] = {}
         # A block is split if more than `tail` bytes remain and the request is below `splits_below`.

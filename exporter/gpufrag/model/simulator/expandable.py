@@ -112,16 +112,10 @@ def reserve(arena: Arena, device: Device, heads: dict[Block, None], address: int
 
 def _span(arena: Arena, device: Device) -> int:
     """Return the address space of a new expandable segment, in whole pages."""
-    page, total = arena.pool.page, device.driver.size
+    page = arena.pool.page
     assert page is not None
-    reserve = arena.pool.reserve
-    if isinstance(reserve, int):
-        span = reserve
-    elif total is None:
-        span = UNKNOWN_SPAN
-    else:
-        span = total + total // 8 if reserve is None else int(total * reserve)
-    return -(-span // page) * page
+    known = arena.pool.settings.address_space(arena.pool.small, device.driver.size)
+    return UNKNOWN_SPAN // page * page if known is None else known
 
 
 def _map(block: Block, size: int, device: Device) -> Block | None:
