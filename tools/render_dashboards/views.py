@@ -25,6 +25,15 @@ NO_STEPS = dict.fromkeys(
     ),
     "the simulated fleet records no steps",
 )
+NOT_DEFRAGMENTED = dict.fromkeys(
+    (
+        "Largest possible allocation before and after A",
+        "Largest possible allocation before and after B",
+        "Moved bytes by rank",
+        "Refused defragmentations by reason",
+    ),
+    "the simulated fleet is not defragmented",
+)
 NO_CONTEXT = "the driver shows no processes in the containers of this job"
 
 
@@ -42,14 +51,19 @@ CHOICES = {
     "faulty job": Choice(
         "gpufrag-job",
         {"cluster": "", "namespace": "recsys", "job_name": "feature-cache"},
-        empty={**NO_STEPS, "Memory of each rank now F": NO_CONTEXT, "Memory of the selected ranks F": NO_CONTEXT},
+        empty={
+            **NO_STEPS,
+            **NOT_DEFRAGMENTED,
+            "Memory of each rank now F": NO_CONTEXT,
+            "Memory of the selected ranks F": NO_CONTEXT,
+        },
         picture="dashboard-job.png",
     ),
     "healthy job": Choice(
         "gpufrag-job",
         {"cluster": "", "namespace": "vision", "job_name": "small-decoder"},
         "boundary",
-        {**NO_STEPS, "Size of the last failed request": "no request of this job failed"},
+        {**NO_STEPS, **NOT_DEFRAGMENTED, "Size of the last failed request": "no request of this job failed"},
     ),
     "devices": Choice("gpufrag-device", picture="dashboard-device.png"),
 }

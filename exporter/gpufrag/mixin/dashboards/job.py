@@ -19,7 +19,11 @@ _SIZES = [(None, "#C4162A"), (64 << 20, "#FF780A"), (256 << 20, "#F2CC0C"), (1 <
 def build(config: Config) -> dict[str, Any]:
     s = Selection(config, (*of_jobs(config, single=True), RANK))
     return document(
-        JOB, ABOUT, s, [_overview(s), _ranks(s), _memory(s), _steps(s), _faults(s), _processes(s)], extra=[AT]
+        JOB,
+        ABOUT,
+        s,
+        [_overview(s), _ranks(s), _memory(s), _steps(s), _faults(s), _defragmentation(s), _processes(s)],
+        extra=[AT],
     )
 
 
@@ -227,6 +231,39 @@ def _faults(s: Selection) -> Row:
                     f" or max {BY_RANK} ({s.series(names.LEAK_PER_SECOND)})",
                     RANK_NAME,
                 ),
+            ),
+        ],
+    )  # fmt: skip
+
+
+def _defragmentation(s: Selection) -> Row:
+    largest = {"before": names.DEFRAGMENT_LARGEST_BEFORE, "after": names.DEFRAGMENT_LARGEST_AFTER}
+    return Row(
+        "Defragmentation",
+        [
+            lines(
+                Face("Largest possible allocation before and after",
+                    "Of the rank with the least, at its last defragmentation. Without a difference, defragmentation "
+                    "does not help this job.",
+                    "bytes", 8),
+                *(Query(f"min({s.series(metric)})", legend) for legend, metric in largest.items()),
+            ),
+            lines(
+                Face("Moved bytes by rank",
+                    "Bytes that defragmentation moved in live tensors; the rank pauses for it.",
+                    "bytes", 8),
+                Query(f"sum {BY_RANK} (increase({s.series(names.DEFRAGMENT_MOVED)}[$__rate_interval]))", RANK_NAME),
+                bars=True,
+            ),
+            lines(
+                Face("Refused defragmentations by reason",
+                    "Defragmentations that moved nothing, because a CUDA graph was alive, or for another reason.",
+                    "short", 8, decimals=0),
+                Query(
+                    f"sum by ({Label.REASON}) (increase({s.series(names.DEFRAGMENT_REFUSED)}[$__rate_interval]))",
+                    f"{{{{{Label.REASON}}}}}",
+                ),
+                bars=True,
             ),
         ],
     )  # fmt: skip
