@@ -1,11 +1,19 @@
-"""How long `gpufrag explain` takes, next to torch's own viewer: 12,000, 100,000 and 1,000,000 events.
+"""How long `gpufrag explain` takes, next to other analysers: 12,000, 100,000 and 1,000,000 events.
 
     PYTHONPATH=exporter:tests python3 benchmarks/explain_speed.py [--events 12000 100000 1000000] [--repeats 3]
 
 Records a training-like program on the simulated allocator in torch's form, with stacks of six frames, then runs each
 program on the same file in a process of its own: `explain` (settings are not replayed), `explain --html`, and
-`python -m torch.cuda._memory_viz trace_plot`, if torch is installed. Other programs: --program NAME='COMMAND {file}'.
-Prints the best CPU time of the repeats, and the largest peak memory.
+`python -m torch.cuda._memory_viz trace_plot`, if torch is installed. Prints the best CPU time of the repeats, and the
+largest peak memory.
+
+Other programs: --program NAME='COMMAND {file}'. docs/performance.md has figures of these:
+
+    pt-snap 0.4.1, from PyPI: --program pt-snap='pt-snap import --force --no-focus -o {out}.db {file}'
+    mosaic: no package is published, and pip cannot build its repository at commit 67b27bb (setup.py names folders that
+    do not exist), so it runs from the source tree with PYTHONPATH:
+    --program mosaic='python -m mosaic.cmd.get_memory_usage_peak --snapshot {file}' (stacks at the peak) and
+    --program mosaic-html='python -m mosaic.cmd.get_memory_profile --snapshot {file} --out-path {out}' (a chart)
 """
 
 from __future__ import annotations
@@ -19,6 +27,8 @@ import shlex
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -57,7 +67,25 @@ def record(events: int) -> dict[str, Any]:
         live = [block for block in segment["blocks"] if block["state"] != "inactive"]
         sizes = sum(block["size"] for block in live), sum(block["requested_size"] for block in live)
         segment |= {"allocated_size": sizes[0], "active_size": sizes[0], "requested_size": sizes[1], "frames": []}
+    snapshot["device_traces"] = [list(as_torch(snapshot["device_traces"][0]))]
     return snapshot
+
+
+def as_torch(trace: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield the entries as torch writes them: more texts, and a list of (shared) frames per allocation."""
+    stacks: dict[int, list[Any]] = {}
+    for entry in trace:
+        if entry["action"] == "alloc":
+            stacks[entry["addr"]] = list(entry["frames"])
+        texts = {"compile_context": "".join(("N", "/A")), "user_metadata": ""}
+        time = (1 << 50) + entry["time_us"]
+        yield {**entry, "time_us": time, **texts, "frames": stacks.get(entry["addr"], entry["frames"])}
+
+
+def write(file: Path, events: int) -> int:
+    snapshot = record(events)
+    file.write_bytes(pickle.dumps(snapshot, 4))
+    return len(snapshot["device_traces"][0])
 
 
 def measure(command: str, file: Path, out: Path) -> tuple[float, float]:
@@ -89,10 +117,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         file, out = Path(folder) / "snapshot.pickle", Path(folder) / "out.html"
         for events in options.events:
-            snapshot = record(events)
-            file.write_bytes(pickle.dumps(snapshot, 4))
-            count = len(snapshot["device_traces"][0])
-            del snapshot
+            with ProcessPoolExecutor(1) as pool:  # a peak includes that of the starting process
+                count = pool.submit(write, file, events).result()
             for name, command in programs.items():
                 out.unlink(missing_ok=True)
                 runs = [measure(command, file, out) for _ in range(options.repeats)]

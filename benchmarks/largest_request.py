@@ -25,7 +25,7 @@ from fake_cuda import allocator
 from fake_cuda.releases import RELEASES, minor
 from gpufrag.model.allocatable import Driver
 from gpufrag.model.fragmentation import measure
-from gpufrag.snapshot_file import read_recording
+from gpufrag.snapshot_file.recording import read_recording
 
 MIB, GIB = 1 << 20, 1 << 30
 CONFS = {  # and the first minor release of torch 2 that has the setting

@@ -24,7 +24,7 @@ from typing import Any
 
 from gpufrag.model.settings import parse_conf
 from gpufrag.model.trace.whatif import play, read_run
-from gpufrag.snapshot_file import read_recording
+from gpufrag.snapshot_file.recording import read_recording
 
 MIB = 1 << 20
 CONFS = {

@@ -46,6 +46,17 @@ def test_sidecar_is_scraped(cli, tmp_path, agents) -> None:
     assert len(lines) == 3
 
 
+def test_infinite_ratio_is_null_in_json(cli, monkeypatch) -> None:
+    from gpufrag.commands import top
+    from gpufrag.metrics.scraped import RankRow
+
+    row = RankRow("0", "0", free_total=1e19, largest_allocatable=5e-324)
+    monkeypatch.setattr(top, "_scraper", lambda address, options: lambda: [row])
+    text = cli.text("top", "http://127.0.0.1:1", "--json")
+    assert "Infinity" not in text
+    assert json.loads(text)["devices"][0]["ratio"] is None
+
+
 def test_plain_table_repeats_without_textual(cli, tmp_path, agents, monkeypatch, capsys) -> None:
     from gpufrag.commands import top
 

@@ -7,7 +7,7 @@ import pytest
 from gpufrag.model.fit import CONTEXT, Card, Fit, fit
 from gpufrag.model.settings import SEGMENT_GRID, Settings
 from gpufrag.model.trace.whatif import Run, begin, read_run
-from gpufrag.snapshot_file import read_recordings
+from gpufrag.snapshot_file.recording import read_recordings
 from helpers import TESTS
 
 

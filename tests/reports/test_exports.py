@@ -83,7 +83,7 @@ def counters(file: dict[str, Any], name: str) -> list[int]:
 
 def test_perfetto_counters_follow_the_trace(golden_case: GoldenCase) -> None:
     found = explained(golden_case.raw)
-    file = perfetto(found, golden_case.raw, "case")
+    file = perfetto(found, "case")
     assert max(counters(file, "reserved")) == golden_case.raw["stats"]["reserved_bytes.all.peak"]
     assert counters(file, "reserved")[-1] == found[0].profile.moments[-1].reserved
     times = [row["ts"] for row in file["traceEvents"] if row["ph"] == "C"]
@@ -92,7 +92,7 @@ def test_perfetto_counters_follow_the_trace(golden_case: GoldenCase) -> None:
 
 def test_perfetto_events_have_the_documented_fields() -> None:
     raw = load(SNAPSHOTS / "train-varlen.pickle.gz")
-    file = json.loads(json.dumps(perfetto(explained(raw), raw, "snapshot")))
+    file = json.loads(json.dumps(perfetto(explained(raw), "snapshot")))
     needed = {
         "M": {"name", "pid", "args"},
         "C": {"name", "pid", "ts", "args"},
@@ -115,7 +115,7 @@ def test_perfetto_marks_moments_and_calls() -> None:
     process.empty_cache()
     process.malloc(30 * MIB, 2)
     raw = process.snapshot()
-    file = perfetto(explained(raw), raw, "snapshot")
+    file = perfetto(explained(raw), "snapshot")
     names = [row["name"] for row in file["traceEvents"] if row["ph"] == "i"]
     assert sorted(names) == ["empty_cache", "most active memory", "worst moment"]
     block = next(row for row in file["traceEvents"] if row["ph"] == "b")
@@ -124,5 +124,5 @@ def test_perfetto_marks_moments_and_calls() -> None:
 
 
 def test_trace_without_times_counts_events(golden_case: GoldenCase) -> None:
-    file = perfetto(explained(golden_case.raw), golden_case.raw, "case")
+    file = perfetto(explained(golden_case.raw), "case")
     assert max(row.get("ts", 0) for row in file["traceEvents"]) < len(golden_case.raw["events"])

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from ..errors import UsageError, one_line
 from ..units import argument, format_bytes, format_duration, parse_duration, parse_memory
+from ..wire.codec import dumps
 from . import processes
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def run(options: argparse.Namespace) -> int:
         raise
     assert done is not None, "only a checkpoint ends without a result"
     coordinator.release(end=False)
-    print(json.dumps(_record(done), indent=2) if options.json else "\n".join(_lines(done, options.plan)))
+    print(dumps(_record(done), 2) if options.json else "\n".join(_lines(done, options.plan)))
     return 0
 
 

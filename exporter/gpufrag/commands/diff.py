@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import BadInput, UsageError
 from ..units import argument, whole
+from ..wire.codec import dumps
 from .explain import write_beside
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
         pairs = [(before[device], after[device]) for device in devices]
         write_beside("--html", options.html, html.render_diff(records, pairs, names), options.before, options.after)
     if options.json:
-        print(json.dumps({"before": names[0], "after": names[1], "devices": records}, indent=2))
+        print(dumps({"before": names[0], "after": names[1], "devices": records}, 2))
     else:
         bold = terminal.bold(sys.stdout)
         print("\n\n".join(report.diff_text(record, names, bold) for record in records))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..wire.codec import dumps
 from .arguments import folder_name, option
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
         if not options.json:
             print(outcome.line(emphasis), flush=True)
     if options.json:
-        print(json.dumps([outcome.as_record() for outcome in outcomes], indent=2))
+        print(dumps([outcome.as_record() for outcome in outcomes], 2))
     return 1 if failed(outcomes) else 0
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -13,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import BadInput, Unavailable, UsageError, one_line
 from ..units import argument, format_bytes, parse_memory, whole
-from ..wire.folder import write_file
 from .arguments import refuse_more_free_than_there_is
 
 if TYPE_CHECKING:
@@ -68,9 +66,9 @@ def add_device_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     from ..reports import explain as report
     from ..reports import terminal
-    from ..snapshot_file import load, name_of
+    from ..snapshot_file import name_of
 
-    name, raw = name_of(options.file), load(options.file)
+    name, raw = name_of(options.file), read(options.file)
     if isinstance(raw, Mapping) and {"schema", "identity", "cause"} <= raw.keys():
         if flag := next((flag for flag in FILES if getattr(options, flag[2:]) is not None), None):
             raise UsageError(f"{flag} requires a snapshot; an OOM report has no heap")
@@ -78,11 +76,23 @@ def run(options: argparse.Namespace) -> int:
     explained = [_with_settings(each, options) for each in profiles(raw, name, options)]
     write_files(explained, raw, options)
     if options.json:
-        print(json.dumps({"file": name, "devices": [report.as_record(each) for each in explained]}, indent=2))
+        from ..wire.codec import dumps
+
+        print(dumps({"file": name, "devices": [report.as_record(each) for each in explained]}, 2))
     else:
         bold = terminal.bold(sys.stdout)
         print("\n\n".join(report.as_text(each, name, bold) for each in explained))
     return 0
+
+
+def read(source: str) -> Any:
+    """Return what a file holds, with the trace in columns. Raises BadInput, Unavailable, UsageError."""
+    from ..reports.terminal import Progress
+    from ..snapshot_file import load
+
+    with Progress(sys.stderr) as progress:
+        progress.start("file")
+        return load(source, rows=True, progress=progress.show)
 
 
 def profiles(raw: Any, name: str, options: argparse.Namespace) -> list[Explained]:
@@ -106,28 +116,39 @@ def profiles(raw: Any, name: str, options: argparse.Namespace) -> list[Explained
 
 def write_files(explained: Sequence[Explained], raw: Any, options: argparse.Namespace) -> None:
     """Write the files that --html, --speedscope and --perfetto name. Raises BadInput, UsageError, Unavailable."""
-    from ..reports import exports, html
     from ..snapshot_file import name_of
-    from ..snapshot_file.recording import HOW
 
     name = name_of(options.file)
     if options.html:
-        write_beside("--html", options.html, html.render(explained, name), options.file)
+        from ..reports import html
+        from ..reports.terminal import Progress
+
+        with Progress(sys.stderr) as progress:
+            progress.start("report")
+            data = html.render(explained, name, progress.show)
+        write_beside("--html", options.html, data, options.file)
+    if options.speedscope or options.perfetto:
+        from ..reports import exports
+        from ..snapshot_file.recording import HOW
     if options.speedscope:
         data = _json(exports.speedscope(explained, raw, name))
         write_beside("--speedscope", options.speedscope, data, options.file)
     if options.perfetto:
         if not any(each.events for each in explained):
             raise BadInput(f"{name}: has no history for --perfetto; {HOW}")
-        write_beside("--perfetto", options.perfetto, _json(exports.perfetto(explained, raw, name)), options.file)
+        write_beside("--perfetto", options.perfetto, _json(exports.perfetto(explained, name)), options.file)
 
 
 def _json(record: Any) -> bytes:
-    return json.dumps(record, separators=(",", ":")).encode()
+    from ..wire.codec import dumps
+
+    return dumps(record).encode()
 
 
 def write_beside(flag: str, target: Path, data: bytes, *sources: str) -> None:
     """Write the file that `flag` names, and print its size. Raises UsageError if it is a source, Unavailable."""
+    from ..wire.folder import write_file
+
     if target.exists() and any(os.path.exists(source) and os.path.samefile(target, source) for source in sources):
         raise UsageError(f"{flag} {target} would overwrite the snapshot; choose another file")
     try:
@@ -141,9 +162,11 @@ def _explain_oom(raw: Mapping[str, Any], options: argparse.Namespace) -> int:
     from ..reports import oom, terminal
     from ..wire.oom_report import decode
 
-    report = decode(json.dumps(raw).encode())
+    report = decode(_json(raw))
     if options.json:
-        print(json.dumps(oom.whole_record(report), indent=2))
+        from ..wire.codec import dumps
+
+        print(dumps(oom.whole_record(report), 2))
     else:
         bold = terminal.bold(sys.stdout)
         print(bold(one_line(f"act: {report.next_step}")) + "\n\n" + oom.as_text(report, bold))
@@ -152,20 +175,20 @@ def _explain_oom(raw: Mapping[str, Any], options: argparse.Namespace) -> int:
 
 def _with_settings(explained: Explained, options: argparse.Namespace) -> Explained:
     """Replay the trace under other settings, unless it is too long."""
+    events, end = explained.events, explained.end
+    if options.no_whatif or not events or len(events) > MOST_EVENTS:
+        return explained
     from ..model.settings import parse_conf
     from ..model.trace.whatif import play, read_run
     from ..reports.explain import Tried
     from ..reports.terminal import Progress
 
-    events, end = explained.events, explained.end
-    if options.no_whatif or not events or len(events) > MOST_EVENTS:
-        return explained
     profile = explained.profile
     driver = profile.driver
     if driver.free is not None:  # before the process's first allocation
         driver = replace(driver, free=driver.free + profile.worst.reserved)
     try:
-        replayed = read_run(events, end, driver, driver.limit)
+        replayed = read_run(list(events), end, driver, driver.limit)
     except BadInput:  # a trace with gaps can be profiled, but not replayed
         return explained
     tried = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -12,12 +11,13 @@ from typing import TYPE_CHECKING
 from ..errors import BadInput
 from ..reports.terminal import Progress, bold
 from ..units import argument, format_bytes, parse_memory, whole
+from ..wire.codec import dumps
 
 if TYPE_CHECKING:
     from ..model.fit import Card, Fit
     from ..model.settings import Settings
     from ..model.trace.whatif import Run
-    from ..snapshot_file import Recording
+    from ..snapshot_file.recording import Recording
 
 CANDIDATES = ("", "expandable_segments:True", "max_split_size_mb:128", "roundup_power2_divisions:4")
 
@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     from ..model.fit import CARDS, Card
     from ..model.trace.whatif import on_any_device
-    from ..snapshot_file import read_recordings
+    from ..snapshot_file.recording import read_recordings
 
     cards = [Card(format_bytes(size), size) for size in options.card] if options.card else list(CARDS)
     records = []
@@ -62,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
         records.append({"device": recording.device, "fits": [asdict(fit) for fit in fits]})
         texts.append("\n".join(_lines(recording, fits, cards)))
     if options.json:
-        print(json.dumps({"file": options.file, "devices": records}, indent=2))
+        print(dumps({"file": options.file, "devices": records}, 2))
     else:
         print("\n\n".join(texts))
     return 0

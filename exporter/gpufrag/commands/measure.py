@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from dataclasses import replace
 
@@ -13,6 +12,7 @@ from ..model.settings import read_conf
 from ..reports import measure, terminal
 from ..snapshot_file import name_of, read
 from ..units import parse_memory, whole
+from ..wire.codec import dumps
 from .arguments import option, refuse_more_free_than_there_is
 
 
@@ -61,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
             "settings_known": saved.knows_settings,
             "devices": list(map(measure.as_record, devices)),
         }
-        print(json.dumps(record, indent=2))
+        print(dumps(record, 2))
         return 0
     print("\n\n".join(measure.as_text(device, name, terminal.bold(sys.stdout)) for device in devices))
     if not saved.knows_settings:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +14,7 @@ from ..oom_log import log_chunks, read_log
 from ..reports import oom, terminal
 from ..sidecar.oom_files import read_all
 from ..sidecar.sample_files import Skip
+from ..wire.codec import dumps
 from ..wire.folder import FileName, ReportName, to_read
 from ..wire.oom_report import OomReport
 from .arguments import FOLDER_HELP, folder_name, option
@@ -60,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
 def _list(options: argparse.Namespace) -> None:
     kept = _reports(options.folder)
     if options.json:
-        print(json.dumps(list(map(oom.as_record, kept)), indent=2))
+        print(dumps(list(map(oom.as_record, kept)), 2))
     elif kept:
         print(oom.list_text(kept, terminal.bold(sys.stdout)))
     else:
@@ -70,7 +70,7 @@ def _list(options: argparse.Namespace) -> None:
 def _show(options: argparse.Namespace) -> None:
     report = _find(options.id, _reports(options.folder))
     if options.json:
-        print(json.dumps(oom.whole_record(report), indent=2))
+        print(dumps(oom.whole_record(report), 2))
     else:
         print(oom.as_text(report, terminal.bold(sys.stdout)))
 
@@ -128,7 +128,7 @@ def _print_list(explained: Iterator[oom.Explained]) -> None:
     before = "["
     try:
         for found in explained:
-            print(before + json.dumps(oom.explained_record(found)), end="")
+            print(before + dumps(oom.explained_record(found)), end="")
             before = ",\n "
     except BaseException:
         if before != "[":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 
 from ..errors import BadInput
@@ -13,6 +12,7 @@ from ..reports import replay as report
 from ..reports import terminal
 from ..snapshot_file.recording import read_recording, read_run_of
 from ..units import parse_memory, whole
+from ..wire.codec import dumps
 from .arguments import option, release
 
 
@@ -55,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
         same_end=shape(replay.allocator.heap()) == shape(recording.end),
         older=recorded.older,
     )
-    print(json.dumps(report.as_record(result)) if options.json else report.as_text(result, terminal.bold(sys.stdout)))
+    print(dumps(report.as_record(result)) if options.json else report.as_text(result, terminal.bold(sys.stdout)))
     return 0
 
 

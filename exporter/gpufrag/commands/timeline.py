@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 
 from ..errors import BadInput
-from .explain import add_device_arguments, profiles, write_files
+from ..wire.codec import dumps
+from .explain import add_device_arguments, profiles, read, write_files
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,17 +22,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     from ..reports import explain as report
     from ..reports import terminal
-    from ..snapshot_file import load, name_of
-    from ..snapshot_file.recording import HOW
+    from ..snapshot_file import name_of
 
-    name, raw = name_of(options.file), load(options.file)
+    name, raw = name_of(options.file), read(options.file)
     explained = [each for each in profiles(raw, name, options) if each.profile.events]
     if not explained:
+        from ..snapshot_file.recording import HOW
+
         raise BadInput(f"{name}: has no history; {HOW}")
     write_files(explained, raw, options)
     found = [each.profile for each in explained]
     if options.json:
-        print(json.dumps({"file": name, "devices": list(map(report.timeline_record, found))}, indent=2))
+        print(dumps({"file": name, "devices": list(map(report.timeline_record, found))}, 2))
     else:
         bold = terminal.bold(sys.stdout)
         print("\n\n".join(report.timeline_text(profile, name, bold) for profile in found))

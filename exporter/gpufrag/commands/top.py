@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import Unavailable, UsageError
 from ..units import argument, parse_duration
+from ..wire.codec import dumps
 from ..wire.folder import to_read
 from .arguments import folder_name
 
@@ -66,7 +66,7 @@ def run(options: argparse.Namespace) -> int:
     with _reader(options) as read:
         if options.json:
             rows = top.chosen(read(), conditions, by, reverse)
-            print(json.dumps({"devices": [top.as_record(row) for row in rows]}, indent=2))
+            print(dumps({"devices": [top.as_record(row) for row in rows]}, 2))
             return 0
         if options.once or not sys.stdout.isatty():
             rows = top.chosen(read(), conditions, by, reverse)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import os
 import sys
@@ -14,13 +13,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..errors import BadInput, UsageError
 from ..reports.terminal import Progress
 from ..units import argument, parse_memory, whole
+from ..wire.codec import dumps
 from .arguments import refuse_more_free_than_there_is, release
 
 if TYPE_CHECKING:
     from ..model.settings import Settings
     from ..model.trace.comparison import Candidate, Compared
     from ..model.trace.whatif import Run
-    from ..snapshot_file import Recording
+    from ..snapshot_file.recording import Recording
 
 CANDIDATES = (
     "",  # torch's defaults
@@ -89,7 +89,7 @@ def run(options: argparse.Namespace) -> int:
     recordings = read_recordings(options.file, options.device, options.torch)
     devices, broken = _compare_all(recordings, options)
     if options.json:
-        print(json.dumps({"devices": [whatif.as_record(compared) for compared in devices]}, indent=2))
+        print(dumps({"devices": [whatif.as_record(compared) for compared in devices]}, 2))
     else:
         bold = terminal.bold(sys.stdout)
         print("\n\n".join(whatif.as_text(compared, bold) for compared in devices))

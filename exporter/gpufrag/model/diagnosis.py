@@ -101,16 +101,13 @@ def _dynamic_shapes(profile: Profile) -> Iterator[Finding]:
     """Many sizes from one call site leave gaps that fit none of the next ones."""
     if profile.worst.found.stranded < 0.05 * profile.worst.reserved:
         return
-    varying = _largest(
-        site for site in profile.stats.items() if site[0] and len(site[1].sizes) >= 8 and site[1].count >= 16
-    )
+    varying = _largest(site for site in profile.stats.items() if site[0] and site[1].sizes >= 8 and site[1].count >= 16)
     if varying:
         stack, stats = varying
-        at_least = "at least " if len(stats.sizes) >= 64 else ""
         yield Finding(
             "dynamic_shapes",
             "tensor sizes vary from step to step, so freed blocks do not fit the next request",
-            f"{where(stack)} allocated {at_least}{len(stats.sizes)} sizes above 1 MiB in {stats.count:,} allocations "
+            f"{where(stack)} allocated {stats.sizes:,} sizes above 1 MiB in {stats.count:,} allocations "
             f"({format_bytes(stats.size)} in total)",
             "pad or bucket the inputs to few shapes, or set expandable_segments:True",
         )

@@ -12,7 +12,7 @@ from ..model.culprits import Culprit, culprits
 from ..model.diagnosis import Assessment, Finding, assess_profile, findings, where
 from ..model.fragmentation import Fragmentation
 from ..model.heap import INACTIVE, Heap
-from ..model.trace.events import Event
+from ..model.trace.columns import Trace
 from ..model.trace.profile import Frames, Moment, Profile
 from ..units import format_bytes, format_duration
 from .terminal import Emphasis
@@ -38,7 +38,7 @@ class Explained:
     """A device's profile, the trace that it comes from, and the settings under which the trace was replayed."""
 
     profile: Profile
-    events: Sequence[Event]
+    events: Trace
     end: Heap
     tried: Sequence[Tried] = ()
 

@@ -10,8 +10,9 @@ from .. import __version__
 from ..model.call_sites import Stack, full_stack
 from ..model.culprits import stranded_shares
 from ..model.heap import INACTIVE, Heap
-from ..model.trace.events import ALLOC, EMPTY_CACHE, FREE_COMPLETED, OOM, Event
-from ..model.trace.profile import entry_positions, frames_of_blocks
+from ..model.trace.columns import Trace
+from ..model.trace.events import ALLOC, EMPTY_CACHE, FREE_COMPLETED, OOM
+from ..model.trace.profile import frames_of_blocks
 from .explain import Explained
 from .html.data import NO_STACK, full_stacks, sizes_after
 
@@ -86,62 +87,52 @@ def _frame(text: str) -> dict[str, Any]:
     return {"name": text, "file": file, "line": int(line)} if function and line.isdecimal() else {"name": text}
 
 
-def perfetto(explained: Sequence[Explained], raw: Any, name: str) -> dict[str, Any]:
+def perfetto(explained: Sequence[Explained], name: str) -> dict[str, Any]:
     """Return a file in the trace event format that Perfetto and chrome://tracing read: each device is a process.
 
     Without times in the trace an event takes a microsecond.
     """
-    rows = [row for each in explained if each.events for row in _trace(each, raw)]
+    rows = [row for each in explained if each.events for row in _trace(each)]
     about = {"file": name, "exporter": f"gpufrag {__version__}"}
     return {"displayTimeUnit": "ms", "otherData": about, "traceEvents": rows}
 
 
-def _trace(explained: Explained, raw: Any) -> Iterator[dict[str, Any]]:
+def _trace(explained: Explained) -> Iterator[dict[str, Any]]:
     events, profile = explained.events, explained.profile
     device = profile.device
-    entries = raw["device_traces"][device] if "events" not in raw else None
-    positions = entry_positions(events, entries) if entries else range(len(events))
-    times = _times(entries, positions) if entries else list(range(len(events)))
+    times = range(len(events)) if events.times is None else [time - events.times[0] for time in events.times]
     yield {"ph": "M", "name": "process_name", "pid": device, "args": {"name": f"device {device}"}}
     for title, moment in (("worst moment", profile.worst.events), ("most active memory", profile.peak.events)):
         yield _instant(title, device, times[max(0, moment - 1)])
     before = (-1, -1)
-    for event, time, after in zip(events, times, sizes_after(events, explained.end)):
-        if event.action in INSTANTS:
-            yield _instant(INSTANTS[event.action], device, time)
+    for action, time, after in zip(events.actions, times, sizes_after(events, explained.end)):
+        if action in INSTANTS:
+            yield _instant(INSTANTS[action], device, time)
         for kind, size, earlier in zip(("requested", "reserved"), after, before):
             if size != earlier:
                 yield {"ph": "C", "name": kind, "pid": device, "ts": time, "args": {"bytes": size}}
         before = after
     for begin, end in _largest_blocks(events):
-        event, frames = events[begin], entries[positions[begin]].get("frames") if entries else None
-        stack = full_stack(frames or ())
+        event, stack = events[begin], full_stack(events.frames[begin] or ())
         own = {"cat": "block", "name": next(iter(stack), NO_STACK), "pid": device, "tid": 0, "id": hex(begin)}
         about = {"address": hex(event.address or 0), "bytes": event.size, "stream": event.stream, "stack": list(stack)}
         yield {"ph": "b", "ts": times[begin], **own, "args": about}
         yield {"ph": "e", "ts": times[-1 if end is None else end], **own}
 
 
-def _times(entries: Sequence[Mapping[str, Any]], positions: Sequence[int]) -> list[int]:
-    """Return the time of each event in microseconds since the first; its number if the trace has no times."""
-    stamps = [entries[position].get("time_us") for position in positions]
-    known = [stamp for stamp in stamps if type(stamp) is int]
-    return [stamp - known[0] for stamp in known] if len(known) == len(stamps) else list(range(len(stamps)))
-
-
 def _instant(name: str, device: int, time: int) -> dict[str, Any]:
     return {"ph": "i", "name": name, "pid": device, "tid": 0, "ts": time, "s": "p"}
 
 
-def _largest_blocks(events: Sequence[Event]) -> list[tuple[int, int | None]]:
+def _largest_blocks(events: Trace) -> list[tuple[int, int | None]]:
     """Return the indices of allocation and free (None: live at the end) of the largest blocks of the trace."""
     ends: dict[int, int | None] = {}
-    live: dict[int | None, int] = {}
-    for index, event in enumerate(events):
-        if event.action == ALLOC:
+    live: dict[int, int] = {}
+    for index, (action, address) in enumerate(zip(events.actions, events.addresses)):
+        if action is ALLOC:
             ends[index] = None
-            live[event.address] = index
-        elif event.action == FREE_COMPLETED and event.address in live:
-            ends[live.pop(event.address)] = index
-    largest = heapq.nlargest(MOST_BLOCKS, ends, key=lambda index: (events[index].size, -index))
+            live[address] = index
+        elif action is FREE_COMPLETED and address in live:
+            ends[live.pop(address)] = index
+    largest = heapq.nlargest(MOST_BLOCKS, ends, key=lambda index: (events.sizes[index], -index))
     return [(index, ends[index]) for index in sorted(largest)]

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from ..model.allocatable import limited
 from ..model.needs import step_trace
+from ..model.trace.columns import Trace
 from ..model.trace.profile import profile_trace
 from ..wire.recording import DeviceRecording
 from . import html
@@ -18,6 +19,6 @@ def render(devices: Iterable[DeviceRecording], name: str) -> bytes:
 
 
 def _explained(found: DeviceRecording) -> Explained:
-    events = step_trace(found.events)
+    trace = Trace(step_trace(found.events))
     driver = limited(found.driver, found.heap.settings)
-    return Explained(profile_trace(None, events, found.heap, driver, {}), events, found.heap)
+    return Explained(profile_trace(trace, found.heap, driver, {}), trace, found.heap)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import pickle
 import re
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ..errors import BadInput
@@ -28,13 +28,15 @@ _LIST, _DICT, _FIRST_ITEM, _ITEM, _TUPLE, _TEXT, _SLOT = 72, 64, 216, 48, 64, 88
 constant."""
 _FREE_ITEMS = 5  # of a dict: the memory for the first item holds five
 _COSTS = {b"]": _LIST, b"}": _DICT + _FIRST_ITEM, b"\x8c": _TEXT} | dict.fromkeys((b"N", b")", b"\x88", b"\x89"), _SLOT)
-_QUICK_LIMIT = 9.5
+QUICK_LIMIT = 9.5
 """Bytes of memory per byte, without a dict's further items: at most 20 with those and with numbers."""
-_NUMBER = rb"K.|M..|J.{4}|\x8a(?:\x00|%s|\x09.{8}\x00)" % b"|".join(b"%c.{%d}" % (n, n) for n in range(1, 9))
+NUMBER = rb"K.|M..|J.{4}|\x8a(?:%s|\x00|\x09.{8}\x00)" % b"|".join(
+    b"%c.{%d}" % (n, n) for n in (7, 6, 8, 5, 4, 3, 2, 1)
+)
 _SHORT_TEXT = b"|".join(rb"\x%02x.{%d}" % (n, n) for n in range(256))
 _PLAIN = re.compile(
-    rb"(?s)(?:[()N\x88\x89}\]aesu\x94]|h.|\x8c(?:%s)|(?:%s)(?:%s)\x86|%s|j.{4}|G.{8}|\x95.{8}){1,2000}"
-    % (_SHORT_TEXT, _NUMBER, _NUMBER, _NUMBER)
+    rb"(?s)(?:[()N\x88\x89}\]aesu\x94]|h.|\x8c(?:%s)|(?:%s)(?:%s)\x86|%s|j.{4}|G.{8}){1,2000}"
+    % (_SHORT_TEXT, NUMBER, NUMBER, NUMBER)
 )
 """Instructions without a condition of their own; a tuple only in the form of a pool id, two numbers."""
 
@@ -42,7 +44,7 @@ _PLAIN = re.compile(
 class _Machine:
     """The state of one reading: its position, the stack, the memo, and the memory spent on containers."""
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes | bytearray) -> None:
         self.data = data
         self.left = COST_LIMIT * len(data) + (1 << 20)
         self.at = 0
@@ -63,7 +65,7 @@ class _Machine:
         if self.left < 0:
             raise BadInput(TOO_COSTLY)
 
-    def take(self, count: int) -> bytes:
+    def take(self, count: int) -> bytes | bytearray:
         start, self.at = self.at, self.at + count
         if self.at > len(self.data):
             raise IndexError(self.at)
@@ -95,7 +97,7 @@ class _Machine:
         return found
 
 
-def loads(data: bytes) -> Any:
+def loads(data: bytes | bytearray) -> Any:
     """Return the value of a pickle (protocol 4 or newer). Raises BadInput without the file's name."""
     if _is_quick(data):
         try:
@@ -114,22 +116,43 @@ def loads(data: bytes) -> Any:
         raise BadInput(f"it is damaged near byte {machine.at}") from None
 
 
-def _is_quick(data: bytes) -> bool:
+def _is_quick(data: bytes | bytearray) -> bool:
     """Return whether all instructions are harmless in any order and cannot fill the memory."""
-    cost = sum(cost * data.count(instruction) for instruction, cost in _COSTS.items())  # bytes of numbers count too
-    if not data.startswith((b"\x80\x04", b"\x80\x05")) or cost > _QUICK_LIMIT * len(data):
+    if not data.startswith((b"\x80\x04", b"\x80\x05")) or cost_of(data) > QUICK_LIMIT * len(data):
         return False
-    at, end = 2, len(data)
+    try:
+        *_, (_, end) = harmless(data, 2)
+    except ValueError:
+        return False
+    return data[end : end + 1] == b"."
+
+
+def cost_of(data: bytes | bytearray) -> int:
+    """Return the estimated bytes of memory of what a pickle holds, without a dict's further items and numbers."""
+    return sum(cost * data.count(instruction) for instruction, cost in _COSTS.items())  # bytes of numbers count too
+
+
+def harmless(data: bytes | bytearray, begin: int = 0) -> Iterator[tuple[int, int]]:
+    """Yield begin and end of the instructions between frames, up to the end of the data or the pickle.
+
+    Raises ValueError if one is not harmless in any order, or cut off.
+    """
+    at, end = begin, len(data)
     while at < end:
         if (found := _PLAIN.match(data, at)) is not None:
             at = found.end()
-        elif data[at] == _STOP:
-            return True
         elif data[at] == _LONG_TEXT:
             at += 5 + int.from_bytes(data[at + 1 : at + 5], "little")
+        elif data[at] == _FRAME:
+            yield begin, at
+            begin = at = at + 9
+        elif data[at] == _STOP:
+            break
         else:
-            return False
-    return False
+            raise ValueError(f"instruction {data[at]:#04x}")
+    if at > end:
+        raise ValueError("cut off")
+    yield begin, at
 
 
 Instruction = Callable[[_Machine], object]
@@ -208,7 +231,7 @@ def _items_cost(count: int) -> int:
     return _FIRST_ITEM + _ITEM * max(0, count - _FREE_ITEMS) if count else 0
 
 
-_STOP, _LONG_TEXT = ord("."), ord("X")
+_STOP, _LONG_TEXT, _FRAME = ord("."), ord("X"), 0x95
 _INSTRUCTIONS: Mapping[int, Instruction] = {
     0x80: _protocol,
     0x95: lambda machine: machine.take(8),  # the length of a frame

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ..errors import BadInput, UsageError
 from ..model.allocatable import limited
 from ..model.heap import Heap
-from ..model.trace.events import Event, parse_rows, parse_trace
+from ..model.trace.columns import Trace, read_trace
+from ..model.trace.events import parse_rows
 from ..model.trace.profile import Profile, frames_of_blocks, profile_heap, profile_trace
 from .reading import read_raw
 
 
 class DeviceProfile(NamedTuple):
     profile: Profile
-    events: Sequence[Event]
-    """Of its trace; empty if there is none."""
+    events: Trace
+    """Empty if there is no trace."""
     end: Heap
 
 
@@ -45,29 +46,29 @@ def read_profiles(
     for index in devices if device is None else [device]:
         heap = saved.heap.on_device(index)
         own = limited(replace(saved.driver, **driver), heap.settings)
-        entries, events = traces.get(index, (None, ()))
+        trace = traces.get(index, Trace())
         frames = frames_of_blocks(segments, index)
         profile, note = None, ""
-        if events:
+        if trace:
             try:
-                profile = profile_trace(entries, events, heap, own, frames, progress)
+                profile = profile_trace(trace, heap, own, frames, progress)
             except BadInput as error:  # the history's buffer was too small, for example
-                note, events = f"the trace does not fit the heap and is ignored: {error}", ()
+                note, trace = f"the trace does not fit the heap and is ignored: {error}", Trace()
         if profile is None:
             profile = replace(profile_heap(heap, own, frames), note=note)
-        result.append(DeviceProfile(replace(profile, others=others), events, heap))
+        result.append(DeviceProfile(replace(profile, others=others), trace, heap))
     return result
 
 
-def _traces(raw: Any) -> dict[int, tuple[Sequence[Mapping[str, Any]] | None, Sequence[Event]]]:
+def _traces(raw: Any) -> dict[int, Trace]:
     if not isinstance(raw, Mapping):
         return {}
     if isinstance(raw.get("events"), list):
         columns = raw.get("events_columns")
         if not isinstance(columns, list):
             raise BadInput("its events have no events_columns")
-        return {0: (None, parse_rows(raw["events"], columns))}
+        return {0: Trace(parse_rows(raw["events"], columns))}
     traces = raw.get("device_traces")
     if not isinstance(traces, list):
         return {}
-    return {index: (trace, parse_trace(trace)) for index, trace in enumerate(traces) if trace}
+    return {index: read_trace(trace) for index, trace in enumerate(traces) if trace}

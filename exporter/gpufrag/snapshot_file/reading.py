@@ -7,13 +7,13 @@ compressed file at most MOST_RATIO times its own size, and its data takes at mos
 from __future__ import annotations
 
 import gc
-import json
 import os
 import sys
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from io import BufferedReader
 from pathlib import Path
 from reprlib import repr as shown
@@ -24,7 +24,7 @@ from ..model.allocatable import Driver
 from ..model.heap import Heap, parse
 from ..model.settings import Settings, infer_release, parse_release
 from ..units import format_bytes, parse_bytes
-from . import plain_pickle
+from . import plain_pickle, trace_rows
 
 MAX_BYTES = 512 << 20
 """Of a file, decompressed. A million events with Python stacks take about a tenth of it."""
@@ -97,9 +97,17 @@ def size_of(raw: Mapping[str, Any], key: str) -> int | None:
     return value
 
 
-def load(source: str | Path, *, stdin: BufferedReader | None = None, max_bytes: int | None = None) -> Any:
+def load(
+    source: str | Path,
+    *,
+    stdin: BufferedReader | None = None,
+    max_bytes: int | None = None,
+    rows: bool = False,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Any:
     """Return what torch dumped (a dict, or the list of segments) or the JSON of it, gzipped or not, unchecked.
 
+    rows: leave the entries of a pickled trace in columns, where possible (trace_rows); `progress` is called then.
     `source` is a path, or "-" for `stdin` (default: sys.stdin). Raises BadInput if it is no such file or exceeds its
     bounds, Unavailable if it cannot be read, UsageError if GPUFRAG_MAX_SNAPSHOT is not a size.
     """
@@ -108,7 +116,11 @@ def load(source: str | Path, *, stdin: BufferedReader | None = None, max_bytes: 
         max_bytes = parse_bytes(os.environ.get("GPUFRAG_MAX_SNAPSHOT") or str(MAX_BYTES))
     try:
         with without_gc():
-            return _decode(_bytes_of(source, name, stdin, max_bytes), name)
+            return _decode(
+                _bytes_of(source, name, stdin, max_bytes),
+                name,
+                partial(trace_rows.loads, progress=progress) if rows else None,
+            )
     except MemoryError:
         raise Unavailable(f"{name}: not enough memory; read it on a larger machine") from None
 
@@ -125,7 +137,7 @@ def without_gc() -> Iterator[None]:
             gc.enable()
 
 
-def _bytes_of(source: str | Path, name: str, stdin: BufferedReader | None, max_bytes: int) -> bytes:
+def _bytes_of(source: str | Path, name: str, stdin: BufferedReader | None, max_bytes: int) -> bytearray:
     with unreadable_is_unavailable(name, "snapshot", _HOW):
         if str(source) == STDIN:
             return _decompressed(stdin or _own_stdin(), name, max_bytes)
@@ -139,7 +151,7 @@ def _own_stdin() -> BufferedReader:
     return open(sys.stdin.fileno(), "rb", closefd=False)
 
 
-def _decompressed(file: BufferedReader, name: str, max_bytes: int) -> bytes:
+def _decompressed(file: BufferedReader, name: str, max_bytes: int) -> bytearray:
     """Return all bytes of the file; its first byte decides whether the rest is read."""
     head = file.peek(1)[:1]
     if not head:
@@ -154,7 +166,7 @@ def _decompressed(file: BufferedReader, name: str, max_bytes: int) -> bytes:
                 f"{name}: larger than {format_bytes(max_bytes)} decompressed; record it with a smaller max_entries, "
                 "or raise GPUFRAG_MAX_SNAPSHOT"
             )
-    return bytes(data)
+    return data
 
 
 def _inflated(file: BufferedReader, name: str) -> Iterator[bytes]:
@@ -179,23 +191,26 @@ def _inflated(file: BufferedReader, name: str) -> Iterator[bytes]:
         raise BadInput(f"{name}: its gzip stream is cut off or damaged; copy it again")
 
 
-def _decode(data: bytes, name: str) -> Any:
+def _decode(data: bytearray, name: str, read_rows: Callable[[bytearray], Any] | None) -> Any:
     try:
         if data[:1] == _PICKLE:
-            return plain_pickle.loads(data)
+            found = None if read_rows is None else read_rows(data)
+            return plain_pickle.loads(data) if found is None else found
         if data[:1] in _JSON and data.strip():
             return _from_json(data)
     except BadInput as error:
         raise BadInput(f"{name}: {error}; {_HOW}") from None
-    raise _foreign(data[:1], name)
+    raise _foreign(bytes(data[:1]), name)
 
 
-def _from_json(data: bytes) -> Any:
+def _from_json(data: bytearray) -> Any:
     cost = sum(size * data.count(sign) for sign, size in _JSON_COST.items())
     if cost > plain_pickle.COST_LIMIT * len(data) + (1 << 20):
         raise BadInput(
             f"its data takes more than {plain_pickle.COST_LIMIT} times its size in memory, which no snapshot does"
         )
+    import json  # not needed for a pickle, and takes a tenth of the time of a small one
+
     try:
         return json.loads(data, parse_constant=_no_number, parse_int=_within_64_bits)
     except UnicodeDecodeError:

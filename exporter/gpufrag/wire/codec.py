@@ -7,6 +7,7 @@ with more items than its annotation allows, as in `Annotated[tuple[X, ...], Most
 from __future__ import annotations
 
 import json
+import math
 import types
 import typing
 from collections import defaultdict
@@ -66,6 +67,23 @@ def decode(kind: type[Record], data: bytes, name: str, schema: int, most: int) -
 def loads(data: bytes) -> Any:
     """Parse strict JSON in UTF-8. Raises ValueError, or RecursionError if it is nested too deeply."""
     return _STRICT.decode(data.decode())
+
+
+def dumps(record: Any, indent: int | None = None) -> str:
+    """Return strict JSON: a number that is infinite or undefined becomes null, as one that is unknown."""
+    separators = (",", ":") if indent is None else None
+    try:
+        return json.dumps(record, indent=indent, separators=separators, allow_nan=False)
+    except ValueError:
+        return json.dumps(_finite(record), indent=indent, separators=separators)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def read(kind: type[Record], raw: Any) -> Record:

@@ -7,6 +7,7 @@ import pytest
 from gpufrag.model.allocatable import Driver
 from gpufrag.model.fragmentation import measure
 from gpufrag.model.heap import INACTIVE, Heap
+from gpufrag.model.trace.columns import Trace
 from gpufrag.model.trace.history import heaps_at, rewind
 from gpufrag.snapshot_file.profile import read_profiles
 from helpers import GoldenCase
@@ -20,7 +21,7 @@ def shape(heap: Heap) -> list[tuple[int, tuple[int, ...], list[bool]]]:
 def test_heaps_at_both_ends_are_those_of_the_trace(golden_case: GoldenCase) -> None:
     events = golden_case.events
     middle = len(events) // 2
-    heaps = heaps_at(events, golden_case.heap, [0, middle, len(events)])
+    heaps = heaps_at(Trace(events), golden_case.heap, [0, middle, len(events)])
     assert heaps[0].segments == ()
     assert shape(heaps[len(events)]) == shape(golden_case.heap)
     assert shape(heaps[middle]) == shape(rewind(events[middle:], golden_case.heap).heap)

@@ -9,7 +9,7 @@ import pytest
 
 from gpufrag.model.settings import parse_conf
 from gpufrag.model.trace.whatif import Run, play, read_run
-from gpufrag.snapshot_file import read_recording
+from gpufrag.snapshot_file.recording import read_recording
 from helpers import TESTS, kept_block
 
 FOLDER = TESTS / "fixtures" / "whatif"

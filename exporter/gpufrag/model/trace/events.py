@@ -58,14 +58,15 @@ def parse_rows(rows: Iterable[Sequence[Any]], columns: Sequence[str]) -> list[Ev
     return events
 
 
-def parse_trace(entries: Iterable[Mapping[str, Any]]) -> list[Event]:
+def parse_trace(entries: Iterable[Mapping[str, Any]], first: int = 0) -> list[Event]:
     """Return the events of one device from torch's `device_traces`; skips entries that are not memory events.
 
-    If stacks were recorded, they reveal which segments an empty_cache released. Raises BadInput, naming the entry.
+    If stacks were recorded, they reveal which segments an empty_cache released. Raises BadInput, naming the entry by
+    its number, counted from `first`.
     """
     events: list[Event] = []
     new = tuple.__new__  # a third of the time of Event's own constructor
-    for index, entry in enumerate(entries):
+    for index, entry in enumerate(entries, first):
         try:
             action = entry["action"]
             if action in PASSED_OVER:

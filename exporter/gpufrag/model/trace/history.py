@@ -14,7 +14,8 @@ from typing import NamedTuple
 from ...errors import BadInput
 from ..heap import ALLOCATED, AWAITING, DEFAULT_POOL, INACTIVE, MOST, Heap, Segment
 from ..settings import SMALL_REQUEST, SMALL_SEGMENT, Settings
-from .events import ALLOC, FREE_COMPLETED, FREE_REQUESTED, GROWS, OOM, SHRINKS, Event
+from .columns import Trace
+from .events import ALLOC, FREE_COMPLETED, FREE_REQUESTED, GROWS, SHRINKS, Event
 
 LOST_POOL = (0, MOST)
 """Stands for a private pool that ended: before torch 2.5 none was expandable, so each plain segment was in one."""
@@ -36,19 +37,12 @@ def rewind(events: Sequence[Event], end: Heap) -> Beginning:
     one plus the tail that torch would not split off, limited by blocks that began after it during its life. Raises
     BadInput if the events do not lead to `end`: the trace has gaps, or belongs to another device or time.
     """
-    blocks = _Blocks(end)
-    ranges = _Ranges(end)
-    for index in range(len(events) - 1, -1, -1):
-        event = events[index]
-        if event.address is not None and event.action != OOM:
-            (ranges if event.action in GROWS or event.action in SHRINKS else blocks).undo(index, event)
-    live = blocks.live()
-    segments = tuple(_fill(segment, _within(live, segment), end.settings) for segment in ranges.segments())
-    return Beginning(tuple(allocations(segments)), Heap(segments, end.settings), events)
+    heap = heaps_at(events if isinstance(events, Trace) else Trace(events), end, [0])[0]
+    return Beginning(tuple(allocations(heap.segments)), heap, events)
 
 
 def heaps_at(
-    events: Sequence[Event],
+    trace: Trace,
     end: Heap,
     moments: Iterable[int],
     progress: Callable[[int, int], None] = lambda done, total: None,
@@ -57,19 +51,20 @@ def heaps_at(
 
     Blocks that wait for a stream count as allocated. Raises BadInput as `rewind` does.
     """
-    wanted = set(moments)
-    device = end.devices[0] if end.devices else 0
     blocks, ranges = _Blocks(end), _Ranges(end)
     heaps: dict[int, Heap] = {}
-    for index in range(len(events), min(wanted, default=0) - 1, -1):
-        if index < len(events) and (event := events[index]).address is not None:
-            (ranges if event.action in GROWS or event.action in SHRINKS else blocks).undo(index, event)
-        if index % 16384 == 0:
-            progress(len(events) - index, len(events))
-        if index in wanted:
-            live = blocks.live()
-            segments = (_fill(segment, _within(live, segment), end.settings) for segment in ranges.segments())
-            heaps[index] = Heap(tuple(segment._replace(device=device) for segment in segments), end.settings)
+    others, last = list(trace.others), len(trace)
+    for moment in sorted(set(moments), reverse=True):
+        blocks.undo(trace, moment, last)
+        while others and others[-1] >= moment:
+            index = others.pop()
+            if (event := trace[index]).action in GROWS or event.action in SHRINKS:
+                ranges.undo(index, event)
+        live = blocks.live()
+        segments = (_fill(segment, _within(live, segment), end.settings) for segment in ranges.segments())
+        heaps[moment] = Heap(tuple(segments), end.settings)
+        last = moment
+        progress(len(trace) - last, len(trace))
     return heaps
 
 
@@ -105,38 +100,46 @@ class _Blocks:
         self._unsized: list[int] = []  # addresses of the live blocks of unknown size, in order
         self._ends: dict[int, int] = {}
 
-    def undo(self, index: int, event: Event) -> None:
-        address = event.address
-        assert address is not None
-        if event.action == FREE_COMPLETED or (event.action == FREE_REQUESTED and address not in self._requested):
-            if address in self._requested and address not in self._awaiting:
-                raise BadInput(f"event {index} frees {address:#x}, which is live later without an allocation")
-            self._requested[address] = event.size
-            if address not in self._sizes:
-                insort(self._unsized, address)
-        elif event.action == ALLOC:
-            if self._requested.pop(address, None) is None:
-                raise BadInput(
-                    f"event {index} allocates {address:#x}, which is neither freed later nor live at the end: "
-                    "the trace has gaps, or it and the segments are not from one run"
-                )
-            if self._sizes.pop(address, None) is None:
-                del self._unsized[bisect_left(self._unsized, address)]
-                self._ends.pop(address, None)
-            self._bound(address)
-        self._awaiting.discard(address)
-
-    def _bound(self, begin: int) -> None:
-        """The previous block had ended where this one began. The earliest such place is the tightest bound."""
-        at = bisect_left(self._unsized, begin) - 1
-        if at >= 0:
-            before = self._unsized[at]
-            self._ends[before] = min(begin, self._ends.get(before, begin))
+    def undo(self, trace: Trace, first: int, last: int) -> None:
+        """Undo the events `first` to `last` of a trace, all in one call: a call per event takes twice the time."""
+        requested, sizes, awaiting = self._requested, self._sizes, self._awaiting
+        unsized, ends = self._unsized, self._ends
+        columns = (reversed(each[first:last]) for each in (trace.actions, trace.addresses, trace.sizes))
+        for index, action, address, size in zip(range(last - 1, first - 1, -1), *columns):
+            if action is ALLOC:
+                if requested.pop(address, None) is None:
+                    raise _allocated_and_gone(index, address)
+                at = bisect_left(unsized, address)
+                if sizes.pop(address, None) is None and address in ends:
+                    del ends[address], unsized[at]
+                if at and ends[before := unsized[at - 1]] > address:  # it had ended where this block began
+                    ends[before] = address
+                continue
+            if action is FREE_COMPLETED and address in requested and address not in awaiting:
+                raise _freed_and_live(index, address)
+            if action is FREE_COMPLETED or (action is FREE_REQUESTED and address not in requested):
+                requested[address] = size
+                if size > SMALL_REQUEST and address not in sizes:  # a small block is never larger than rounded
+                    insort(unsized, address)
+                    ends[address] = MOST
+            if awaiting:
+                awaiting.discard(address)
 
     def live(self) -> list[_Live]:
         """By address."""
         sizes, ends = self._sizes, self._ends
         return [_Live(at, self._requested[at], sizes.get(at), ends.get(at)) for at in sorted(self._requested)]
+
+
+def _freed_and_live(index: int, address: int) -> BadInput:
+    return BadInput(f"event {index} frees {address:#x}, which is live later without an allocation")
+
+
+def _allocated_and_gone(index: int, address: int) -> BadInput:
+    return BadInput(
+        f"event {index} allocates {address:#x}, which is neither freed later nor live at the end: the trace has gaps, "
+        "or it and the segments are not from one run"
+    )
 
 
 class _Ranges:
@@ -145,6 +148,7 @@ class _Ranges:
     def __init__(self, end: Heap) -> None:
         self._segments = {segment.address: _bare(segment, segment.address, segment.size) for segment in end.segments}
         self._starts = sorted(self._segments)
+        self._device = end.devices[0] if end.devices else 0
         only_private = end.settings.expandable_segments and end.settings.torch < (2, 5)
         self._plain_pool = LOST_POOL if only_private else DEFAULT_POOL
 
@@ -166,7 +170,9 @@ class _Ranges:
         expandable = event.action == "segment_unmap"
         small = event.size == SMALL_SEGMENT
         pool = self._plain_pool if event.pool == DEFAULT_POOL and not expandable else event.pool
-        segment = Segment(0, address, event.stream, small, pool, expandable, (event.size,), (0,), (INACTIVE,))
+        segment = Segment(
+            self._device, address, event.stream, small, pool, expandable, (event.size,), (0,), (INACTIVE,)
+        )
         self._put(self._joined(segment) if expandable else segment)
 
     def _joined(self, segment: Segment) -> Segment:
@@ -218,7 +224,9 @@ def _bare(segment: Segment, address: int, size: int) -> Segment:
 
 
 def _fill(segment: Segment, live: Sequence[_Live], settings: Settings) -> Segment:
-    """Return the segment with its live blocks, and free blocks between them."""
+    """Return the segment, which has no blocks, with its live blocks, and free blocks between them."""
+    if not live:
+        return segment
     sizes: list[int] = []
     requested: list[int] = []
     states: list[str] = []
@@ -226,19 +234,19 @@ def _fill(segment: Segment, live: Sequence[_Live], settings: Settings) -> Segmen
     limits = [block.address for block in live[1:]] + [end]
     for (address, asked, size, known_end), limit in zip(live, limits):
         if address > at:
-            _append(sizes, requested, states, address - at, 0, INACTIVE)
+            sizes.append(address - at)
+            requested.append(0)
+            states.append(INACTIVE)
         whole = size or _probable_size(segment, settings, asked, min(limit, known_end or limit) - address)
-        _append(sizes, requested, states, whole, asked, ALLOCATED)
+        sizes.append(whole)
+        requested.append(asked)
+        states.append(ALLOCATED)
         at = address + whole
     if end > at:
-        _append(sizes, requested, states, end - at, 0, INACTIVE)
+        sizes.append(end - at)
+        requested.append(0)
+        states.append(INACTIVE)
     return segment._replace(sizes=tuple(sizes), requested=tuple(requested), states=tuple(states))
-
-
-def _append(sizes: list[int], requested: list[int], states: list[str], size: int, asked: int, state: str) -> None:
-    sizes.append(size)
-    requested.append(asked)
-    states.append(state)
 
 
 def _probable_size(segment: Segment, settings: Settings, asked: int, room: int) -> int:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
+from ...errors import BadInput
 from ..allocatable import Driver
 from ..call_sites import Stack, call_site, frames_of
 from ..fragmentation import Fragmentation, measure
 from ..heap import INACTIVE, Heap
-from .events import ALLOC, EMPTY_CACHE, FREE_COMPLETED, GROWS, OOM, SHRINKS, Event
+from .columns import Trace
+from .events import ALLOC, EMPTY_CACHE, FREE_COMPLETED, OOM, SHRINKS
 from .history import heaps_at
 
 STRETCHES = 32
 """The number of equal stretches of the trace; each is measured once, where most memory is active."""
-MOST_SIZES = 64
 NEARLY_FULL = 0.05
 """Free share of the limit below which the ratio is not meaningful."""
 LARGE = 1 << 20
@@ -25,14 +27,10 @@ SHORT = 0.02
 
 @dataclass
 class SiteStats:
-    """What one call site allocated in the trace."""
+    """What one call site allocated in the trace; the sums are for when all of it was read."""
 
-    count: int = 0
-    size: int = 0
-    small: int = 0
-    """Allocations of at most LARGE bytes."""
-    sizes: set[int] = field(default_factory=set)
-    """Distinct sizes above LARGE, at most MOST_SIZES."""
+    counts: dict[int, int] = field(default_factory=dict)
+    """Allocations by size."""
     kept: int = 0
     kept_size: int = 0
     """Allocations, and their bytes, that are live at the end."""
@@ -42,6 +40,24 @@ class SiteStats:
     """Whether torch.optim allocated for it."""
     late: bool = False
     """Whether blocks above LARGE had been freed before its first allocation: it fills their gaps."""
+
+    @cached_property
+    def count(self) -> int:
+        return sum(self.counts.values())
+
+    @cached_property
+    def size(self) -> int:
+        return sum(size * count for size, count in self.counts.items())
+
+    @cached_property
+    def small(self) -> int:
+        """Allocations of at most LARGE bytes."""
+        return sum(count for size, count in self.counts.items() if size <= LARGE)
+
+    @cached_property
+    def sizes(self) -> int:
+        """Distinct sizes above LARGE."""
+        return sum(size > LARGE for size in self.counts)
 
 
 Frames = Sequence[Any]
@@ -124,8 +140,7 @@ def profile_heap(heap: Heap, driver: Driver, frames: Mapping[int, Frames]) -> Pr
 
 
 def profile_trace(
-    entries: Sequence[Mapping[str, Any]] | None,
-    events: Sequence[Event],
+    trace: Trace,
     end: Heap,
     driver: Driver,
     frames: Mapping[int, Frames],
@@ -133,12 +148,11 @@ def profile_trace(
 ) -> Profile:
     """Return the profile of a device's trace that ends in the heap `end`.
 
-    entries: torch's trace entries, which have stacks and times; None if there are only events. driver: its figures at
-    the end. frames: those of the blocks that are live at the end. Raises BadInput if trace and heap do not fit.
+    driver: its figures at the end. frames: those of the blocks that are live at the end. Raises BadInput if trace and
+    heap do not fit.
     """
-    positions = entry_positions(events, entries) if entries is not None else range(len(events))
-    chosen, peak_reserved = _choose(events, end)
-    heaps = heaps_at(events, end, chosen, progress)
+    chosen, peak_reserved = _choose(trace, end)
+    heaps = heaps_at(trace, end, chosen, progress)
     reserved_end = sum(segment.size for segment in end.segments)
     moments, drivers = [], {}
     for moment in chosen:
@@ -146,14 +160,15 @@ def profile_trace(
         reserved = sum(segment.size for segment in heap.segments)
         free = None if driver.free is None else max(0, driver.free + reserved_end - reserved)
         drivers[moment] = replace(driver, free=free)
-        time = _seconds(entries, positions, moment)
+        time = None if trace.times is None else (trace.times[max(0, moment - 1)] - trace.times[0]) / 1e6
         moments.append(Moment(moment, time, measure(heap, drivers[moment])))
     worst = max(moments, key=_badness)
     peak = max(moments, key=lambda moment: moment.active)
-    walk = _Walk(events, entries, positions, end, worst.events, peak.events)
+    walk = _Walk(trace, worst.events, peak.events)
     known = walk.frames_at_worst
-    if worst.events == len(events):
+    if worst.events == len(trace):
         known = {**known, **frames}
+    empty_caches, emptied = _empty_caches(trace)
     return Profile(
         device=end.devices[0] if end.devices else 0,
         heap=heaps[worst.events],
@@ -164,11 +179,11 @@ def profile_trace(
         worst=worst,
         peak=peak,
         peak_reserved=peak_reserved,
-        events=len(events),
+        events=len(trace),
         stats=walk.stats,
-        empty_caches=walk.empty_caches,
-        emptied=walk.emptied,
-        ooms=walk.ooms,
+        empty_caches=empty_caches,
+        emptied=emptied,
+        ooms=sum(trace.actions[index] is OOM for index in trace.others),
         temporary=walk.temporary,
     )
 
@@ -204,124 +219,98 @@ def call_sites_of(frames: Mapping[int, Frames]) -> dict[int, Stack]:
     return sites
 
 
-def entry_positions(events: Sequence[Event], entries: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Return the index of the trace entry of each event; marks that the parser added have that of the next one."""
-    positions, at = [], 0
-    for event in events:
-        if event.action != EMPTY_CACHE:
-            while entries[at]["action"] != event.action:
-                at += 1
-        positions.append(at)
-        at += event.action != EMPTY_CACHE
-    return positions
-
-
-def _seconds(entries: Sequence[Mapping[str, Any]] | None, positions: Sequence[int], moment: int) -> float | None:
-    if not entries:
-        return None
-    first, last = entries[0].get("time_us"), entries[positions[max(0, moment - 1)]].get("time_us")
-    return (last - first) / 1e6 if isinstance(first, int) and isinstance(last, int) else None
-
-
-def _choose(events: Sequence[Event], end: Heap) -> tuple[list[int], int]:
+def _choose(trace: Trace, end: Heap) -> tuple[list[int], int]:
     """Return where most memory is active in each stretch, the end included, and the peak of reserved memory."""
-    stretch = max(1, -(-len(events) // STRETCHES))
-    best: dict[int, tuple[int, int]] = {}
-    active = reserved = most_reserved = 0
-    for index, event in enumerate(events):
-        if event.action == ALLOC:
-            active += event.size
-        elif event.action == FREE_COMPLETED:
-            active -= event.size
-        elif event.action in GROWS:
-            reserved += event.size
-            most_reserved = max(most_reserved, reserved)
-        elif event.action in SHRINKS:
-            reserved -= event.size
-        number = index // stretch
-        if number not in best or active > best[number][0]:
-            best[number] = (active, index + 1)
-    begin = sum(segment.size for segment in end.segments) - reserved
-    return sorted({*(moment for _, moment in best.values()), len(events)}), begin + most_reserved
+    active = trace.active()
+    stretch = max(1, -(-len(trace) // STRETCHES))
+    moments = {len(trace)}
+    for first in range(0, len(trace), stretch):
+        part = active[first : first + stretch]
+        moments.add(first + part.index(max(part)) + 1)
+    reserved = [size for _, size in trace.reserved()] or [0]
+    begin = sum(segment.size for segment in end.segments) - reserved[-1]
+    return sorted(moments), begin + max(0, *reserved)
+
+
+def _empty_caches(trace: Trace) -> tuple[int, int]:
+    """Return how often empty_cache was called, and the bytes that it returned."""
+    calls = emptied = following = 0
+    for index in trace.others:
+        if trace.actions[index] is EMPTY_CACHE:
+            calls, following = calls + 1, index + 1
+        elif index == following and trace.actions[index] in SHRINKS:
+            emptied, following = emptied + trace.sizes[index], index + 1
+    return calls, emptied
 
 
 class _Walk:
     """One pass over the trace that collects what each call site does."""
 
-    def __init__(
-        self,
-        events: Sequence[Event],
-        entries: Sequence[Mapping[str, Any]] | None,
-        positions: Sequence[int],
-        end: Heap,
-        worst: int,
-        peak: int,
-    ) -> None:
+    def __init__(self, trace: Trace, worst: int, peak: int) -> None:
         self.stats: dict[Stack, SiteStats] = {}
-        self.empty_caches = self.emptied = self.ooms = 0
-        self.frames_at_worst: dict[int, Frames] = {}
-        self.temporary: Temporary | None = None
+        self._trace = trace
+        self._stats: dict[tuple[int, ...], SiteStats] = {}
+        """By the identities of a stack's frames: torch shares frames, but seldom the lists of them."""
+        self._counts: dict[tuple[int, ...], dict[int, int]] = {}
         self._freed_large = False
-        stacks: dict[int, tuple[Stack, bool]] = {}
-        live: dict[int, tuple[Stack, int, int]] = {}
-        at_peak: dict[int, tuple[Stack, int, int]] = {}
-        at_worst: dict[int, tuple[Stack, int, int]] = {}
-        short = max(64, int(SHORT * len(events)))
-        emptying = False
-        for index, event in enumerate(events):
-            if index == worst:
-                at_worst = dict(live)
-            if index == peak:
-                at_peak = dict(live)
-            action = event.action
-            if action == ALLOC:
-                frames = entries[positions[index]].get("frames") or () if entries is not None else ()
-                if (known := stacks.get(id(frames))) is None:
-                    known = stacks[id(frames)] = call_site(frames), _is_optimizer(frames)
-                self._allocate(known, event)
-                live[event.address or 0] = known[0], event.size, index
-            elif action == FREE_COMPLETED:
-                self._freed_large = self._freed_large or event.size > LARGE
-                begun = live.pop(event.address or 0, None)
-                if begun is not None and event.address in at_peak and at_peak[event.address] == begun:
-                    self._end_of_temporary(begun, index, short)
-            elif action == EMPTY_CACHE:
-                self.empty_caches += 1
-            elif action == OOM:
-                self.ooms += 1
-            if action in SHRINKS and (emptying or (index and events[index - 1].action == EMPTY_CACHE)):
-                self.emptied += event.size
-                emptying = True
-            else:
-                emptying = False
-        if worst >= len(events):
-            at_worst = live
-        if entries is not None:
-            for address, (_, _, index) in at_worst.items():
-                if frames := entries[positions[index]].get("frames"):
-                    self.frames_at_worst[address] = frames
-        for stack, size, index in live.values():
-            stats = self.stats[stack]
+        live: dict[int, int] = {}
+        """The event that allocated the block at an address."""
+        at_worst = at_peak = live
+        begin = 0
+        for moment in sorted({worst, peak, len(trace)}):
+            self._read(begin, moment, live)
+            begin = moment
+            if moment == worst:
+                at_worst = live.copy()
+            if moment == peak:
+                at_peak = live.copy()
+        self.frames_at_worst: dict[int, Frames] = {
+            address: frames for address, index in at_worst.items() if (frames := trace.frames[index])
+        }
+        self.temporary = self._largest_temporary(at_peak, peak)
+        for index in live.values():
+            stats = self._stats[tuple(map(id, trace.frames[index]))]
             stats.kept += 1
-            stats.kept_size += size
-            stats.kept_stretches.add(10 * index // max(1, len(events)))
+            stats.kept_size += trace.sizes[index]
+            stats.kept_stretches.add(10 * index // max(1, len(trace)))
 
-    def _allocate(self, known: tuple[Stack, bool], event: Event) -> None:
-        stats = self.stats.get(known[0])
-        if stats is None:
-            stats = self.stats[known[0]] = SiteStats(late=self._freed_large)
-        stats.count += 1
-        stats.size += event.size
-        stats.optimizer = stats.optimizer or known[1]
-        if event.size <= LARGE:
-            stats.small += 1
-        elif len(stats.sizes) < MOST_SIZES:
-            stats.sizes.add(event.size)
+    def _read(self, first: int, last: int, live: dict[int, int]) -> None:
+        trace, known = self._trace, self._counts
+        columns = (each[first:last] for each in (trace.actions, trace.addresses, trace.sizes, trace.frames))
+        for index, action, address, size, frames in zip(range(first, last), *columns):
+            if action is ALLOC:
+                stack = tuple(map(id, frames))
+                if stack not in known:
+                    self._stats[stack] = self._stats_of(frames)
+                    known[stack] = self._stats[stack].counts
+                counts = known[stack]
+                counts[size] = counts.get(size, 0) + 1
+                live[address] = index
+            elif action is FREE_COMPLETED:
+                live.pop(address, None)
+                if size > LARGE:
+                    self._freed_large = True
 
-    def _end_of_temporary(self, begun: tuple[Stack, int, int], index: int, short: int) -> None:
-        stack, size, start = begun
-        if index - start <= short and (self.temporary is None or size > self.temporary.size):
-            self.temporary = Temporary(stack, size)
+    def _stats_of(self, frames: Frames) -> SiteStats:
+        try:
+            stats = self.stats.setdefault(call_site(frames), SiteStats(late=self._freed_large))
+            stats.optimizer = stats.optimizer or _is_optimizer(frames)
+        except (AttributeError, KeyError):
+            raise BadInput("a stack does not have torch's form") from None
+        return stats
+
+    def _largest_temporary(self, at_peak: Mapping[int, int], peak: int) -> Temporary | None:
+        trace, largest = self._trace, None
+        short = max(64, int(SHORT * len(trace)))
+        waiting = dict(at_peak)
+        for index in range(peak, min(peak + short, len(trace))):
+            if trace.actions[index] is FREE_COMPLETED:
+                begun = waiting.pop(trace.addresses[index], None)
+                if begun is None or index - begun > short:
+                    continue
+                if largest is None or trace.sizes[begun] > trace.sizes[largest]:
+                    largest = begun
+        return None if largest is None else Temporary(call_site(trace.frames[largest]), trace.sizes[largest])
 
 
 def _is_optimizer(frames: Sequence[Any]) -> bool:

@@ -10,7 +10,7 @@ import base64
 import hashlib
 import html
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from string import Template
@@ -20,6 +20,7 @@ from ... import __version__
 from ...model.allocatable import Driver
 from ...model.culprits import Culprit
 from ...model.diagnosis import Finding, where
+from ...model.trace.columns import Trace
 from ...model.trace.profile import Profile, profile_heap
 from ...units import format_bytes
 from ...web.html import STYLE, Cell, Column, table
@@ -31,9 +32,15 @@ MOST_ROWS = 50
 UNKNOWN = "–"
 
 
-def render(explained: Sequence[Explained], name: str) -> bytes:
+def render(
+    explained: Sequence[Explained], name: str, progress: Callable[[int, int], None] = lambda done, total: None
+) -> bytes:
     """Return the report on all devices of the snapshot `name`."""
-    return _page(name, explained, [_device(each, f"Device {each.profile.device}", name) for each in explained])
+    parts = []
+    for each in explained:
+        parts.append(_device(each, f"Device {each.profile.device}", name))
+        progress(len(parts), 2 * len(explained))
+    return _page(name, explained, parts, progress)
 
 
 def render_diff(
@@ -47,13 +54,21 @@ def render_diff(
     for record, pair in zip(records, pairs):
         parts.append(_changes(record))
         for side, name, when in zip(pair, names, ("before", "after")):
-            explained.append(Explained(profile_heap(side.heap, Driver(), side.frames), (), side.heap))
+            explained.append(Explained(profile_heap(side.heap, Driver(), side.frames), Trace(), side.heap))
             parts.append(_device(explained[-1], f"Device {record['device']} {when}", name))
     return _page(" → ".join(names), explained, parts)
 
 
-def _page(title: str, explained: Sequence[Explained], parts: Iterable[str]) -> bytes:
-    data = [device_data(each.profile, each.events, each.end) for each in explained]
+def _page(
+    title: str,
+    explained: Sequence[Explained],
+    parts: Iterable[str],
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> bytes:
+    data = []
+    for each in explained:
+        data.append(device_data(each.profile, each.events, each.end))
+        progress(len(explained) + len(data), 2 * len(explained))
     page = Template(_read("report.html")).substitute(
         policy=html.escape(policy()),
         title=html.escape(title),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from ...model.call_sites import Stack, full_stack
@@ -11,7 +12,8 @@ from ...model.culprits import stranded_shares
 from ...model.fragmentation import SIZE_BOUNDS
 from ...model.heap import ALLOCATED, INACTIVE, Heap, Segment
 from ...model.settings import Settings
-from ...model.trace.events import ALLOC, FREE_COMPLETED, GROWS, OOM, SHRINKS, Event
+from ...model.trace.columns import Trace
+from ...model.trace.events import OOM
 from ...model.trace.profile import Frames, Moment, Profile
 
 POINTS = 1500
@@ -25,7 +27,7 @@ LIVE, AWAITING, STRANDED, RECLAIMABLE, CAPTIVE = "lwsrc"
 pool."""
 
 
-def device_data(profile: Profile, events: Sequence[Event], end: Heap) -> dict[str, Any]:
+def device_data(profile: Profile, events: Trace, end: Heap) -> dict[str, Any]:
     stacks = full_stacks(profile.frames)
     shares = stranded_shares(profile.heap, profile.sites)
     live = {
@@ -144,7 +146,7 @@ def free_blocks(heap: Heap) -> list[list[int]]:
     return rows
 
 
-def timeline(profile: Profile, events: Sequence[Event], end: Heap) -> dict[str, Any]:
+def timeline(profile: Profile, events: Trace, end: Heap) -> dict[str, Any]:
     """Return columns by number of events: requested and reserved bytes, and the figures of the measured moments."""
     curve, ooms = _curve(events, end)
     moments = {moment.events: moment for moment in profile.moments}
@@ -168,37 +170,31 @@ def _figures(moment: Moment | None) -> tuple[int | None, float | None, int | Non
     return (None, None, None) if moment is None else (moment.found.stranded, moment.found.ratio, moment.room)
 
 
-def _curve(events: Sequence[Event], end: Heap) -> tuple[dict[int, tuple[int, int]], list[int]]:
+def _curve(events: Trace, end: Heap) -> tuple[dict[int, tuple[int, int]], list[int]]:
     """Return the most requested and reserved bytes of each part by its end, and where requests failed."""
     part = max(1, -(-len(events) // POINTS))
-    curve: dict[int, tuple[int, int]] = {}
-    for index, (requested, reserved) in enumerate(sizes_after(events, end)):
-        place = min((index // part + 1) * part, len(events))
-        before = curve.get(place, (0, 0))
-        curve[place] = max(before[0], requested), max(before[1], reserved)
-    ooms = [index for index, event in enumerate(events) if event.action == OOM]
+    requested, reserved = _after(events, end)
+    curve = {}
+    for begin in range(0, len(events), part):
+        columns = requested[begin : begin + part], reserved[begin : begin + part]
+        curve[min(begin + part, len(events))] = max(columns[0]), max(columns[1])
+    ooms = [index for index in events.others if events.actions[index] is OOM]
     return curve, ooms[:MOST_OOMS]
 
 
-def sizes_after(events: Sequence[Event], end: Heap) -> Iterator[tuple[int, int]]:
+def sizes_after(events: Trace, end: Heap) -> Iterator[tuple[int, int]]:
     """Yield the requested and the reserved bytes after each event of a trace that ends in the one-device heap `end`."""
+    return zip(*_after(events, end))
+
+
+def _after(events: Trace, end: Heap) -> tuple[array[int], array[int]]:
+    """Return the requested and the reserved bytes after each event."""
+    active = events.active()
     requested = sum(block.requested for s in end.segments for block in s.blocks() if block.state is not INACTIVE)
-    reserved = sum(segment.size for segment in end.segments)
-    for event in events:
-        live, held = _change(event)
-        requested, reserved = requested - live, reserved - held
-    for event in events:
-        live, held = _change(event)
-        requested, reserved = requested + live, reserved + held
-        yield requested, reserved
-
-
-def _change(event: Event) -> tuple[int, int]:
-    action = event.action
-    if action == ALLOC:
-        return event.size, 0
-    if action == FREE_COMPLETED:
-        return -event.size, 0
-    if action in GROWS:
-        return 0, event.size
-    return (0, -event.size) if action in SHRINKS else (0, 0)
+    before = requested - active[-1]
+    changes = events.reserved()
+    level = sum(segment.size for segment in end.segments) - (changes[-1][1] if changes else 0)
+    reserved = array("q", [level]) * (changes[0][0] if changes else len(events))
+    for (index, size), (following, _) in zip(changes, [*changes[1:], (len(events), 0)]):
+        reserved += array("q", [level + size]) * (following - index)
+    return array("q", [before + size for size in active]), reserved

@@ -1,0 +1,161 @@
+"""Traces read in columns: the same as entries read one by one, and nothing else is read this way."""
+
+from __future__ import annotations
+
+import gzip
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpufrag.errors import BadInput
+from gpufrag.model.trace.columns import Rows
+from gpufrag.snapshot_file import load, plain_pickle, trace_rows
+from gpufrag.snapshot_file.profile import read_profiles
+from staged_programs import MIB, Process, growing_cache, run
+
+SNAPSHOTS = Path(__file__).parents[1] / "fixtures" / "snapshots"
+
+
+def snapshot(entries: int = 40, **more: Any) -> dict[str, Any]:
+    """Return a dump in torch's form: a new list of known frames for each allocation, texts that are not shared."""
+    frames = [{"filename": "train.py", "line": line, "name": "step"} for line in range(5)]
+    trace = []
+    for number in range(entries):
+        stack = frames[number % 4 :]
+        for action in ("alloc", "free_requested", "free_completed"):
+            metadata = "".join(["N", "/A"])
+            trace.append(
+                {"action": action, "addr": 512 * number + (1 << 46), "size": 512, "stream": 0, "time_us": 1 << 50}
+                | {"compile_context": metadata, "frames": stack}
+                | more
+            )
+    return {"segments": [], "device_traces": [trace, []], "allocator_settings": {}}
+
+
+def whole(value: Any) -> Any:
+    """Return a loaded value with entries instead of Rows, and without the texts of entries, which Rows lack."""
+    if isinstance(value, dict):
+        texts = {key for key, each in value.items() if "stream" in value and key != "action" and isinstance(each, str)}
+        return {key: whole(each) for key, each in value.items() if key not in texts}
+    if isinstance(value, list) and any(isinstance(each, Rows) for each in value):
+        value = [entry for each in value for entry in (each.entries() if isinstance(each, Rows) else [each])]
+    return [whole(each) for each in value] if isinstance(value, list) else value
+
+
+def profiles(path: Path, rows: bool) -> list[Any]:
+    return [(found.profile, list(found.events), found.end) for found in read_profiles(load(path, rows=rows), {})]
+
+
+@pytest.mark.parametrize("protocol", [4, 5])
+@pytest.mark.parametrize("more", [{}, {"pool_id": (0, 0)}, {"pool_id": (0, 3)}, {"user_metadata": "a step, named"}])
+def test_entries_with_the_same_keys_become_rows(protocol: int, more: dict[str, Any]) -> None:
+    expected = snapshot(400, **more)
+    found = trace_rows.loads(pickle.dumps(expected, protocol))
+    assert any(isinstance(item, Rows) for item in found["device_traces"][0])
+    assert whole(found) == whole(expected)
+
+
+@pytest.mark.parametrize("name", ["train-varlen", "default-0", "pools-streams", "torch-2.0"])
+def test_recorded_snapshot_is_read_in_both_ways(name: str) -> None:
+    path = next(SNAPSHOTS.glob(f"{name}.pickle*"))
+    data = path.read_bytes() if path.suffix == ".pickle" else gzip.decompress(path.read_bytes())
+    found = trace_rows.loads(data)
+    assert found is None or whole(found) == whole(plain_pickle.loads(data))
+    assert profiles(path, rows=True) == profiles(path, rows=False)
+
+
+def test_actions_that_are_not_shared_are_left_to_the_checked_reader() -> None:
+    dump = snapshot()
+    for entry in dump["device_traces"][0]:
+        entry["action"] = entry["action"].encode().decode()
+    assert trace_rows.loads(pickle.dumps(dump)) is None or whole(trace_rows.loads(pickle.dumps(dump))) == whole(dump)
+
+
+def failing() -> dict[str, Any]:
+    """A process that empties the cache, fails, and goes on."""
+    process = Process()
+    for line in range(9):
+        process.free(process.malloc(64 * MIB, line), process.malloc(30 * MIB, 1))
+        process.empty_cache()
+    process.malloc(3 * MIB, 5)
+    dump = process.snapshot()
+    last = dump["device_traces"][0][-1]
+    dump["device_traces"][0] += [
+        {"action": "oom", "device_free": 5, "size": 1 << 40, "stream": 0, "time_us": last["time_us"], "frames": []},
+        {**last, "action": "snapshot", "frames": []},
+    ]
+    return dump
+
+
+@pytest.mark.parametrize("dump", [failing, lambda: run(growing_cache)])
+def test_profile_is_the_same_from_rows(dump: Any, tmp_path: Path) -> None:
+    path = tmp_path / "snapshot.pickle"
+    path.write_bytes(pickle.dumps(dump()))
+    assert trace_rows.loads(path.read_bytes()) is not None
+    assert profiles(path, rows=True) == profiles(path, rows=False)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [b"cos\nsystem\n0", b"\x8c\x02os\x8c\x06system\x930", b"NQ0", b"(ios\nsystem\n0", b"N}b", b"\x82\x010", b")R"],
+    ids=["GLOBAL", "STACK_GLOBAL", "BINPERSID", "INST", "BUILD", "EXT1", "REDUCE"],
+)
+@pytest.mark.parametrize("where", ["first", "between", "last"])
+def test_instructions_between_the_entries_are_checked(program: bytes, where: str, tmp_path: Path) -> None:
+    data = pickle.dumps(snapshot(), 4)
+    at = {"first": 2, "between": data.rindex(b"u}\x94(") + 1, "last": len(data) - 1}[where]
+    data = data[:at] + program + data[at:]
+    assert trace_rows.loads(data) is None
+    path = tmp_path / "snapshot.pickle"
+    path.write_bytes(data)
+    with pytest.raises(BadInput):
+        load(path, rows=True)
+
+
+def test_data_that_takes_too_much_memory_is_left_to_the_checked_reader() -> None:
+    data = pickle.dumps({**snapshot(), "more": [[] for _ in range(300_000)]})
+    assert trace_rows.loads(data) is None
+
+
+@settings(max_examples=100)
+@given(st.data())
+def test_damaged_pickle_with_rows_is_plain_data(data: st.DataObject) -> None:
+    damaged = bytearray(pickle.dumps(snapshot(6), 4))
+    damaged[data.draw(st.integers(0, len(damaged) - 1))] ^= data.draw(st.integers(1, 255))
+    if trace_rows.loads(bytes(damaged)) is not None:
+        plain_pickle.loads(bytes(damaged))  # raises BadInput for anything else
+
+
+@settings(max_examples=50)
+@given(st.data())
+def test_cut_off_pickle_has_no_rows(data: st.DataObject) -> None:
+    pickled = pickle.dumps(snapshot(6), 4)
+    assert trace_rows.loads(pickled[: data.draw(st.integers(0, len(pickled) - 1))]) is None
+
+
+def test_rows_that_are_no_entries_are_refused_by_name(tmp_path: Path) -> None:
+    broken = snapshot(40)
+    for entry in broken["device_traces"][0]:
+        entry["size"] = entry["action"]
+    path = tmp_path / "snapshot.pickle"
+    path.write_bytes(pickle.dumps(broken, 4))
+    with pytest.raises(BadInput, match=r"event 0 \(alloc\) has an address, size, stream or pool"):
+        read_profiles(load(path, rows=True), {})
+
+
+def test_stack_that_is_no_list_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "snapshot.pickle"
+    path.write_bytes(pickle.dumps(snapshot(40, frames=7), 4))
+    with pytest.raises(BadInput, match="a stack of the trace is not a list of frames"):
+        read_profiles(load(path, rows=True), {})
+
+
+def test_stack_of_something_else_than_frames_is_noted(tmp_path: Path) -> None:
+    path = tmp_path / "snapshot.pickle"
+    path.write_bytes(pickle.dumps(snapshot(40, frames=[7]), 4))
+    ((profile, *_),) = read_profiles(load(path, rows=True), {})
+    assert "a stack does not have torch's form" in profile.note
