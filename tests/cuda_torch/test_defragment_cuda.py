@@ -339,6 +339,26 @@ def test_storage_shared_with_another_process_stays(monkeypatch: pytest.MonkeyPat
     assert kept[0].data_ptr() == address
 
 
+SHARING = """
+import json, torch
+from torch.multiprocessing import reductions
+from gpufrag.agent.torch.defragment import defragment
+empty = lambda mib: torch.empty(mib << 20, dtype=torch.uint8, device="cuda")
+kept, passing = [empty(2) for _ in range(4)], empty(2)
+del passing
+for tensor in kept[:2]:
+    reductions.reduce_tensor(tensor)  # as a queue does
+before = [tensor.data_ptr() for tensor in kept]
+result = defragment(torch, 0)
+print(json.dumps([len(reductions.shared_cache), result.left, before == [tensor.data_ptr() for tensor in kept]]))
+"""
+
+
+def test_all_shared_storages_of_a_segment_stay(run_json: Callable[..., Any]) -> None:
+    """torch lists only the last one; in a process of its own, because nobody releases them there."""
+    assert run_json(SHARING) == [1, {"ipc": 2}, True]
+
+
 def test_default_device_of_the_program_changes_nothing() -> None:
     kept = pinning(4)
     torch.set_default_device("cuda")
@@ -430,3 +450,99 @@ def test_heap_without_gaps_is_left_alone() -> None:
     result = defragment(torch, 0)
     assert (result.done, result.moved_bytes) == (False, 0)
     assert all(state == ALLOCATED for part in mover.look(torch, 0).heap.segments for state in part.states) or kept
+
+
+# --- expandable segments: free memory is stranded in pages that a live block keeps mapped
+
+PAGE = 20 * MIB
+
+
+@pytest.fixture
+def expandable() -> Iterator[None]:
+    torch.cuda.memory._set_allocator_settings("expandable_segments:True")
+    yield
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.memory._set_allocator_settings("expandable_segments:False")
+
+
+def in_pages(count: int = 20, survivor: int = 3, pages: int = 1) -> list[Any]:
+    """`count` tensors of `survivor` MiB whose values are their numbers, each at the start of `pages` pages."""
+    kept, passing = [], []
+    for number in range(count):
+        kept.append(torch.empty(survivor * MIB, dtype=torch.uint8, device="cuda"))
+        kept[-1].copy_(torch.full((survivor * MIB,), number, dtype=torch.uint8))
+        passing.append(torch.empty(pages * PAGE - survivor * MIB, dtype=torch.uint8, device="cuda"))
+    passing.clear()
+    return kept
+
+
+def fits(size: int) -> bool:
+    try:
+        torch.empty(size, dtype=torch.uint8, device="cuda")
+    except torch.cuda.OutOfMemoryError:
+        return False
+    return True
+
+
+@pytest.mark.usefixtures("expandable")
+@pytest.mark.parametrize("pages", [1, 2], ids=["every page in use", "free pages too"])
+def test_blocks_that_keep_pages_mapped_move_together(pages: int) -> None:
+    kept = in_pages(pages=pages)
+    (segment,) = mover.look(torch, 0).heap.segments
+    assert (segment.expandable, segment.size) == (True, 20 * pages * PAGE)
+    limit_to_reserved()
+    planned = defragment(torch, 0, DefragmentOptions(plan_only=True))
+    result = defragment(torch, 0)
+    assert (result.done, result.moved_storages, result.left) == (True, 20, {})
+    assert result.stranded_before == 20 * 17 * MIB
+    assert result.stranded_after <= PAGE
+    assert (result.host_bytes > 0) == (pages == 1), "without a free page the copies go through the host"
+    assert result.largest_allocatable_after == planned.predicted_largest_allocatable
+    assert (fits(result.largest_allocatable_after), fits(result.largest_allocatable_after + 512)) == (True, False)
+    assert measure(*mover.look(torch, 0)).largest_allocatable == result.largest_allocatable_after
+    assert values(kept) == expected(kept)
+
+
+@pytest.mark.usefixtures("expandable")
+def test_block_that_cannot_move_keeps_its_page() -> None:
+    kept = in_pages()
+    alias = torch._C._construct_storage_from_data_pointer(
+        kept[7].untyped_storage().data_ptr(), kept[7].device, kept[7].untyped_storage().nbytes()
+    )
+    address = kept[7].data_ptr()
+    result = defragment(torch, 0)
+    assert (result.moved_storages, result.left) == (19, {"not-resizable": 1})
+    assert kept[7].data_ptr() == alias.data_ptr() == address
+    assert values(kept) == expected(kept)
+
+
+@pytest.mark.usefixtures("expandable")
+@pytest.mark.parametrize("failing", [1, 7, 20])
+def test_failed_allocation_in_pages_puts_everything_back(failing: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = in_pages()
+    at_restore(monkeypatch, failing, fails)
+    with pytest.raises(Unavailable, match="all storages are restored"):
+        defragment(torch, 0)
+    assert all(tensor.untyped_storage().nbytes() == 3 * MIB for tensor in kept)
+    assert values(kept) == expected(kept)
+
+
+def test_plain_segments_from_before_the_setting_move_too() -> None:
+    """A program that switches to expandable segments while it runs keeps both kinds."""
+    kept = pinning(6)
+    torch.cuda.memory._set_allocator_settings("expandable_segments:True")
+    try:
+        kept += in_pages()
+        assert {segment.expandable for segment in mover.look(torch, 0).heap.segments} == {True, False}
+        planned = defragment(torch, 0, DefragmentOptions(plan_only=True))
+        result = defragment(torch, 0)
+        assert result.done
+        assert result.largest_allocatable_after == planned.predicted_largest_allocatable
+        assert result.stranded_after < result.stranded_before
+        assert values(kept) == (values(kept) if not keeps_values() else [[n, n] for n in (*range(6), *range(20))])
+    finally:
+        kept.clear()
+        gc.collect()
+        torch.cuda.empty_cache()
+        torch.cuda.memory._set_allocator_settings("expandable_segments:False")

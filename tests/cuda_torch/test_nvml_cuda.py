@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -75,6 +75,35 @@ def test_reading_nvml_creates_no_context() -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+MIG = """
+import json, os, pynvml, torch
+from gpufrag.sidecar.join import join
+from gpufrag.sidecar.nvml import Session
+from gpufrag.sidecar.procfs import visible_processes
+held = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
+reading = Session().read()
+(device,), own = reading.devices, str(torch.cuda.get_device_properties(0).uuid)
+(instance,), (view,) = device.instances, join([], reading, visible_processes(reading.pids)).devices
+instance_handle = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(pynvml.nvmlDeviceGetHandleByIndex(0), 0)
+parent = pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(instance_handle)
+print(json.dumps({
+    "problems": len(reading.problems), "parent": [device.memory, device.processes], "profile": instance.profile,
+    "own": instance.uuids == (f"MIG-{own}",), "used": instance.processes[os.getpid()] >= 1 << 30,
+    "shown": [view.uuid == f"MIG-{own}", view.parent_uuid == device.uuid == pynvml.nvmlDeviceGetUUID(parent)],
+    "size": [view.size == instance.memory.size, instance.memory.size > 1 << 30],
+}))
+"""
+
+
+def test_mig_device_of_the_stub_is_shown_without_its_gpu(torch: Any, run_json: Callable[..., Any]) -> None:
+    if "Fake" not in torch.cuda.get_device_name(0):
+        pytest.skip("only the stub can be switched to MIG")
+    assert run_json(MIG, FAKE_CUDA_MIG="1") == {
+        "problems": 0, "parent": [None, None], "profile": "1g.10gb", "own": True, "used": True,
+        "shown": [True, True], "size": [True, True],
+    }  # fmt: skip
 
 
 def _own_unit(torch: Any, reading: NvmlReading) -> Device | Instance:

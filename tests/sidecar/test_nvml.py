@@ -17,7 +17,9 @@ import pytest
 
 import gpufrag
 from gpufrag.errors import Unavailable
+from gpufrag.sidecar.join import join
 from gpufrag.sidecar.nvml import FAULTS, NO_GPU, PROCESS_LISTS, UNKNOWN_AT_INIT, Fault, _Gpu, unknown
+from gpufrag.sidecar.procfs import visible_processes
 from gpufrag.sidecar.readings import Device, Instance, Memory, Problem
 
 pytestmark = pytest.mark.real
@@ -123,6 +125,29 @@ def test_mig_memory_is_reported_once_per_instance(nvml_machine: Machine) -> None
             Instance(5, ("MIG-1111", "MIG-2222"), "2g.20gb", Memory(400, 346, 50, 4), {7: 30, 8: 10}),
         ),
     )
+
+
+def test_container_with_mig_devices_may_not_read_their_gpu(nvml_machine: Machine) -> None:
+    """The driver lists the GPU and answers what it is, but neither its memory nor its processes."""
+    calls = ["nvmlDeviceGetMemoryInfo", *PROCESS_LISTS]
+    rules = [f"error call={call}{suffix} whole=1 code=4\n" for call in calls for suffix in ("", "_v2", "_v3")]
+    reading = nvml_machine(MIG + "".join(rules)).read()
+    assert reading == nvml_machine(MIG).read()
+    assert reading.problems == ()
+    shown = join([], reading, visible_processes(reading.pids)).devices
+    assert [(view.uuid, view.parent_uuid, view.mig_profile, view.size) for view in shown] == [
+        ("MIG-1111", "GPU-aaaa", "2g.20gb", 400),
+        ("MIG-3333", "GPU-aaaa", "1g.10gb+me", 200),
+    ]
+
+
+def test_gpu_whose_mig_devices_belong_to_others_has_no_figures(nvml_machine: Machine) -> None:
+    parent = next(line for line in MIG.splitlines() if line.startswith("gpu"))
+    rules = [f"error call=nvmlDeviceGetMemoryInfo{suffix} code=4\n" for suffix in ("", "_v2")]
+    reading = nvml_machine(f"{DRIVER}{parent}\n" + "".join(rules)).read()
+    (device,) = reading.devices
+    assert (device.memory, device.instances) == (None, ())
+    assert reading.problems == (Problem(0, f"memory: {FAULTS['NO_PERMISSION'].text}", lost=False),)
 
 
 @pytest.mark.parametrize("call", ["nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetMemoryInfo_v2", "*"])

@@ -7,7 +7,7 @@
  *   gpu     uuid=GPU-… total=N reserved=N used=N [mig=1] name=NVIDIA H200
  *   mig     gpu=0 instance=1 uuid=MIG-… total=N reserved=N used=N name=NVIDIA H200 MIG 1g.18gb
  *   process gpu=0 [slot=0] pid=42 [used=N] [graphics=1]      used is "not available" where it is left out
- *   error   call=nvmlDeviceGetUUID [gpu=1] code=15           call=* is every call on a device
+ *   error   call=nvmlDeviceGetUUID [gpu=1] [whole=1] code=15  call=* is every call on a device; whole: not on its MIGs
  *   hang    call=nvmlDeviceGetName fifo=PATH                 returns when somebody opens PATH for writing
  *
  * FAKE_NVML_CALLS, if set, names a file that gets the name of each call. GENERATION is the driver's age:
@@ -84,7 +84,7 @@ static void wait_for_release(const char *line) {
 }
 
 /* Reads the machine; returns the error that the file holds for this call on this GPU (-1: on none). */
-static int load(const char *call, int gpu) {
+static int load(const char *call, int gpu, int slot) {
     char line[1024], wanted[TEXT];
     int code = OK, hangs = 0;
     char hanging[1024] = "";
@@ -97,6 +97,7 @@ static int load(const char *call, int gpu) {
         if (!strncmp(line, "process", 7)) machine.entries[machine.n_entries++] = entry(line);
         int named = value(line, "call", wanted) && (!strcmp(wanted, call) || (!strcmp(wanted, "*") && gpu >= 0));
         if (!named || (int)number(line, "gpu", (bytes_t)gpu) != gpu) continue;
+        if (number(line, "whole", 0) && slot >= 0) continue;
         if (!strncmp(line, "error", 5) && !code) code = (int)number(line, "code", 0);
         if (!strncmp(line, "hang", 4)) hangs = 1, strcpy(hanging, line);
     }
@@ -105,17 +106,19 @@ static int load(const char *call, int gpu) {
     return code;
 }
 
-static int begin(const char *call, int gpu) {
+static int begin(const char *call, int gpu, int slot) {
     const char *path = getenv("FAKE_NVML_CALLS");
     FILE *calls = path ? fopen(path, "a") : NULL;
     if (calls) fprintf(calls, "%s\n", call), fclose(calls);
-    int code = load(call, gpu);
+    int code = load(call, gpu, slot);
     return code ? code : initialised || !strcmp(call, "nvmlInitWithFlags") ? OK : UNINITIALIZED;
 }
 
 static int gpu_of(handle_t handle) { return (int)((uintptr_t)handle / 256) - 1; }
 static int slot_of(handle_t handle) { return (int)((uintptr_t)handle % 256) - 1; }
-#define BEGIN(gpu) do { int code = begin(__func__, gpu); if (code) return code; } while (0)
+#define BEGIN(gpu) do { int code = begin(__func__, gpu, -1); if (code) return code; } while (0)
+#define BEGIN_ON(handle) \
+    do { int code = begin(__func__, gpu_of(handle), slot_of(handle)); if (code) return code; } while (0)
 
 static unit_t *mig_at(int gpu, int slot) {
     for (int i = 0; i < machine.n_migs; i++)
@@ -146,19 +149,19 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned index, handle_t *handle) {
 }
 
 int nvmlDeviceGetUUID(handle_t handle, char *out, unsigned size) {
-    BEGIN(gpu_of(handle));
+    BEGIN_ON(handle);
     snprintf(out, size, "%s", unit_of(handle)->uuid);
     return OK;
 }
 
 int nvmlDeviceGetName(handle_t handle, char *out, unsigned size) {
-    BEGIN(gpu_of(handle));
+    BEGIN_ON(handle);
     snprintf(out, size, "%s", unit_of(handle)->name);
     return OK;
 }
 
 int nvmlDeviceGetMemoryInfo(handle_t handle, memory_v1_t *out) {
-    BEGIN(gpu_of(handle));
+    BEGIN_ON(handle);
     unit_t *u = unit_of(handle);
     *out = (memory_v1_t){u->total, u->total - u->reserved - u->used, u->reserved + u->used};
     return OK;
@@ -166,7 +169,7 @@ int nvmlDeviceGetMemoryInfo(handle_t handle, memory_v1_t *out) {
 
 #if GENERATION >= 2
 static int processes(const char *call, handle_t handle, unsigned *count, process_t *out, int graphics) {
-    int code = begin(call, gpu_of(handle)), gpu = gpu_of(handle), slot = slot_of(handle);
+    int gpu = gpu_of(handle), slot = slot_of(handle), code = begin(call, gpu, slot);
     unsigned room = *count, found = 0;
     if (code) return code;
     for (int i = 0; i < machine.n_entries; i++) {
@@ -187,26 +190,26 @@ PROCESSES(nvmlDeviceGetComputeRunningProcesses_v2, 0)
 PROCESSES(nvmlDeviceGetGraphicsRunningProcesses_v2, 1)
 
 int nvmlDeviceGetMigMode(handle_t handle, unsigned *current, unsigned *pending) {
-    BEGIN(gpu_of(handle));
+    BEGIN_ON(handle);
     *current = *pending = (unsigned)unit_of(handle)->mig;
     return OK;
 }
 
 int nvmlDeviceGetMaxMigDeviceCount(handle_t handle, unsigned *count) {
-    BEGIN(gpu_of(handle));
+    BEGIN_ON(handle);
     *count = MIG_SLOTS;
     return OK;
 }
 
 int nvmlDeviceGetMigDeviceHandleByIndex(handle_t handle, unsigned slot, handle_t *mig) {
-    BEGIN(gpu_of(handle));
+    BEGIN_ON(handle);
     if (!mig_at(gpu_of(handle), (int)slot)) return NOT_FOUND;
     *mig = (handle_t)((uintptr_t)handle + slot + 1);
     return OK;
 }
 
 int nvmlDeviceGetGpuInstanceId(handle_t handle, unsigned *id) {
-    BEGIN(gpu_of(handle));
+    BEGIN_ON(handle);
     *id = (unsigned)unit_of(handle)->instance;
     return OK;
 }
@@ -217,7 +220,7 @@ PROCESSES(nvmlDeviceGetComputeRunningProcesses_v3, 0)
 PROCESSES(nvmlDeviceGetGraphicsRunningProcesses_v3, 1)
 
 int nvmlDeviceGetMemoryInfo_v2(handle_t handle, memory_v2_t *out) {
-    BEGIN(gpu_of(handle));
+    BEGIN_ON(handle);
     unit_t *u = unit_of(handle);
     if (out->version != (2u << 24 | sizeof *out)) return VERSION_MISMATCH;
     *out = (memory_v2_t){out->version, u->total, u->reserved, u->total - u->reserved - u->used, u->used};

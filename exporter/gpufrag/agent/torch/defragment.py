@@ -234,7 +234,7 @@ def find_storages(torch: Any, device: int, heap: Heap) -> tuple[dict[int, Any], 
         for block in segment.blocks()
         if block.state is ALLOCATED
     }
-    shared = _ipc_storages()
+    shared, owned = _ipc_storages(), getattr(torch._C, "_has_Standard_Deleter", None)
     found: dict[int, Any] = {}
     refused: dict[int, str] = {}
     for address, storage in _reachable_storages(torch, device):
@@ -244,6 +244,8 @@ def find_storages(torch: Any, device: int, heap: Heap) -> tuple[dict[int, Any], 
             refused[address] = "ipc"
         elif not storage.resizable():
             refused[address] = "not-resizable"
+        elif owned is not None and not owned(storage._cdata):  # torch lists one shared storage per segment only
+            refused[address] = "ipc"
         elif storage.nbytes() != blocks[address]:
             refused[address] = "not-sole-owner"
         elif address in found:
@@ -284,7 +286,7 @@ def _storage_of(tensor: Any, device: int) -> Any:
 
 
 def _ipc_storages() -> set[int]:
-    """StorageImpls that were sent to, or received from, another process."""
+    """StorageImpls that were sent to, or received from, another process: the last one of each segment."""
     reductions: Any = sys.modules.get("torch.multiprocessing.reductions")
     cache = getattr(reductions, "shared_cache", None) or {}
     return {getattr(reference, "cdata", 0) for reference in list(cache.values())}
