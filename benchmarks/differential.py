@@ -5,8 +5,8 @@
 Each program (streams, MemPools, CUDA graphs, empty_cache, limits, a neighbour that takes memory, all settings) runs on
 the release's own allocator over tests/fake_cuda. `gpufrag replay` then reads the recording as a user's. Exact means:
 the same segments at the same addresses come and go, the heap ends block for block as recorded, the same requests fail,
-and the same number of flushes is counted. Where a trace does not show whether a request flushed, the program counts as
-doubtful: then the flushes differ by no more than the doubts that the reader reports.
+and the same number of flushes is counted. Doubtful: only the number of flushes differs, by no more than the doubts that
+the replay states. Reported: the replay states that it differs from the recording, and where. Different: all others.
 
 The order in which one flush frees its segments follows hash tables in torch, and is not compared.
 """
@@ -26,15 +26,14 @@ from random_programs import Case, case
 
 from fake_cuda import allocator
 from fake_cuda.releases import NEWEST, minor
-from gpufrag.model.trace.events import SHRINKS, Event
-from gpufrag.model.trace.whatif import begin, shape
+from gpufrag.model.trace.events import Event
+from gpufrag.model.trace.verification import difference
+from gpufrag.model.trace.whatif import begin
 from gpufrag.snapshot_file.recording import read_recording, read_run_of
-
-Change = tuple[str, int, int]
 
 
 def verdict(recorded: dict[str, Any]) -> tuple[str, str]:
-    """Return "exact", "doubtful" or "different", and what differs."""
+    """Return "exact", "doubtful", "reported" or "different", and what differs."""
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         json.dump(recorded, file)
         file.flush()
@@ -43,35 +42,14 @@ def verdict(recorded: dict[str, Any]) -> tuple[str, str]:
     seen: list[Event] = []
     replay = begin(run, run.end.settings, run.recorded_limit, observe=seen.append)
     replay.run()
-    counters, stats = replay.allocator.counters, recorded["stats"]
-    expandable = run.end.settings.expandable_segments  # torch chooses where their address space lies
-    real = sorted_runs(
-        (e[0], 0 if expandable else e[1], e[2]) for e in recorded["events"] if e[0].startswith("segment")
-    )
-    ours = sorted_runs((e.action, 0 if expandable else e.address or 0, e.size) for e in seen)
-    if real != ours:
-        index = next((i for i, (a, b) in enumerate(zip(real, ours)) if a != b), min(len(real), len(ours)))
-        return "different", f"segment event {index}: {real[index : index + 1]} in torch, {ours[index : index + 1]} here"
-    if shape(replay.allocator.heap()) != shape(run.end) or replay.failed or counters.ooms != stats["num_ooms"]:
-        return "different", f"heap or failed requests: {stats['num_ooms']} in torch, {counters.ooms} here"
-    retries = counters.alloc_retries, stats["num_alloc_retries"]
+    reported = difference(recording.events, seen, replay, run)
+    if reported is not None:
+        return "reported", reported
+    retries = replay.allocator.counters.alloc_retries, recorded["stats"]["num_alloc_retries"]
     if retries[0] == retries[1]:
         return "exact", ""
     doubtful = abs(retries[0] - retries[1]) <= run.program.inferred
     return "doubtful" if doubtful else "different", f"{retries[1]} retries in torch, {retries[0]} here"
-
-
-def sorted_runs(changes: Iterable[Change]) -> list[Change]:
-    """The changes, with those of one flush in one order."""
-    found: list[Change] = []
-    flush: list[Change] = []
-    for change in changes:
-        if change[0] in SHRINKS:
-            flush.append(change)
-        else:
-            found += [*sorted(flush), change]
-            flush = []
-    return found + sorted(flush)
 
 
 def recordings(release: str, cases: Iterable[Case]) -> Iterator[tuple[Case, dict[str, Any]]]:
@@ -96,8 +74,11 @@ def main() -> int:
     for tried, recorded in recordings(options.torch, (case(seed, minor(options.torch), without) for seed in seeds)):
         found, why = verdict(recorded)
         count[found] += 1
-        if found == "different":
-            print(f"{tried.name} ({tried.conf or 'no setting'}; {', '.join(sorted(tried.traits))}): {why}", flush=True)
+        if found in ("reported", "different"):
+            print(
+                f"{tried.name} ({tried.conf or 'no setting'}; {', '.join(sorted(tried.traits))}): {found}: {why}",
+                flush=True,
+            )
             if options.keep is not None:
                 options.keep.mkdir(parents=True, exist_ok=True)
                 (options.keep / f"{tried.name}.program").write_text(tried.text)

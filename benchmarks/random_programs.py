@@ -61,6 +61,8 @@ class _Program:
     live: list[int] = field(default_factory=list)
     pools: dict[int, str] = field(default_factory=dict)
     """The options of each MemPool that is not dropped."""
+    used: set[int] = field(default_factory=set)
+    """The MemPools and graphs in which something was allocated."""
     graphs: list[int] = field(default_factory=list)
     owner: dict[int, int] = field(default_factory=dict)
     """The MemPool or graph of each block that has one."""
@@ -156,6 +158,7 @@ class _Program:
             self.pools[self.made] = options
             yield f"pool {self.made}{options}"
         pool = rng.choice(list(self.pools))
+        self.used.add(pool)
         yield f"use {pool}"
         for _ in range(rng.randrange(1, 8)):
             if self.live and rng.random() < 0.3:
@@ -171,7 +174,8 @@ class _Program:
             for block in left:
                 self.live.remove(block)
                 yield f"free {block}"
-        yield f"drop {pool}"
+        if self.minor >= 6 or pool in self.used:  # before 2.6 a MemPool begins with its first use
+            yield f"drop {pool}"
 
     def _capture(self) -> Iterator[str]:
         """A CUDA graph in a pool of its own; or the end of one."""
@@ -181,6 +185,7 @@ class _Program:
             return
         self.made += 1
         self.graphs.append(self.made)
+        self.used.add(self.made)
         stream = self.streams + 4
         yield "pass"
         yield f"capture {self.made} {stream}"

@@ -17,6 +17,7 @@ def test_recorded_case_ends_as_recorded(golden_case: GoldenCase, cli) -> None:
     found = cli.json("replay", GOLDEN / f"{golden_case.name}.json.gz")
     stats = golden_case.raw["stats"]
     assert found["ends_as_recorded"] is True
+    assert found["difference"] is None
     assert found["counters"]["alloc_retries"] == stats["num_alloc_retries"]
     assert found["pools"]["large"]["active"] == stats["active_bytes.large_pool.current"]
     assert found["peak_reserved"] == stats["reserved_bytes.all.peak"]
@@ -39,6 +40,7 @@ def test_memory_fraction_is_a_limit(cli) -> None:
 def test_other_settings_and_limit_change_the_end(cli) -> None:
     found = cli.json("replay", CASE, "--settings", "expandable_segments:True", "--limit", "4GiB")
     assert found["ends_as_recorded"] is False
+    assert found["difference"] is None  # only the recorded settings are compared with the recording
     assert found["cap_bytes"] == 4 << 30
     assert found["newly_failed"] > 0
     assert all(segment["is_expandable"] for segment in found["segments"])
@@ -56,3 +58,14 @@ def test_late_trace_starts_from_the_older_heap(cli) -> None:
     found = cli.json("replay", SNAPSHOTS / "train-varlen.pickle.gz")
     assert found["ends_as_recorded"] is True
     assert found["counters"]["device_allocs"] == 0
+
+
+def test_difference_and_doubts_are_reported(cli) -> None:
+    """With a limit that is too low, the replay cannot do what was recorded."""
+    call = ("replay", GOLDEN / "churn-default.json.gz", "--recorded-limit", "1GiB")
+    found = cli.json(*call)
+    assert "in the recording" in found["difference"]
+    assert sum(found["doubts"].values()) > 0
+    text = " ".join(cli.text(*call).split())
+    assert f"note: the replay differs from the recording: {found['difference']}" in text
+    assert "note: the trace is incomplete (flush or empty_cache: " in text

@@ -7,6 +7,8 @@ import sys
 
 from ..errors import BadInput
 from ..model.settings import read_conf
+from ..model.trace.events import Event
+from ..model.trace.verification import difference
 from ..model.trace.whatif import begin, shape
 from ..reports import replay as report
 from ..reports import terminal
@@ -46,14 +48,17 @@ def run(options: argparse.Namespace) -> int:
     settings = (
         recorded.end.settings if options.settings is None else read_conf(options.settings, recorded.end.settings.torch)
     )
-    replay = begin(recorded, settings, limit)
+    seen: list[Event] = []
+    replay = begin(recorded, settings, limit, observe=seen.append)
     replay.run()
+    as_recorded = settings == recorded.end.settings and limit == recorded.recorded_limit
     result = report.Replayed(
         name=recording.name,
         conf=recording.conf if options.settings is None else options.settings,
         replay=replay,
         same_end=shape(replay.allocator.heap()) == shape(recording.end),
-        older=recorded.older,
+        run=recorded,
+        difference=difference(recording.events, seen, replay, recorded) if as_recorded else None,
     )
     print(dumps(report.as_record(result)) if options.json else report.as_text(result, terminal.bold(sys.stdout)))
     return 0

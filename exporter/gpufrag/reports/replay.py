@@ -9,21 +9,24 @@ from typing import Any, NamedTuple
 from ..model.heap import Segment
 from ..model.simulator.blocks import Totals
 from ..model.trace.program import Replay
+from ..model.trace.whatif import Run
 from ..units import format_bytes
 from .terminal import Emphasis
+from .whatif import doubts, wrapped
 
 
 class Replayed(NamedTuple):
     """A finished replay. `same_end`: its heap equals the recorded one, segment addresses aside.
 
-    `older` counts the blocks from before the trace.
+    `difference`: how a replay under the recorded settings differs from the recording, None if it does not.
     """
 
     name: str
     conf: str
     replay: Replay
     same_end: bool
-    older: int
+    run: Run
+    difference: str | None = None
 
 
 def as_record(result: Replayed) -> dict[str, Any]:
@@ -36,8 +39,11 @@ def as_record(result: Replayed) -> dict[str, Any]:
         "driver_free": driver.free,
         "driver_total": driver.size,
         "operations": result.replay.position,
-        "older_blocks": result.older,
+        "older_blocks": result.run.older,
         "ends_as_recorded": result.same_end,
+        "difference": result.difference,
+        "doubts": dict(result.run.program.doubts),
+        "unclear_segments": result.run.unclear_segments,
         "newly_failed": result.replay.failed,
         "counters": asdict(allocator.counters),
         "peak_reserved": allocator.peak_reserved,
@@ -74,7 +80,16 @@ def as_text(result: Replayed, bold: Emphasis = str) -> str:
     limit = "no limit" if most is None else f"a limit of {format_bytes(most)}"
     conf = result.conf or "torch's default settings"
     title = f"{result.name}: {result.replay.position:,} operations under {conf} and {limit}"
-    return "\n".join([bold(title), "", *_table(result, bold), "", *_figures(result)])
+    lines = [bold(title), "", *_table(result, bold), "", *_figures(result)]
+    if notes := [line for note in _notes(result) for line in wrapped(f"note: {note}")]:
+        lines += ["", *notes]
+    return "\n".join(lines)
+
+
+def _notes(result: Replayed) -> Iterator[str]:
+    if result.difference is not None:
+        yield f"the replay differs from the recording: {result.difference}"
+    yield from doubts(result.run)
 
 
 def _table(result: Replayed, bold: Emphasis) -> Iterator[str]:
@@ -94,7 +109,7 @@ def _figures(result: Replayed) -> Iterator[str]:
     for name, size in sizes.items():
         yield _line(name, format_bytes(size), "", f"{size:,}")
     counts = {"segments": len(allocator.heap().segments), **asdict(allocator.counters)}
-    for name, count in {**counts, "newly_failed": result.replay.failed, "older_blocks": result.older}.items():
+    for name, count in {**counts, "newly_failed": result.replay.failed, "older_blocks": result.run.older}.items():
         yield _line(name, f"{count:,}", "", "")
     yield _line("ends_as_recorded", "yes" if result.same_end else "no", "", "")
 

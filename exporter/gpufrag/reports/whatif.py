@@ -12,6 +12,7 @@ from typing import Any
 from ..model.settings import unknown_options
 from ..model.trace.comparison import Advice, Candidate, Compared, advise
 from ..model.trace.program import AWAIT, FAIL, FAIL_IN_CAPTURE
+from ..model.trace.whatif import Run
 from ..units import format_bytes
 from .terminal import Emphasis
 
@@ -35,12 +36,7 @@ def notes(compared: Compared) -> Iterator[str]:
             "libraries allocated memory from the driver, by more if the snapshot lacks a setting (add --recorded-limit "
             "if the process had a limit)"
         )
-    if run.program.doubts:
-        kinds = ", ".join(f"{kind}: {count:,}" for kind, count in run.program.doubts.items())
-        yield (
-            f"the trace is incomplete ({kinds}): the number of retries can be off by {run.program.inferred:,}; record "
-            "with stacks to include the calls of empty_cache (_record_memory_history(context='all'))"
-        )
+    yield from doubts(run)
     if any(operation.kind in (FAIL, FAIL_IN_CAPTURE) for operation in run.program.operations):
         yield (
             "requests failed in the recording: if they succeed under another setting, the program can continue "
@@ -56,6 +52,21 @@ def notes(compared: Compared) -> Iterator[str]:
         yield (
             "blocks that another stream used become free when the GPU finishes with them; the replay uses the recorded "
             "timing, but with another timing a request near the limit can cause a flush"
+        )
+
+
+def doubts(run: Run) -> Iterator[str]:
+    """Yield what the trace leaves open, with the number of cases."""
+    if run.program.doubts:
+        kinds = ", ".join(f"{kind}: {count:,}" for kind, count in run.program.doubts.items())
+        yield (
+            f"the trace is incomplete ({kinds}): the number of retries can be off by {run.program.inferred:,}; record "
+            "with stacks to include the calls of empty_cache (_record_memory_history(context='all'))"
+        )
+    if run.unclear_segments:
+        yield (
+            f"{run.unclear_segments:,} segments ended before the snapshot, and the trace does not show which of them "
+            "belonged to a MemPool or CUDA graph; torch 2.12 and later record the pool of each event"
         )
 
 
@@ -109,7 +120,7 @@ def as_text(compared: Compared, bold: Emphasis = str) -> str:
     lines += _table(compared, bold)
     lines += ["", *_advice_lines(advise(compared.candidates), compared.searched, bold), ""]
     for note in notes(compared):
-        lines += _wrapped(f"note: {note}")
+        lines += wrapped(f"note: {note}")
     return "\n".join(lines).rstrip()
 
 
@@ -196,7 +207,7 @@ def _advice_lines(advice: Advice, searched: bool, bold: Emphasis) -> Iterator[st
         what = _needed(advice.take) if searched else "add --smallest-limit to find a sufficient limit"
         yield f"  requests fail under every tested setting: {what}"
     for risk in advice.risks:
-        yield from _wrapped(f"risk: {risk}", "  ")
+        yield from wrapped(f"risk: {risk}", "  ")
 
 
 def _saving(size: int) -> str:
@@ -215,6 +226,7 @@ def _line_to_run(conf: str) -> str:
     return f"export PYTORCH_CUDA_ALLOC_CONF={shlex.quote(conf)}" if conf else "unset PYTORCH_CUDA_ALLOC_CONF"
 
 
-def _wrapped(text: str, indent: str = "") -> list[str]:
+def wrapped(text: str, indent: str = "") -> list[str]:
+    """Return the text in lines of WIDTH columns, indented after the first."""
     deeper = indent + "      "
     return textwrap.wrap(text, WIDTH, initial_indent=indent, subsequent_indent=deeper, break_on_hyphens=False)
