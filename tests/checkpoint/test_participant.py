@@ -9,6 +9,7 @@ import pytest
 from checkpoint.training_thread import PATIENCE, WHO, Trainer
 from gpufrag.checkpoint.participant import CheckpointRequest, Participant
 from gpufrag.errors import Unavailable, UsageError
+from helpers import wait_until
 
 
 @pytest.fixture
@@ -73,6 +74,18 @@ def test_unconfirmed_promise_ends_after_its_patience(trainer, seen):
     assert trainer.ask("confirm")["state"] == "idle"  # too late is not at the next step
     trainer.step(2)
     assert seen == []
+
+
+def test_rank_that_releases_others_ends_after_them(trainer):
+    """On a signal, rank 0 coordinates; if it ended first, nobody would release the others."""
+    with trainer.participant.staying():
+        trainer.order(4)
+        trainer.ask("release", exit=True)
+        done = trainer.start_step()
+        wait_until(lambda: trainer.ask("status")["state"] == "saved")
+        assert not trainer.participant.leaving
+    assert done.wait(PATIENCE)
+    assert trainer.ended == ["exit"]
 
 
 def test_unreleased_rank_continues_after_its_hold(trainer, seen):

@@ -12,8 +12,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -120,7 +120,7 @@ class Participant:
         self.leaving = False
         """True once the process has saved and is about to end."""
         self._thread = 0
-        self._hooked = self._explicit = self._several_threads = False
+        self._hooked = self._explicit = self._several_threads = self._stays = False
         self._step: int | None = None
         self._ended_at: float | None = None
         self._step_seconds: float | None = None
@@ -134,6 +134,18 @@ class Participant:
                     self._promise.failed("the program called gpufrag.on_checkpoint", self._clock())
             self._steps, self._step, self._explicit = StepCounter(), None, False
         self._save, self._thread, self._hooked = save, threading.get_ident(), hooked
+
+    @contextmanager
+    def staying(self) -> Iterator[None]:
+        """Inside, the process does not end although it is released: it has to release the other ranks first."""
+        with self._changed:
+            self._stays = True
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._stays = False
+                self._changed.notify_all()
 
     def optimizer_stepped(self, optimizer: object) -> None:
         """Ignores optimizers that step during the backward pass, which runs in another thread."""
@@ -308,7 +320,7 @@ class Participant:
         Commands extend the wait: the coordinator is alive and other ranks still save.
         """
         with self._changed:
-            while self._promise.leave is None:
+            while self._promise.leave is None or self._stays:
                 left = self._last_command_at + self._promise.hold - self._clock()
                 if left <= 0:
                     break

@@ -104,7 +104,8 @@ class SignalCheckpoint:
             coordinator = Coordinator(_only_rank(identity) if alone else ranks_in(to_write()), terms)
             if coordinator.save() is None:
                 return "the program has not called gpufrag.on_checkpoint"
-            coordinator.release(end=True)
+            with this_process().staying():
+                coordinator.release(end=True)
         except (GpufragError, OSError) as error:
             return str(error)
         return None
