@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gpufrag.model.settings import Settings
 from gpufrag.model.simulator import blocks
-from gpufrag.model.simulator.blocks import Arena, Block, FreeList, Pool
+from gpufrag.model.simulator.blocks import ORDER_BITS, Arena, Block, FreeList, Pool
 
 ARENA = Arena(Pool(Settings(), True, (0, 0), expandable=False, whole=False), stream=0)
 ACTIONS = st.lists(st.tuples(st.sampled_from(["add", "add", "take", "remove"]), st.integers(1, 30)), max_size=200)
@@ -33,7 +33,7 @@ def test_free_list_equals_a_sorted_list(actions: list[tuple[str, int]]) -> None:
     found, expected = FreeList(), list[Block]()
     for address, (action, size) in enumerate(actions):
         if action == "add":
-            block = Block(address, size, address, ARENA)
+            block = Block(address, size, size << ORDER_BITS | address, ARENA)
             found.add(block)
             expected = sorted([*expected, block], key=key)
         elif action == "take":
@@ -71,7 +71,8 @@ def comparisons(blocks: int, operations: int = 300) -> float:
     """On average, of one operation among so many blocks."""
     chance, free = random.Random(3), FreeList()
     for address in range(blocks):
-        free.add(Block(address << 30, Counted(512 * chance.randrange(1, 1 << 20)), address << 30, ARENA))
+        size = Counted(512 * chance.randrange(1, 1 << 20))
+        free.add(Block(address << 30, size, size << ORDER_BITS | address << 30, ARENA))
     Counted.compared = 0
     for _ in range(operations):
         taken = free.take(Counted(512 * chance.randrange(1, 1 << 19)))

@@ -40,7 +40,7 @@ class Allocator:
         self._device = Device(
             limited(driver, settings), addresses or AddressSpace(), Ordering(settings.tie_break), observe
         )
-        self._supply = supply = Supply(settings, self._device, self._wait)
+        self.supply = supply = Supply(settings, self._device, self._wait)
         self._waiting: dict[Block, None] = {}
         self._pools, self._takes_first = supply.pools, supply.takes_first
         self._rounds_plainly = not any(settings.roundup_power2_divisions)
@@ -78,16 +78,16 @@ class Allocator:
 
     def flush_sizes(self) -> dict[tuple[int, int], list[int]]:
         """Return the sizes that empty_cache would release, by pool; without blocks that wait for a stream."""
-        return self._supply.flush_sizes()
+        return self.supply.flush_sizes()
 
     @property
     def capturing(self) -> bool:
         """Whether a CUDA graph is being captured; the allocator then releases no memory."""
-        return self._supply.capturing
+        return self.supply.capturing
 
     @capturing.setter
     def capturing(self, capturing: bool) -> None:
-        self._supply.capturing = capturing
+        self.supply.capturing = capturing
 
     def add_pool(
         self, pool: tuple[int, int], *, plain: bool = False, whole: bool = False, on_oom: bool = False
@@ -97,7 +97,7 @@ class Allocator:
         The options are a MemPool's: `plain` has its own allocator (no expandable segments), `whole` is no_split,
         `on_oom` is use_on_oom.
         """
-        return self._supply.add_pool(pool, plain=plain, whole=whole, on_oom=on_oom)
+        return self.supply.add_pool(pool, plain=plain, whole=whole, on_oom=on_oom)
 
     def release_pool(self, pool: tuple[int, int]) -> None:
         """Mark the pool as ended with its graph or MemPool: a flush now releases its free segments."""
@@ -110,7 +110,7 @@ class Allocator:
         """Add a recorded segment and return its blocks. Expects segments in address order."""
         pair = self._pools.get(segment.pool) or self.add_pool(segment.pool)
         arena = (pair.small if segment.small else pair.large).arena(segment.stream)
-        blocks = adopt(segment, arena, self._device, self._supply.heads)
+        blocks = adopt(segment, arena, self._device, self.supply.heads)
         for block in blocks:
             if block.state is INACTIVE:
                 arena.add(block)
@@ -136,9 +136,9 @@ class Allocator:
         pair = self._pools.get(pool) or self.add_pool(pool)
         half = pair.small if size <= SMALL_REQUEST else pair.large
         arena = half.arenas.get(stream) or half.arena(stream)
-        block = arena.free.take(size) if self._takes_first else self._supply.best_fit(arena, size)
+        block = arena.free.take(size) if self._takes_first else self.supply.best_fit(arena, size)
         if block is None:
-            block = self._supply.obtain(arena, size, lender)
+            block = self.supply.obtain(arena, size, lender)
             if block is None:
                 self._device.counters.ooms += 1
                 return None
@@ -159,28 +159,28 @@ class Allocator:
         self, request: int, stream: int, pool: tuple[int, int], released: Sequence[Block] = ()
     ) -> Block | None:
         """Release `released`, flush and ask the driver, without trying the cache."""
-        arena, size = self._supply.arena(request, stream, pool)
-        block = self._supply.after_flush(arena, size, released)
+        arena, size = self.supply.arena(request, stream, pool)
+        block = self.supply.after_flush(arena, size, released)
         if block is not None:
             self._activate(block, size, request)
         return block
 
     def foresee(self, request: int, stream: int, pool: tuple[int, int]) -> Foreseen | None:
         """Return what malloc would release for a request; None if cached memory serves it."""
-        return self._supply.foresee(*self._supply.arena(request, stream, pool))
+        return self.supply.foresee(*self.supply.arena(request, stream, pool))
 
     def has_memory(self, request: int, stream: int, pool: tuple[int, int]) -> bool:
         """Return whether the pool or the driver can serve a request before anything is released."""
-        return self._supply.has_memory(*self._supply.arena(request, stream, pool), full=False)
+        return self.supply.has_memory(*self.supply.arena(request, stream, pool), full=False)
 
     def is_exhausted(self, request: int, stream: int, full: bool = False) -> bool:
         """Return whether the default pool has no memory for a request, and a flush would release none.
 
         full: assume that the driver has no memory.
         """
-        if self._waiting or any(self._supply.flush_sizes().values()):
+        if self._waiting or any(self.supply.flush_sizes().values()):
             return False
-        return not self._supply.has_memory(*self._supply.arena(request, stream, DEFAULT_POOL), full)
+        return not self.supply.has_memory(*self.supply.arena(request, stream, DEFAULT_POOL), full)
 
     def free(self, block: Block) -> None:
         """Free the block. Raises ValueError if it is not allocated."""
@@ -212,16 +212,16 @@ class Allocator:
 
         Covers the default pool and all released private pools; with `pool`, only that one.
         """
-        self._supply.empty(pool)
+        self.supply.empty(pool)
 
     def heap(self) -> Heap:
-        heads = sorted(self._supply.heads, key=lambda head: head.address)
+        heads = sorted(self.supply.heads, key=lambda head: head.address)
         segments = [segment for head in heads for segment in segments_of(head)]
         return Heap(tuple(segments), self.settings)
 
     def totals(self, small: bool) -> Totals:
         """Return the sums of the small or large pools, including private ones, as torch's statistics do."""
-        return add_up(self._supply.heads, small)
+        return add_up(self.supply.heads, small)
 
     def private_reserved(self) -> int:
         """Return the bytes that CUDA graphs and MemPools hold."""
@@ -253,7 +253,7 @@ class Allocator:
 def adopt(segment: Segment, arena: Arena, device: Device, heads: Heads) -> list[Block]:
     """Return the segment's chained blocks in their recorded states; free ones are not in a free list yet."""
     if arena.pool.page is None:
-        run = Block(segment.address, segment.size, device.ordering.of_new_segment(segment.address), arena)
+        run = Block(segment.address, segment.size, device.ordering.key(segment.address, segment.size), arena)
         heads[run] = None
     else:
         run = _mapped(segment, arena, device, heads)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator
-from itertools import count
+from itertools import chain, count
 from typing import NamedTuple
 
 from ..heap import ALLOCATED, INACTIVE, Segment
@@ -12,112 +12,114 @@ from ..settings import MIN_BLOCK, SMALL_REQUEST, Settings, TieBreak
 
 ADDRESS_BITS = 64
 ORDER_BITS = 96
+ORDER_MASK = (1 << ORDER_BITS) - 1
 CHUNK = 1024
 UNMAPPED = "unmapped"  # address space of an expandable segment without memory behind it
 UNBOUNDED = 1 << 62
 
 
 class FreeList:
-    """Blocks sorted by size, then by address.
+    """Blocks sorted by key: by size, then by the order of blocks of equal size.
 
-    The sort key is one integer in chunks of bounded length, so an insertion moves at most one chunk. `_bounds[i]` is
-    the largest key allowed in chunk i; the last chunk has no bound.
+    `keys` and `blocks` are parallel lists in chunks of bounded length, so an insertion moves at most one chunk.
+    `bounds[i]` is the largest key allowed in chunk i; the last chunk has no bound. `start` is the first chunk of both,
+    always the same two lists.
     """
 
-    __slots__ = ("_blocks", "_bounds", "_chunks")
+    __slots__ = ("blocks", "bounds", "keys", "start")
 
     def __init__(self) -> None:
-        self._blocks: dict[int, Block] = {}
-        self._chunks: list[list[int]] = [[]]
-        self._bounds: list[int] = []
-
-    def __len__(self) -> int:
-        return len(self._blocks)
+        self.keys: list[list[int]] = [[]]
+        self.blocks: list[list[Block]] = [[]]
+        self.bounds: list[int] = []
+        self.start = self.keys[0], self.blocks[0]
 
     def __iter__(self) -> Iterator[Block]:
-        return self.at_least(0)
+        return chain.from_iterable(self.blocks)
 
     def add(self, block: Block) -> None:
-        key = block.size << ORDER_BITS | block.order
-        self._blocks[key] = block
-        at = bisect_left(self._bounds, key) if self._bounds else 0
-        chunk = self._chunks[at]
-        insort(chunk, key)
-        if len(chunk) > CHUNK:
-            self._halve(at)
+        key = block.key
+        at = bisect_left(self.bounds, key) if self.bounds else 0
+        keys = self.keys[at]
+        index = bisect_left(keys, key)
+        keys.insert(index, key)
+        self.blocks[at].insert(index, block)
+        if len(keys) > CHUNK:
+            self.halve(at)
 
     def remove(self, block: Block) -> None:
         """Remove the block. Raises KeyError if it is not in the list."""
-        key = block.size << ORDER_BITS | block.order
-        del self._blocks[key]
-        at = bisect_left(self._bounds, key) if self._bounds else 0
-        chunk = self._chunks[at]
-        del chunk[bisect_left(chunk, key)]
-        if not chunk:
-            self._drop(at)
+        key = block.key
+        at = bisect_left(self.bounds, key) if self.bounds else 0
+        keys = self.keys[at]
+        index = bisect_left(keys, key)
+        if index == len(keys) or keys[index] != key:
+            raise KeyError(key)
+        self._pop(at, index)
 
     def take(self, size: int) -> Block | None:
         """Remove and return the first block of at least `size` bytes."""
         key = size << ORDER_BITS
-        at = bisect_left(self._bounds, key) if self._bounds else 0
-        chunk = self._chunks[at]
-        index = bisect_left(chunk, key)
-        if index == len(chunk):
+        at = bisect_left(self.bounds, key) if self.bounds else 0
+        keys = self.keys[at]
+        index = bisect_left(keys, key)
+        if index == len(keys):
             at, index = at + 1, 0
-            if at == len(self._chunks):
+            if at == len(self.keys):
                 return None
-            chunk = self._chunks[at]
-        block = self._blocks.pop(chunk.pop(index))
-        if not chunk:
-            self._drop(at)
-        return block
+        return self._pop(at, index)
 
     def first(self, size: int) -> Block | None:
         """Return the first block of at least `size` bytes without removing it."""
         key = size << ORDER_BITS
-        at = bisect_left(self._bounds, key)
-        chunk = self._chunks[at]
-        index = bisect_left(chunk, key)
-        if index < len(chunk):
-            return self._blocks[chunk[index]]
-        return self._blocks[self._chunks[at + 1][0]] if at + 1 < len(self._chunks) else None
+        at = bisect_left(self.bounds, key)
+        index = bisect_left(self.keys[at], key)
+        if index < len(self.keys[at]):
+            return self.blocks[at][index]
+        return self.blocks[at + 1][0] if at + 1 < len(self.keys) else None
 
     def at_least(self, size: int) -> Iterator[Block]:
         """Yield the blocks of at least `size` bytes in order. The list must not change meanwhile."""
         key = size << ORDER_BITS
-        at = bisect_left(self._bounds, key)
-        index = bisect_left(self._chunks[at], key)
-        for chunk in self._chunks[at:]:
-            for found in chunk[index:] if index else chunk:
-                yield self._blocks[found]
-            index = 0
+        at = bisect_left(self.bounds, key)
+        index = bisect_left(self.keys[at], key)
+        return chain(self.blocks[at][index:], *self.blocks[at + 1 :])
 
-    def _halve(self, at: int) -> None:
-        chunk = self._chunks[at]
-        middle = len(chunk) // 2
-        self._chunks.insert(at + 1, chunk[middle:])
-        del chunk[middle:]
-        self._bounds.insert(at, chunk[-1])
+    def halve(self, at: int) -> None:
+        """Cut a chunk that is too long."""
+        keys, blocks = self.keys[at], self.blocks[at]
+        middle = len(keys) // 2
+        self.bounds.insert(at, keys[middle - 1])
+        self.keys.insert(at + 1, keys[middle:])
+        self.blocks.insert(at + 1, blocks[middle:])
+        del keys[middle:], blocks[middle:]
 
-    def _drop(self, at: int) -> None:
-        """Remove an empty chunk unless it is the only one."""
-        if self._bounds:
-            del self._chunks[at]
-            del self._bounds[min(at, len(self._bounds) - 1)]
+    def _pop(self, at: int, index: int) -> Block:
+        """Remove and return a block; merge a chunk that is empty then with a neighbour."""
+        keys = self.keys[at]
+        del keys[index]
+        block = self.blocks[at].pop(index)
+        if not keys and self.bounds:
+            at = min(at, len(self.bounds) - 1)
+            self.keys[at] += self.keys.pop(at + 1)
+            self.blocks[at] += self.blocks.pop(at + 1)
+            del self.bounds[at]
+        return block
 
 
 class Block:
     """A run of bytes with one state: ALLOCATED, AWAITING or INACTIVE (see heap), or UNMAPPED.
 
-    `born` is the pool's age when the block last entered its free list. `shared`: another stream uses the block, so a
-    free must wait for that stream.
+    `key` sorts free blocks: the size, then the block's order in the lowest ORDER_BITS bits (see Ordering). `born` is
+    the pool's age when the block last entered its free list. `shared`: another stream uses the block, so a free must
+    wait for that stream.
     """
 
-    __slots__ = ("address", "arena", "born", "next", "order", "prev", "region", "requested", "shared", "size", "state")
+    __slots__ = ("address", "arena", "born", "key", "next", "prev", "region", "requested", "shared", "size", "state")
 
-    def __init__(self, address: int, size: int, order: int, arena: Arena, region: Region | None = None) -> None:
+    def __init__(self, address: int, size: int, key: int, arena: Arena, region: Region | None = None) -> None:
         self.address = address
-        self.order = order
+        self.key = key
         self.size = size
         self.arena = arena
         self.region = region
@@ -138,14 +140,15 @@ class Block:
 
         If blocks are numbered by creation, the new number goes to the first part or to the rest, as in torch.
         """
-        numbers = self.arena.pool.numbers
+        numbers, order, left = self.arena.pool.numbers, self.key & ORDER_MASK, self.size - size
         if numbers is None:
-            order = self.order + size
+            order_of_rest = order + size
         elif new_is_rest:
-            order = next(numbers)
+            order_of_rest = next(numbers)
         else:
-            order, self.order = self.order, next(numbers)
-        rest = Block(self.address + size, self.size - size, order, self.arena, self.region)
+            order, order_of_rest = next(numbers), order
+        self.key = size << ORDER_BITS | order
+        rest = Block(self.address + size, left, left << ORDER_BITS | order_of_rest, self.arena, self.region)
         rest.state = self.state
         rest.prev = self
         rest.next = after = self.next
@@ -160,6 +163,7 @@ class Block:
         gone = self.next
         assert gone is not None
         self.size += gone.size
+        self.key += gone.size << ORDER_BITS
         self.next = after = gone.next
         if after is not None:
             after.prev = self
@@ -169,7 +173,7 @@ class Block:
         before = self.prev
         assert before is not None
         if self.arena.pool.numbers is not None:
-            before.order = self.order
+            before.key = before.size << ORDER_BITS | self.key & ORDER_MASK
         before.absorb_next()
         return before
 
@@ -186,7 +190,7 @@ class Region:
 
 
 class Ordering:
-    """The order of free blocks of equal size, as a number per block: see settings.TieBreak.
+    """The order of free blocks of equal size, as a number per block: see settings.TieBreak. Keys contain it.
 
     A block that begins `n` bytes later in its segment has a number higher by `n`. If blocks are numbered by creation,
     `numbers` provides the next number instead.
@@ -196,10 +200,13 @@ class Ordering:
         self.numbers = count() if rule is TieBreak.OLDEST_BLOCK else None
         self._segments = count(1) if rule is TieBreak.OLDEST_SEGMENT else None
 
-    def of_new_segment(self, address: int) -> int:
+    def key(self, address: int, size: int) -> int:
+        """Return the key of a new segment's block."""
         if self.numbers is not None:
-            return next(self.numbers)
-        return address if self._segments is None else next(self._segments) << ADDRESS_BITS | address
+            order = next(self.numbers)
+        else:
+            order = address if self._segments is None else next(self._segments) << ADDRESS_BITS | address
+        return size << ORDER_BITS | order
 
 
 class Pool:
@@ -289,10 +296,7 @@ class Arena:
         after = block.next
         if after is not None and after.state is INACTIVE:
             free.remove(after)
-            block.size += after.size
-            block.next = beyond = after.next
-            if beyond is not None:
-                beyond.prev = block
+            block.absorb_next()
         before = block.prev
         if before is not None and before.state is INACTIVE:
             free.remove(before)

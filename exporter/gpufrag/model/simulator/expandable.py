@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Iterable
 
 from ..heap import INACTIVE
 from .blocks import UNMAPPED, Arena, Block, Region
@@ -11,20 +12,18 @@ from .device import Device
 UNKNOWN_SPAN = 1 << 42  # if the device's size is unknown
 
 
-def best_fit(arena: Arena, size: int) -> Block | None:
-    """Return the free block for a request; a growable one counts with all bytes that it can grow to."""
-    best = arena.free.first(size)
-    if best is None or not _grows(best):
-        return best
-    for block in arena.free.at_least(size):
-        if block is not best and _reach(block) >= _reach(best):
+def best_of(blocks: Iterable[Block]) -> Block | None:
+    """Return the block for a request, of those that are large enough, in the order of their keys.
+
+    A block in front of unmapped pages counts with all bytes that it can grow to.
+    """
+    best, least = None, 0
+    for block in blocks:
+        reach = _reach(block)
+        if best is not None and reach >= least:
             break
-        best = block
+        best, least = block, reach
     return best
-
-
-def _grows(block: Block) -> bool:
-    return block.next is not None and block.next.state is UNMAPPED
 
 
 def _reach(block: Block) -> int:
@@ -103,7 +102,7 @@ def reserve(arena: Arena, device: Device, heads: dict[Block, None], address: int
     else:
         size = min(size, device.addresses.room_at(address) // page * page)
         device.addresses.take_at(address, size)
-    block = Block(address, size, device.ordering.of_new_segment(address), arena, Region(address, size, page))
+    block = Block(address, size, device.ordering.key(address, size), arena, Region(address, size, page))
     block.state = UNMAPPED
     heads[block] = None
     _add_unmapped(arena, block)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ..heap import DEFAULT_POOL
 from ..settings import SMALL_REQUEST, Settings
 from . import expandable
-from .blocks import Arena, Block, Pool, PoolPair
+from .blocks import UNBOUNDED, Arena, Block, Pool, PoolPair
 from .device import Device
 from .expandable import bytes_of_free_pages, shrink
 
@@ -98,8 +98,8 @@ class Supply:
         self.pools: dict[tuple[int, int], PoolPair] = {}
         self.heads: Heads = {}
         self._wait = wait
-        self._collects = settings.garbage_collection_threshold > 0 and device.limit is not None
-        self.takes_first = settings.max_split_size is None and not (settings.expandable_segments or self._collects)
+        self.collects = settings.garbage_collection_threshold > 0 and device.limit is not None
+        self.takes_first = settings.max_split_size is None and not (settings.expandable_segments or self.collects)
         self.add_pool(DEFAULT_POOL)
 
     def add_pool(
@@ -119,7 +119,7 @@ class Supply:
 
     def best_fit(self, arena: Arena, size: int) -> Block | None:
         """Take the cached block for a request out of the free list."""
-        if self._collects:
+        if self.collects:
             arena.pool.age += 1
         block = self._cached(arena, size)
         if block is not None:
@@ -147,14 +147,16 @@ class Supply:
         return self._cached(arena, size) is not None or (not full and self._fits(arena, size, []))
 
     def _cached(self, arena: Arena, size: int) -> Block | None:
-        """Return the cached block for a request; with max_split_size only one of similar size."""
-        block = arena.free.first(size) if arena.pool.page is None else expandable.best_fit(arena, size)
+        """Return the cached block for a request."""
+        block = arena.free.first(size) if arena.pool.page is None else expandable.best_of(arena.free.at_least(size))
+        return None if block is None or block.size >= self.too_large(size) else block
+
+    def too_large(self, size: int) -> int:
+        """Return the size from which a cached block is too large for a request, by the rules of max_split_size."""
         least = self.settings.max_split_size
-        if block is None or least is None:
-            return block
-        if size < least:
-            return None if block.size >= least else block
-        return None if block.size >= size + self.settings.max_non_split_rounding else block
+        if least is None:
+            return UNBOUNDED
+        return least if size < least else size + self.settings.max_non_split_rounding
 
     def obtain(self, arena: Arena, size: int, lender: tuple[int, int] | None = None) -> Block | None:
         """Return new memory for a request, released from the cache first if needed: torch's chain of attempts.
@@ -209,7 +211,7 @@ class Supply:
         return not self.capturing and (arena.pool.id == DEFAULT_POOL or self.settings.torch >= (2, 13))
 
     def _too_old(self) -> list[Block]:
-        if not self._collects:
+        if not self.collects:
             return []
         return too_old(self.pools[DEFAULT_POOL].large, self.settings.garbage_collection_threshold, self.device)
 
@@ -250,7 +252,7 @@ class Supply:
         if not self.device.holds(request):
             return None
         address = self.device.addresses.take(request)
-        block = Block(address, request, self.device.ordering.of_new_segment(address), arena)
+        block = Block(address, request, self.device.ordering.key(address, request), arena)
         self.heads[block] = None
         self.device.give(arena, block.address, request)
         return block
