@@ -12,16 +12,13 @@ run out of memory.
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import random
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
+
+import apart
 
 GRID = 2 << 20
 STEPS = 12
@@ -112,9 +109,7 @@ def recorded(step: Callable[[], None]) -> dict[str, int]:
 
 def run_apart(name: str, conf: str, limit: int = 0) -> Any:
     """The figures of a run without a limit; whether a run with one succeeds."""
-    command = [sys.executable, __file__, "--run", name, str(limit)]
-    environment = {**os.environ, "PYTORCH_CUDA_ALLOC_CONF": conf, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400)
+    done = apart.start(name, limit, conf, CUBLAS_WORKSPACE_CONFIG=":4096:8")
     if done.returncode not in (0, OUT_OF_MEMORY):
         raise RuntimeError(done.stderr[-500:])
     return done.returncode == 0 if limit else json.loads(done.stdout.splitlines()[-1])
@@ -128,26 +123,9 @@ def verify(name: str, conf: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--at-once", type=int, default=2, help="loops that run at the same time")
-    parser.add_argument("--loops", nargs="*", choices=LOOPS, default=LOOPS)
-    parser.add_argument("--run", nargs=2, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.run:
-        name, limit = options.run
-        print(json.dumps(run_here(name, int(limit))))
-        return
-    rows = []
-    programs = [(name, conf) for name in options.loops for conf in CONFS]
-    with ThreadPoolExecutor(options.at_once) as pool:
-        for row in pool.map(lambda program: verify(*program), programs):
-            rows.append(row)
-            print(json.dumps(row), flush=True)
+    rows = apart.main(__doc__, LOOPS, [(conf,) for conf in CONFS], run_here, verify)
     for key in ("succeeds", "fails_2_mib_below"):
         print(f"{key}: {sum(row[key] for row in rows)} of {len(rows)}")
-    if options.out:
-        options.out.write_text(json.dumps(rows, indent=1) + "\n")
 
 
 if __name__ == "__main__":

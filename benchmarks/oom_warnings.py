@@ -13,18 +13,15 @@ foreseen: its last step is three times as large as any before. A condition is on
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import random
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+
+import apart
 
 MIB = 1 << 20
 INTERVAL = 0.2
@@ -135,34 +132,15 @@ def judge(files: list[bytes]) -> dict[str, Any]:
 
 
 def run_apart(kind: str, limit: int, conf: str) -> dict[str, Any]:
-    command = [sys.executable, __file__, "--run", kind, str(limit)]
-    environment = {**os.environ, "PYTORCH_CUDA_ALLOC_CONF": conf, "PYTHONWARNINGS": "ignore"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400)
-    if done.returncode:
-        return {"loop": kind, "limit": limit, "conf": conf, "error": done.stderr[-500:]}
-    return {"loop": kind, "limit": limit, "conf": conf, **json.loads(done.stdout.splitlines()[-1])}
+    done = apart.start(kind, limit, conf, PYTHONWARNINGS="ignore")
+    found = {"error": done.stderr[-500:]} if done.returncode else json.loads(done.stdout.splitlines()[-1])
+    return {"loop": kind, "limit": limit, "conf": conf, **found}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--at-once", type=int, default=2, help="loops that run at the same time")
-    parser.add_argument("--loops", nargs="*", choices=KINDS, default=KINDS)
-    parser.add_argument("--run", nargs=2, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.run:
-        kind, limit = options.run
-        print(json.dumps(run_here(kind, int(limit))))
-        return
-    runs = [(kind, limit, conf) for kind in options.loops for limit in LIMITS for conf in CONFS]
-    rows = []
-    with ThreadPoolExecutor(options.at_once) as pool:
-        for row in pool.map(run_apart, *zip(*runs)):
-            rows.append(row)
-            print(json.dumps(row), flush=True)
+    variants = [(limit, conf) for limit in LIMITS for conf in CONFS]
+    rows = apart.main(__doc__, KINDS, variants, run_here, run_apart)
     print(f"warned: {sum(bool(row.get('warned')) for row in rows)} of {len(rows)}")
-    if options.out:
-        options.out.write_text(json.dumps(rows, indent=1) + "\n")
 
 
 if __name__ == "__main__":
