@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+
 from helpers import TESTS
 
 TRACE = TESTS / "golden" / "churn-small-default.json.gz"
@@ -17,3 +20,13 @@ def test_json_has_bytes_and_null(cli) -> None:
     recorded = cli.device("fit", TRACE, "--card", "1GiB", "--card", "80GiB")["fits"][0]
     assert recorded["smallest_limit"] % (2 << 20) == 0
     assert recorded["flushes"] == {"1.00 GiB": None, "80.0 GiB": 0}
+
+
+def test_late_trace_compares_settings_from_packed_heaps(cli, tmp_path) -> None:
+    raw = json.loads(gzip.decompress(TRACE.read_bytes()))
+    late = tmp_path / "late.json"
+    late.write_text(json.dumps(raw | {"events": raw["events"][4000:]}))
+    text = cli.text("fit", late, "--card", "80GiB")
+    assert "torch defaults (recorded) " in text
+    assert "torch defaults (recorded, packed) " in text
+    assert "compare them with (recorded, packed)." in text

@@ -60,7 +60,8 @@ def step_limits(recorded: float, expandable: float) -> list[Line]:
     """The smallest limits of the last step in GiB, in two ranks."""
     name = "gpufrag_whatif_smallest_limit_bytes"
     return [
-        device("gpufrag_step_smallest_limit_bytes", GIB * recorded),
+        device("gpufrag_step_smallest_limit_bytes", GIB * (recorded + 2)),
+        device(name, GIB * recorded, setting="recorded, packed"),
         device(name, GIB * expandable, setting="expandable_segments"),
         device(name, GIB * 20, setting="expandable_segments", rank="1", **SECOND_POD),
         device(name, GIB * recorded, setting="default"),

@@ -6,7 +6,7 @@ import pytest
 
 from gpufrag.model.fit import CONTEXT, Card, Fit, fit
 from gpufrag.model.settings import SEGMENT_GRID, Settings
-from gpufrag.model.trace.whatif import Run, begin, read_run
+from gpufrag.model.trace.whatif import Run, begin, on_any_device, read_run, smallest_limit
 from gpufrag.snapshot_file.recording import read_recordings
 from helpers import TESTS
 
@@ -56,3 +56,13 @@ def test_every_setting_is_tried_in_order(recorded: Run) -> None:
     tried: list[str] = []
     fits = fit(recorded, {"a": Settings(), "b": Settings(expandable_segments=True)}, [], progress=tried.append)
     assert tried == ["a", "b"] == [one.conf for one in fits]
+
+
+def test_trace_that_begins_late_has_the_recorded_setting_twice() -> None:
+    (recording,) = read_recordings(TESTS / "golden" / "churn-small-default.json.gz")
+    late = on_any_device(read_run(recording.events[4000:], recording.end, recording.before, recording.limit))
+    own, packed, other = fit(late, {"": late.end.settings, "other": Settings(expandable_segments=True)}, [])
+    assert [one.packed for one in (own, packed, other)] == [False, True, True]
+    assert own.smallest_limit == smallest_limit(late, late.end.settings, packed=False)
+    assert packed.smallest_limit == smallest_limit(late, late.end.settings)
+    assert own.smallest_limit != packed.smallest_limit

@@ -12,7 +12,7 @@ import pytest
 from gpufrag.errors import BadInput
 from gpufrag.model.allocatable import Driver
 from gpufrag.model.heap import INACTIVE, Heap, parse
-from gpufrag.model.needs import CANDIDATES, RECORDED, Needs, step_needs
+from gpufrag.model.needs import CANDIDATES, RECORDED, RECORDED_PACKED, Needs, better_setting, step_needs
 from gpufrag.model.settings import MIB, SEGMENT_GRID
 from gpufrag.model.step import StepEvents
 from helpers import TESTS
@@ -34,7 +34,7 @@ def step(request: pytest.FixtureRequest) -> tuple[dict[str, Any], Needs]:
 
 def test_step_needs_at_least_its_true_peak(step: tuple[dict[str, Any], Needs]) -> None:
     raw, needs = step
-    assert set(needs.smallest_limits) == {RECORDED, *CANDIDATES}
+    assert set(needs.smallest_limits) == {RECORDED, RECORDED_PACKED, *CANDIDATES}
     # packing closes the gaps of unsplit blocks, so a limit may lie a little below the active peak
     assert min(needs.smallest_limits.values()) > 0.99 * raw["true_peak"]
 
@@ -67,6 +67,12 @@ def test_recorded_settings_count_fragmentation_of_earlier_steps() -> None:
     limits = step_needs(0, *pinned_step(4), Driver()).smallest_limits
     assert limits[RECORDED] == (4 * 40 + 30) * MIB
     assert limits["default"] == (4 * 22 + 30) * MIB, "packed: each block in a segment of its own size"
+    assert limits[RECORDED_PACKED] == limits["default"]
+
+
+def test_setting_that_only_starts_without_gaps_is_not_better() -> None:
+    assert better_setting({RECORDED: 190, RECORDED_PACKED: 118, "default": 118, "other": 117}) is None
+    assert better_setting({RECORDED: 190, RECORDED_PACKED: 118, "default": 118, "other": 110}) == "other"
 
 
 def test_segments_cached_before_the_step_count_only_if_the_limit_has_room() -> None:

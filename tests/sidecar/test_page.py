@@ -166,7 +166,7 @@ def test_missing_ranks_are_explained(processes: tuple[AgentProcess, ...], expect
 
 
 def a_step(**changes: object) -> StepView:
-    limits = {"recorded": 30 << 30, "expandable_segments:True": 25 << 30, EVIL: 50 << 30}
+    limits = {"recorded": 30 << 30, "recorded, packed": 29 << 30, "expandable_segments:True": 25 << 30, EVIL: 50 << 30}
     step = StepView(0, NOW - 5, 1.0, 20 << 30, 1 << 30, 8000, 90 << 30, 40 << 30, limits)
     return replace(step, **changes)  # type: ignore[arg-type]
 
@@ -182,8 +182,8 @@ def test_margin_is_unknown_or_negative(changes: dict[str, object], margin: str) 
 @pytest.mark.parametrize(
     ("limits", "advice"),
     [
-        ({"recorded": 100 << 20, "a": 98 << 20, "b": 99 << 20}, "a needs 2.00 MiB less"),
-        ({"recorded": 101 << 20, "a": 99 << 20}, "keep the setting"),
+        ({"recorded": 1 << 30, "recorded, packed": 100 << 20, "a": 98 << 20, "b": 99 << 20}, "a needs 2.00 MiB less"),
+        ({"recorded": 1 << 30, "recorded, packed": 101 << 20, "a": 99 << 20}, "keep the setting"),
         ({"a": 98 << 20}, "–"),
     ],
 )

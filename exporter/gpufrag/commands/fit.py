@@ -82,11 +82,11 @@ def _fit(recording: Recording, recorded: Run, cards: Sequence[Card], taken: int)
 
     settings = _settings(recording, recorded)
     with Progress(sys.stderr) as progress:
-        numbers = iter(range(len(settings)))
+        numbers = iter(range(len(settings) + 1))
 
         def show(conf: str) -> None:
             progress.start(f"smallest limit with {conf or 'torch defaults'}")
-            progress.show(next(numbers), len(settings))
+            progress.show(next(numbers), len(settings) + (not recorded.complete))
 
         return fit(recorded, settings, cards, taken, show)
 
@@ -95,20 +95,22 @@ def _settings(recording: Recording, recorded: Run) -> dict[str, Settings]:
     from ..model.settings import parse_conf
 
     own = recorded.end.settings
-    others = {conf: parse_conf(conf) for conf in CANDIDATES}
+    others = {conf: parse_conf(conf, own.torch) for conf in CANDIDATES}
     return {recording.conf: own} | {conf: other for conf, other in others.items() if other != own}
 
 
 def _lines(recording: Recording, fits: Sequence[Fit], cards: Sequence[Card]) -> Iterator[str]:
     emphasis = bold(sys.stdout)
-    recorded, *_ = fits
+    recorded, packed = fits[0], next(one for one in fits if one.packed)
     needed = _size(recorded.smallest_limit)
     yield emphasis(f"{recording.name}: device {recording.device}: needs {needed} with its own settings")
-    best = min(fits, key=lambda one: (one.smallest_limit is None, one.smallest_limit))
-    if best is not recorded and best.smallest_limit is not None:
-        yield f"needs only {_size(best.smallest_limit)} with {best.conf or 'torch defaults'}"
+    best = min((one for one in fits if one.packed), key=lambda one: (one.smallest_limit is None, one.smallest_limit))
+    if best is not packed and best.smallest_limit is not None:
+        instead = "" if recorded.packed else f", compared with {_size(packed.smallest_limit)} (recorded, packed)"
+        yield f"needs only {_size(best.smallest_limit)} with {best.conf or 'torch defaults'}{instead}"
     yield ""
-    names = [f"{one.conf or 'torch defaults'}{' (recorded)' if one is recorded else ''}" for one in fits]
+    marks = {id(packed): " (recorded, packed)", id(recorded): " (recorded)"}
+    names = [f"{one.conf or 'torch defaults'}{marks.get(id(one), '')}" for one in fits]
     head = ["", "needs", *(card.name for card in cards)]
     rows = [[name, _needed(one), *(_cell(one, card) for card in cards)] for name, one in zip(names, fits)]
     widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head))]
@@ -117,7 +119,10 @@ def _lines(recording: Recording, fits: Sequence[Fit], cards: Sequence[Card]) -> 
         yield "  ".join([row[0].ljust(widths[0]), *cells]).rstrip()
     yield ""
     yield "fits: every request of the trace succeeds. Numbers in brackets: how often the allocator flushes its cache,"
-    yield "which costs time. Blocks from before the trace are assumed to lie without gaps."
+    yield "which costs time."
+    if not recorded.packed:
+        yield "The recorded setting starts from its own heap. The other lines assume that older blocks lie without"
+        yield "gaps: compare them with (recorded, packed)."
 
 
 def _needed(one: Fit) -> str:

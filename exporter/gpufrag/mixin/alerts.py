@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from ..metrics import names
 from ..metrics.names import AlertName, Label
+from ..model.needs import RECORDED_PACKED
 from ..model.trace.comparison import WORTHWHILE
 from . import recording, templates
 from .config import Config, duration, number
@@ -51,7 +52,8 @@ def fragmented(config: Config) -> Alert:
         f"{figure(config, names.FREE_TOTAL, MOMENT)} free."
     )
     needs = f"max by ({Label.SETTING}) ({_over_window('last', config, names.WHATIF_SMALLEST_LIMIT, JOB)})"
-    needed = f"max({_over_window('last', config, names.STEP_SMALLEST_LIMIT, JOB)})"
+    recorded = f'{Label.SETTING}="{RECORDED_PACKED}"'
+    needed = f"max({_over_window('last', config, names.WHATIF_SMALLEST_LIMIT, JOB, recorded)})"
     better = f"bottomk(1, {needs} <= on () group_left () {number(1 - WORTHWHILE)} * {needed})"
     setting = f" The last recorded step needs less memory with the setting {{{{ .Labels.{Label.SETTING} }}}}."
     return Alert(

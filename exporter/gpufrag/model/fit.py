@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from .settings import MIB, Settings
-from .trace.whatif import Run, begin, smallest_limit
+from .trace.whatif import Run, begin_under, smallest_limit
 
 CONTEXT = 600 * MIB
 """What the driver and a CUDA context take next to the allocator: 540 MiB on an H200 with torch 2.11."""
@@ -41,11 +41,14 @@ CARDS = (
 class Fit:
     """One setting. Sizes are bytes; None is unknown or does not exist.
 
+    packed: the run begins with only the older blocks, without gaps. Only the recorded setting can begin with its own
+    heap; packed, it compares with the others.
     flushes: times the allocator flushes its cache and asks again, by card; None where the job does not fit. Flushes
     synchronize the device, so they cost time.
     """
 
     conf: str
+    packed: bool
     smallest_limit: int | None
     flushes_at_smallest: int | None
     flushes: Mapping[str, int | None]
@@ -60,25 +63,31 @@ def fit(
 ) -> list[Fit]:
     """Return how the run fits on each card, by setting (PYTORCH_CUDA_ALLOC_CONF -> Settings).
 
+    If the trace begins late, the recorded setting appears twice: from its own heap first, and packed like the others.
     taken: bytes of a card that the job cannot have: driver, context, other jobs. progress: called with each setting.
     """
     found = []
-    for conf, setting in settings.items():
+    starts = [(conf, setting, True) for conf, setting in settings.items()]
+    if not run.complete:
+        starts = [(conf, one, False) for conf, one in settings.items() if one == run.end.settings] + starts
+    for conf, setting, packed in starts:
         progress(conf)
-        smallest = smallest_limit(run, setting)
-        at_smallest = None if smallest is None else _flushes(run, setting, smallest)
+        smallest = smallest_limit(run, setting, packed=packed)
+        at_smallest = None if smallest is None else _flushes(run, setting, smallest, packed)
         flushes = {
             card.name: None
             if smallest is None or card.size - taken < smallest
-            else _flushes(run, setting, card.size - taken)
+            else _flushes(run, setting, card.size - taken, packed)
             for card in cards
         }
-        found.append(Fit(conf, smallest, at_smallest, flushes))
+        found.append(Fit(conf, packed, smallest, at_smallest, flushes))
     return found
 
 
-def _flushes(run: Run, settings: Settings, limit: int) -> int | None:
+def _flushes(run: Run, settings: Settings, limit: int, packed: bool) -> int | None:
     """None if a request fails: a larger limit can fail where a smaller one does not."""
-    replay = begin(run, settings, limit, packed=True)
+    replay = begin_under(run, settings, limit, packed)
+    if replay is None:
+        return None
     replay.run()
     return None if replay.failed else replay.allocator.counters.alloc_retries

@@ -20,7 +20,9 @@ from .trace.events import Event
 from .trace.whatif import Run, read_run, smallest_limit
 
 RECORDED = "recorded"
-"""The name of the settings under which the step ran."""
+"""The name of the settings under which the step ran, from the heap that it had."""
+RECORDED_PACKED = "recorded, packed"
+"""The name of the same settings from a packed heap, with which candidates compare."""
 CANDIDATES = {
     "default": "",
     "expandable_segments": "expandable_segments:True",
@@ -36,8 +38,8 @@ class Needs:
 
     smallest_limits: the smallest memory limit under which every request of the step succeeds, to 2 MiB, by setting. A
     setting under which no limit was found is left out. RECORDED is the step's own, from its own heap: it counts the
-    fragmentation that earlier steps left. The others begin with a packed heap, even a candidate equal to the recorded
-    setting, so they compare with each other; they can be too low.
+    fragmentation that earlier steps left. The others begin with a packed heap, so they compare with each other; they
+    can be too low.
     limit: the process's limit when the step ran; None is unknown.
     """
 
@@ -55,13 +57,13 @@ class Needs:
 def better_setting(smallest_limits: Mapping[str, int]) -> str | None:
     """Return the setting under which the step needs the least, by the rule of `gpufrag whatif`; None: keep its own.
 
-    The alert GpuMemoryFragmented names a setting by the same rule.
+    Every setting begins with a packed heap. The alert GpuMemoryFragmented names a setting by the same rule.
     """
-    needed = smallest_limits.get(RECORDED)
-    if needed is None:
+    packed = {name: limit for name, limit in smallest_limits.items() if name != RECORDED}
+    if RECORDED_PACKED not in packed:
         return None
-    name = min(smallest_limits, key=lambda name: smallest_limits[name])
-    return name if saves_enough(smallest_limits[name], needed) else None
+    name = min(packed, key=lambda name: packed[name])
+    return name if saves_enough(packed[name], packed[RECORDED_PACKED]) else None
 
 
 def step_needs(device: int, end: Heap, events: StepEvents, driver: Driver) -> Needs:
@@ -71,10 +73,14 @@ def step_needs(device: int, end: Heap, events: StepEvents, driver: Driver) -> Ne
     Raises BadInput if the events do not lead to the heap.
     """
     run = step_run(end, events, driver)
-    found = {RECORDED: smallest_limit(run, end.settings, packed=False)}
-    for name, conf in CANDIDATES.items():
-        settings = replace(parse_conf(conf), per_process_memory_fraction=end.settings.per_process_memory_fraction)
-        found[name] = smallest_limit(run, settings)
+    own = end.settings
+    settings = {
+        name: replace(parse_conf(conf, own.torch), per_process_memory_fraction=own.per_process_memory_fraction)
+        for name, conf in CANDIDATES.items()
+    }
+    packed = {each: smallest_limit(run, each) for each in {own, *settings.values()}}
+    found = {RECORDED: smallest_limit(run, own, packed=False), RECORDED_PACKED: packed[own]}
+    found |= {name: packed[each] for name, each in settings.items()}
     return Needs(device, driver.cap, {name: limit for name, limit in found.items() if limit is not None})
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import BadInput, NewerVersion, Unavailable, one_line
-from ..model.needs import RECORDED, Needs, step_needs
+from ..model.needs import RECORDED, RECORDED_PACKED, Needs, better_setting, step_needs
 from ..reports import recorded_step
 from ..units import format_bytes
 from ..wire import recording, sample
@@ -163,11 +163,11 @@ def _needs(found: DeviceRecording | None) -> list[str]:
 
 
 def _other_setting(needs: Needs) -> str:
-    name, size = min(needs.smallest_limits.items(), key=lambda item: (item[1], item[0] != RECORDED))
-    saves = needs.smallest_limits[RECORDED] - size
-    if saves <= 0:
-        return "other settings: none needs less"
-    return f"other settings: {name} needs {format_bytes(saves)} less ({format_bytes(size)})"
+    better = better_setting(needs.smallest_limits)
+    if better is None:
+        return "other settings: none needs at least 2 % less"
+    size, own = needs.smallest_limits[better], needs.smallest_limits[RECORDED_PACKED]
+    return f"other settings: {better} needs {format_bytes(own - size)} less (both from a heap without gaps)"
 
 
 def _faults(samples: Sequence[ProcessSample]) -> str:

@@ -194,8 +194,11 @@ def smallest_limit(
 
 def on_any_device(run: Run) -> Run:
     """Return the run on a device with unlimited memory."""
-    operations = [operation for operation in run.program.operations if operation.kind != CAPACITY]
-    return replace(run, driver=Driver(), program=replace(run.program, operations=operations))
+    program = run.program
+    if any(operation.kind == CAPACITY for operation in program.operations):
+        kept = tuple(operation for operation in program.operations if operation.kind != CAPACITY)
+        program = replace(program, operations=kept)
+    return replace(run, driver=Driver(), program=program)
 
 
 class _Search:
@@ -232,10 +235,8 @@ class _Search:
             return False
         if limit >= self.enough and not self._needs_replay:
             return not self._fails
-        replay = begin(self._run, self._settings, limit, self._packed)
-        if replay.allocator.reserved > limit:
-            replay.allocator.empty_cache()
-        if replay.allocator.reserved > limit:
+        replay = begin_under(self._run, self._settings, limit, self._packed)
+        if replay is None:
             return False
         stride = max(1, len(self._run.program.operations) // STRETCHES)
         while not replay.done and not replay.failed:  # detects a limit that is too small early
@@ -270,6 +271,17 @@ def begin(
     afresh = settings != run.end.settings or packed
     made = _adopt(allocator, Heap(()) if afresh else run.beginning, run.unsplit)
     return Replay(run.program, allocator, made)
+
+
+def begin_under(run: Run, settings: Settings, limit: int, packed: bool) -> Replay | None:
+    """Return a replay at its start, after the release of cached memory if the heap exceeds the limit; None if it can't.
+
+    See begin.
+    """
+    replay = begin(run, settings, limit, packed)
+    if replay.allocator.reserved > limit:
+        replay.allocator.empty_cache()
+    return None if replay.allocator.reserved > limit else replay
 
 
 def _adopt(allocator: Allocator, beginning: Heap, unsplit: Iterable[tuple[int, int]]) -> list[Block]:

@@ -12,7 +12,7 @@ from ... import __version__
 from ...metrics.places import NamedRank, name_ranks
 from ...metrics.view import CollectorResult, Fleet, StepView
 from ...model.fragmentation import Fragmentation
-from ...model.needs import RECORDED, better_setting
+from ...model.needs import RECORDED, RECORDED_PACKED, better_setting
 from ...reports import oom
 from ...units import format_bytes, format_duration
 from ...web.html import STYLE, Cell, Column, page_headers, table, template
@@ -296,12 +296,12 @@ def _margin_cell(step: StepView) -> Cell:
 
 
 def _advice(step: StepView) -> str:
-    if RECORDED not in step.smallest_limits:
+    if RECORDED_PACKED not in step.smallest_limits:
         return UNKNOWN
     better = better_setting(step.smallest_limits)
     if better is None:
         return "keep the setting"
-    saved = step.smallest_limits[RECORDED] - step.smallest_limits[better]
+    saved = step.smallest_limits[RECORDED_PACKED] - step.smallest_limits[better]
     return f"{better} needs {format_bytes(saved)} less"
 
 
