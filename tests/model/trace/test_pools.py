@@ -13,8 +13,7 @@ from gpufrag.model.simulator.blocks import Block
 from gpufrag.model.trace.events import Event
 from gpufrag.model.trace.history import rewind
 from gpufrag.model.trace.pools import UNKNOWN_POOL, Pooled, infer_pools
-from gpufrag.model.trace.program import FAIL, FAIL_IN_CAPTURE
-from gpufrag.model.trace.reading import FLUSH_OR_CAPTURE
+from gpufrag.model.trace.program import FAIL, FAIL_IN_CAPTURE, FLUSH_OR_CAPTURE
 from gpufrag.model.trace.whatif import Run, begin, ends_as_recorded, read_run
 from simulated_trace import Recorder
 

@@ -16,6 +16,11 @@ MALLOC, FREE, AWAIT, COMPLETE, FAIL, EMPTY, RELEASE, CAPACITY, FAIL_IN_CAPTURE, 
 SLOW_STRETCH = 32
 """Operations to run without the fast path once it did not help."""
 
+FLUSH_OR_EMPTY_CACHE = "flush or empty_cache"
+FLUSH_OR_COLLECTION = "flush or garbage collection"
+FLUSH_OR_CAPTURE = "flush or CUDA graph capture"
+FLUSH_OR_MEMPOOL = "flush or request in a MemPool"
+
 
 class Operation(NamedTuple):
     """One operation of the program, or an event that affects it.

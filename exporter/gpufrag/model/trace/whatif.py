@@ -15,9 +15,10 @@ from ..simulator.allocator import Allocator
 from ..simulator.blocks import Block
 from .events import GROWS, OOM, SHRINKS, Event
 from .history import Beginning, rewind
+from .no_split import unsplit_pools
 from .pools import infer_pools
 from .program import AWAIT, BORROW, CAPACITY, COMPLETE, FREE, MALLOC, Program, Replay
-from .reading import places, read_program, unsplit_pools
+from .reading import places, read_program
 
 STRETCHES = 64
 """The number of equal stretches of a run; each is measured once, where most memory is requested."""
