@@ -13,7 +13,7 @@ from gpufrag.model.simulator.blocks import Block
 from gpufrag.model.trace.events import Event
 from gpufrag.model.trace.history import rewind
 from gpufrag.model.trace.pools import UNKNOWN_POOL, Pooled, infer_pools
-from gpufrag.model.trace.program import FAIL, FAIL_IN_CAPTURE, FLUSH_OR_CAPTURE
+from gpufrag.model.trace.program import FAIL, FAIL_IN_CAPTURE, FLUSH_OR_PRIVATE_POOL, MALLOC
 from gpufrag.model.trace.whatif import Run, begin, ends_as_recorded, read_run
 from simulated_trace import Recorder
 
@@ -157,15 +157,23 @@ def test_request_that_failed_although_the_default_pool_had_room_was_private() ->
     assert run.program.doubts == {}
 
 
-def test_failed_request_with_nothing_to_release_is_a_doubt_if_there_are_private_pools() -> None:
+def test_failed_request_with_nothing_to_release_is_a_doubt() -> None:
     recorder = Recorder(PLAIN, Driver(limit=60 * MIB))
     malloc(recorder, 40 * MIB)
     assert recorder.malloc(38 * MIB) is None
-    assert read(recorder, Driver(limit=60 * MIB)).program.doubts == {}
+    run = read(recorder, Driver(limit=60 * MIB))
+    assert [o.kind for o in run.program.operations] == [MALLOC, FAIL]
+    assert run.program.doubts == {FLUSH_OR_PRIVATE_POOL: 1}
+
+
+def test_failed_request_between_those_of_a_graph_was_in_the_graph() -> None:
+    recorder = Recorder(PLAIN, Driver(limit=60 * MIB))
+    malloc(recorder, 12 * MIB, GRAPH)
+    assert recorder.malloc(58 * MIB, pool=GRAPH) is None
     malloc(recorder, 12 * MIB, GRAPH)
     run = read(recorder, Driver(limit=60 * MIB))
-    assert [o.kind for o in run.program.operations if o.kind in (FAIL, FAIL_IN_CAPTURE)] == [FAIL]
-    assert run.program.doubts == {FLUSH_OR_CAPTURE: 1}
+    assert [o.kind for o in run.program.operations] == [MALLOC, FAIL_IN_CAPTURE, MALLOC]
+    assert run.program.doubts == {FLUSH_OR_PRIVATE_POOL: 1}
 
 
 def test_kept_free_segment_is_private_where_garbage_is_collected() -> None:

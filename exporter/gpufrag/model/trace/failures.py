@@ -8,7 +8,7 @@ from ..heap import DEFAULT_POOL
 from ..simulator.supply import Foreseen
 from .events import ALLOC, OOM, Event
 from .pools import UNKNOWN_POOL
-from .program import FAIL, FAIL_IN_CAPTURE, FLUSH_OR_CAPTURE, MALLOC, Operation
+from .program import FAIL, FAIL_IN_CAPTURE, FLUSH_OR_CAPTURE, FLUSH_OR_PRIVATE_POOL, MALLOC, Operation
 from .twin import Twin
 
 REQUESTS = (MALLOC, FAIL, FAIL_IN_CAPTURE)
@@ -20,7 +20,6 @@ class Failures:
     def __init__(self, events: Sequence[Event], twin: Twin) -> None:
         self._events = events
         self._twin = twin
-        self._has_private = any(event.pool not in (DEFAULT_POOL, UNKNOWN_POOL) for event in events)
         self._captured: set[tuple[int, int]] = set()
         self.flushing: set[tuple[int, int]] = set()
         """Private pools of which a request flushed the cache, so they belong to MemPools."""
@@ -68,10 +67,9 @@ class Failures:
             return operation._replace(kind=FAIL_IN_CAPTURE, pool=[*exhausted, UNKNOWN_POOL][0])
         if foreseen is None or not foreseen.flushes:
             return operation._replace(kind=FAIL_IN_CAPTURE)
-        if self._has_private:
-            self._twin.doubts[FLUSH_OR_CAPTURE] += 1
-            if DEFAULT_POOL not in pools and not waited:
-                return operation._replace(kind=FAIL_IN_CAPTURE)
+        self._twin.doubts[FLUSH_OR_PRIVATE_POOL] += 1
+        if DEFAULT_POOL not in pools and not waited:
+            return operation._replace(kind=FAIL_IN_CAPTURE)
         return operation
 
     def place_by_release(self, operation: Operation, gone: Sequence[Event]) -> Operation:

@@ -19,6 +19,7 @@ SLOW_STRETCH = 32
 FLUSH_OR_EMPTY_CACHE = "flush or empty_cache"
 FLUSH_OR_COLLECTION = "flush or garbage collection"
 FLUSH_OR_CAPTURE = "flush or CUDA graph capture"
+FLUSH_OR_PRIVATE_POOL = "flush or request in a private pool"
 FLUSH_OR_MEMPOOL = "flush or request in a MemPool"
 
 

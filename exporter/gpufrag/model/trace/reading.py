@@ -260,7 +260,10 @@ class _Reader:
             self._twin.append_completed(done)
             self._failures.append_in_capture(operation)
             return
-        if foreseen is None and gone and not failed and self._grown and self._twin.capacity is not None:
+        # blocks that a flush waited for can be enough to extend an expandable segment without new pages
+        extended = bool(completed) and self._allocator.settings.expandable_segments
+        may_flush = (self._grown > 0 or extended) and self._twin.capacity is not None
+        if foreseen is None and gone and not failed and may_flush:
             self._twin.doubts[FLUSH_OR_EMPTY_CACHE] += 1
             served = self._allocator.foresee(*operation[2:]) is None  # then empty_cache explains no new segment
             if self._capacity_changes or served or not self._twin.is_flush(Foreseen([], True), gone, failed):
