@@ -53,10 +53,31 @@ def test_explain_healthy_program_is_fine(cli, save) -> None:
     assert "culprits" not in text
 
 
+@pytest.mark.parametrize("path", sorted(SNAPSHOTS.glob("*.pickle*")), ids=lambda path: path.name)
+@pytest.mark.parametrize("driver", [(), ("--driver-free", "0", "--driver-size", "143GiB")], ids=["unknown", "full"])
+def test_explain_verdict_that_is_not_fine_has_advice(cli, path: Path, driver: tuple[str, ...]) -> None:
+    found = cli.device("explain", path, "--no-whatif", *driver)
+    assert found["verdict"] == "fine" or (found["findings"] and found["advice"])
+
+
 def test_explain_snapshot_without_history_or_stacks(cli) -> None:
     text = cli.text("explain", SNAPSHOTS / "default-1.pickle.gz")
     assert "stacks: none recorded" in text
     assert "the ratio needs the driver's figures" in text
+
+
+def test_explain_recorded_steps_say_how_to_get_stacks(cli, save) -> None:
+    recording = run(growing_cache)
+    for entry in recording["device_traces"][0]:
+        del entry["frames"]
+    for segment in recording["segments"]:
+        for block in segment["blocks"]:
+            del block["frames"]
+    path = save(recording)
+    (line,) = [line for line in cli.text("explain", path, "--no-whatif").splitlines() if "stacks: none" in line]
+    assert "gpufrag record PID --steps 3 --stacks" in line
+    assert cli.device("explain", path, "--no-whatif")["stacks_recorded"] is False
+    assert cli.device("explain", save(run(growing_cache)), "--no-whatif")["stacks_recorded"] is True
 
 
 @pytest.mark.parametrize("command", ["explain", "timeline"])

@@ -6,6 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gpufrag.model.allocatable import Driver
 from gpufrag.model.diagnosis import RULES, Health, assess, assess_profile, findings, where
@@ -52,6 +54,12 @@ def test_stranded_share_decides_without_driver(stranded: int, health: Health) ->
 
 def test_empty_heap_without_driver_is_fine() -> None:
     assert assess(replace(DEVICE, large=Pool(), **UNKNOWN)).health is Health.FINE
+
+
+def test_recorded_verdict_is_fine_or_has_a_finding(golden_case: GoldenCase) -> None:
+    for driver in ({}, {"free": 1 << 30, "size": 143 << 30}):
+        ((profile, *_),) = read_profiles(golden_case.raw, driver)
+        assert assess_profile(profile).health is Health.FINE or findings(profile)
 
 
 def test_recorded_heap_has_an_assessment(golden_case: GoldenCase) -> None:
@@ -144,11 +152,35 @@ HEAPS: dict[str, tuple[Profile, Profile]] = {
         replace(profile_of([segment(0, FREE_64)], Driver(free=70 * GIB, size=80 * GIB)), others=2 * GIB),
         replace(profile_of([segment(0, FREE_64)], Driver(free=70 * GIB, size=80 * GIB)), others=1 * GIB),
     ),
+    "pinned_memory": (
+        profile_of([segment(0, [(30 * MIB, LIVE), (30 * MIB, INACTIVE), (30 * MIB, LIVE)])]),
+        profile_of([segment(0, [(90 * MIB, LIVE), (20 * MIB, INACTIVE), (30 * MIB, LIVE)])]),
+    ),
+    "nearly_full": (
+        profile_of([segment(0, [(90 * MIB, LIVE)])], Driver(free=4 * MIB, limit=96 * MIB)),
+        profile_of([segment(0, [(90 * MIB, LIVE)])], Driver(free=40 * MIB, limit=126 * MIB)),
+    ),
     "limit_below_device": (
         profile_of([segment(0, FREE_64)], Driver(limit=70 * GIB, size=80 * GIB)),
         profile_of([segment(0, FREE_64)], Driver(limit=76 * GIB, size=80 * GIB)),
     ),
 }
+
+
+@given(
+    st.lists(st.lists(st.tuples(st.integers(1, 40), st.booleans()), min_size=1, max_size=6), max_size=5),
+    st.none() | st.integers(0, 4 * GIB),
+    st.none() | st.integers(1, 8 * GIB),
+    st.booleans(),
+)
+def test_verdict_that_is_not_fine_has_a_finding(
+    segments: list[list[tuple[int, bool]]], free: int | None, limit: int | None, expandable: bool
+) -> None:
+    blocks = [[(size * 2 * MIB, LIVE if live else INACTIVE) for size, live in row] for row in segments]
+    rows = [segment(index * GIB, row) for index, row in enumerate(blocks)]
+    profile = profile_of(rows, Driver(free=free, limit=limit), expandable_segments=expandable)
+    if assess_profile(profile).health is not Health.FINE:
+        assert findings(profile)
 
 
 @pytest.mark.parametrize("name", HEAPS)
@@ -166,7 +198,7 @@ def test_known_other_processes_are_not_outside_the_allocator() -> None:
 
 
 def test_every_rule_has_a_case() -> None:
-    assert len(RULES) == len(PROGRAMS) + len(HEAPS)
+    assert len(RULES) + 1 == len(PROGRAMS) + len(HEAPS)  # one rule has two findings
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from .allocatable import main_stream
 from .call_sites import Stack
 from .fragmentation import Fragmentation
 from .heap import INACTIVE
-from .trace.profile import NEARLY_FULL, Profile, SiteStats
+from .trace.profile import NEARLY_FULL, Moment, Profile, SiteStats
 
 ACT_RATIO = 4.0
 """The restart alert's threshold."""
@@ -53,16 +53,20 @@ def assess(found: Fragmentation) -> Assessment:
         return Assessment(_health_of_share(share), text)
     largest, free = format_bytes(found.largest_allocatable or 0), format_bytes(found.free_total or 0)
     reason = f"ratio {found.ratio:.2f}: the largest possible request is {largest}, of {free} free"
-    if found.limit is not None and (found.free_total or 0) <= NEARLY_FULL * found.limit:
+    if _nearly_full(found):
         return Assessment(Health.TUNE, f"less than {NEARLY_FULL:.0%} of the limit is free ({free}); {reason}")
     if found.ratio > ACT_RATIO:
         return Assessment(Health.ACT, reason)
     return Assessment(Health.TUNE if found.ratio > TUNE_RATIO else Health.FINE, reason)
 
 
+def _nearly_full(found: Fragmentation) -> bool:
+    return None not in (found.limit, found.free_total) and (found.free_total or 0) <= NEARLY_FULL * (found.limit or 0)
+
+
 def assess_profile(profile: Profile) -> Assessment:
     """Assess a device over its trace: the worse of its worst ratio and its unused share at the peak."""
-    ratio = max((assess(moment.found) for moment in profile.moments), key=_severity)
+    _, ratio = _assessed_moment(profile)
     if not profile.events:
         return ratio
     reserved, active = format_bytes(profile.peak_reserved), format_bytes(profile.peak.active)
@@ -70,6 +74,11 @@ def assess_profile(profile: Profile) -> Assessment:
     peak = Assessment(_health_of_share(profile.peak_fragmentation), reason)
     worse = ratio if _severity(ratio) > _severity(peak) else peak
     return Assessment(worse.health, reason if worse is peak else f"{ratio.reason}; {reason}")
+
+
+def _assessed_moment(profile: Profile) -> tuple[Moment, Assessment]:
+    """Return the first moment with the worst assessment."""
+    return max(((moment, assess(moment.found)) for moment in profile.moments), key=lambda one: _severity(one[1]))
 
 
 def _severity(assessment: Assessment) -> int:
@@ -289,8 +298,35 @@ def _unused(profile: Profile) -> Iterator[Finding]:
         )
 
 
+def _pinned(profile: Profile) -> Iterator[Finding]:
+    """Why the verdict is not fine, where no share of the peak explains it."""
+    moment, assessment = _assessed_moment(profile)
+    found = moment.found
+    if assessment.health is Health.FINE:
+        return
+    if _nearly_full(found) or (found.largest_allocatable == 0 and not found.stranded):
+        yield Finding(
+            "nearly_full",
+            "little memory is free, however it is arranged",
+            f"{format_bytes(found.free_total or 0)} is free, {format_bytes(found.reserved)} is reserved",
+            "request less: smaller batch or sequence, activation checkpointing, sharding; or raise the limit, if it is "
+            "below the device's size",
+        )
+    elif not (profile.events and profile.peak_fragmentation > TUNE_SHARE):
+        expandable = profile.heap.settings.expandable_segments
+        yield Finding(
+            "pinned_memory",
+            "live blocks pin free memory between them, which can serve only small requests",
+            f"{format_bytes(found.stranded)} of {format_bytes(found.reserved)} reserved",
+            "allocate long-lived tensors before short-lived ones of similar size (expandable segments are on already)"
+            if expandable
+            else "try expandable_segments:True; with a recorded history `gpufrag whatif` computes its effect",
+        )
+
+
 RULES: tuple[Callable[[Profile], Iterator[Finding]], ...] = (
     _unused,
+    _pinned,
     _dynamic_shapes,
     _small_surge,
     _empty_cache,

@@ -20,6 +20,10 @@ from .terminal import Emphasis
 SHOWN = 5
 """Culprits, call sites and pieces of advice in the text; JSON has all."""
 UNKNOWN = "–"
+HOW_STACKS = (
+    "record a running job with `gpufrag record PID --steps 3 --stacks`, or call "
+    "torch.cuda.memory._record_memory_history() at its start"
+)
 
 
 class Tried(NamedTuple):
@@ -96,6 +100,7 @@ def as_record(explained: Explained) -> dict[str, Any]:
         "verdict": assessment.health.value,
         "reason": assessment.reason,
         "note": profile.note or None,
+        "stacks_recorded": profile.has_stacks,
         "events": profile.events,
         "peak_reserved": profile.peak_reserved,
         "peak_active": profile.peak.active,
@@ -131,6 +136,8 @@ def as_text(explained: Explained, name: str, bold: Emphasis = str) -> str:
     ]
     if profile.note:
         lines.append(f"note: {profile.note}")
+    if not profile.has_stacks:
+        lines.append(f"stacks: none recorded, so no line of code can be named; {HOW_STACKS}")
     if found and stranded:
         lines += ["", bold("culprits: live blocks that pin free memory")]
         for culprit in found[:SHOWN]:
@@ -138,8 +145,6 @@ def as_text(explained: Explained, name: str, bold: Emphasis = str) -> str:
         if len(found) > SHOWN:
             rest = sum(culprit.pins for culprit in found[SHOWN:])
             lines.append(f"  {len(found) - SHOWN} more call sites pin {format_bytes(rest)}")
-        if not any(culprit.stack for culprit in found):
-            lines.append("  stacks: none recorded; call torch.cuda.memory._record_memory_history() at the start")
     lines += ["", bold("findings" if rules else "No findings.")]
     for rule in rules:
         lines += [f"  {rule.cause}", f"    evidence  {rule.evidence}", f"    change    {rule.change}"]

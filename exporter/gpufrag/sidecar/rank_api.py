@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -30,7 +29,7 @@ from ..wire import codec
 from ..wire.control_client import Rejected, ask
 from ..wire.folder import SAMPLE_SUFFIX, FileName, open_plain
 from .control import is_authorized
-from .step_report import KEPT, TRACE, headers, make_report
+from .step_report import TRACE, PageCache, headers, make_report
 
 PATH = "/v1/ranks"
 ACTIONS = ("snapshot", "record", "explain")
@@ -53,10 +52,9 @@ class _Order:
 class RankApi:
     """`folder` returns the folder of the ranks. One action runs at a time; others wait."""
 
-    def __init__(self, token: TokenFile, folder: Callable[[], Path]) -> None:
-        self._token, self._folder = token, folder
+    def __init__(self, token: TokenFile, folder: Callable[[], Path], cache: PageCache) -> None:
+        self._token, self._folder, self._reports = token, folder, cache
         self._worker = SerialExecutor("gpufrag-rank-command")
-        self._reports: OrderedDict[str, bytes] = OrderedDict()
 
     def routes(self) -> list[Route]:
         return [
@@ -110,9 +108,8 @@ class RankApi:
             headers = {"content-disposition": f'attachment; filename="steps-{name.pid}.pickle"', **_NO_STORE}
             return Response(data, media_type="application/octet-stream", headers=headers)
         report = secrets.token_urlsafe(16)
-        self._reports[report] = make_report(TRACE, data, f"{steps} steps of process {name.pid} on {name.host}")
-        while len(self._reports) > KEPT:
-            self._reports.popitem(last=False)
+        page = make_report(TRACE, data, f"{steps} steps of process {name.pid} on {name.host}")
+        self._reports.put(report, page)
         return JSONResponse({"text": "report ready", "report": f"reports/{report}"}, headers=_NO_STORE)
 
 

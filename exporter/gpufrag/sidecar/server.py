@@ -31,7 +31,7 @@ from .rank_api import PATHS as RANK_PATHS
 from .rank_api import RankApi
 from .sample_files import REMEDIES, Skip
 from .source import FleetSource, nvml_collector
-from .step_report import StepReports
+from .step_report import PageCache, StepReports
 
 DENIED = REMEDIES[Skip.DENIED]
 PROBES = frozenset({"/-/healthy", "/-/ready"})
@@ -57,9 +57,10 @@ class Sidecar:
         self._history = History()
         self._checkpoint_api = checkpoint_api(config.control, lambda: self._source.folder)
         self._rank_api = None
+        cache = PageCache()
         if self._checkpoint_api is not None and config.control.token_file is not None:
-            self._rank_api = RankApi(TokenFile(config.control.token_file), lambda: self._source.folder)
-        self._step_reports = StepReports()
+            self._rank_api = RankApi(TokenFile(config.control.token_file), lambda: self._source.folder, cache)
+        self._step_reports = StepReports(cache)
         self._report_worker = SerialExecutor("gpufrag-step-report")
 
     def service(self) -> Service:

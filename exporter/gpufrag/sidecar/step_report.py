@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections import OrderedDict
+from collections.abc import Hashable
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,8 +23,8 @@ from .analysis import NICENESS, limit_memory, worker_command
 STEP, TRACE = "step", "trace"
 TIMEOUT_S = 60.0
 MAX_PAGE = 64 << 20
-KEPT = 4
-"""Pages kept in memory, while their recordings do not change."""
+MAX_KEPT = 64 << 20
+"""Bytes of all pages kept in memory."""
 
 
 def headers() -> dict[str, str]:
@@ -39,12 +40,33 @@ def headers() -> dict[str, str]:
     }
 
 
+class PageCache:
+    """Pages by a key of any kind; drops those used longest ago. For any thread."""
+
+    def __init__(self, most: int = MAX_KEPT) -> None:
+        self._most = most
+        self._lock = threading.Lock()
+        self._pages: OrderedDict[Hashable, bytes] = OrderedDict()
+
+    def get(self, key: Hashable) -> bytes | None:
+        with self._lock:
+            if key in self._pages:
+                self._pages.move_to_end(key)
+            return self._pages.get(key)
+
+    def put(self, key: Hashable, page: bytes) -> None:
+        with self._lock:
+            self._pages[key] = page
+            while sum(map(len, self._pages.values())) > self._most:
+                self._pages.popitem(last=False)
+
+
 class StepReports:
     """For any thread; makes one report at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, cache: PageCache) -> None:
         self._busy = threading.Lock()
-        self._pages: OrderedDict[tuple[Path, int], bytes] = OrderedDict()
+        self._cache = cache
 
     def page(self, folder: Path, name: FileName) -> bytes:
         """Return the page of a rank's latest recording or snapshot. Raises Unavailable, also while another is made."""
@@ -59,12 +81,10 @@ class StepReports:
         if not self._busy.acquire(timeout=TIMEOUT_S / 4):
             raise Unavailable("another report is being made; try again in a minute")
         try:
-            if key not in self._pages:
-                self._pages[key] = _make(path, f"process {name.pid} on {name.host}")
-            self._pages.move_to_end(key)
-            while len(self._pages) > KEPT:
-                self._pages.popitem(last=False)
-            return self._pages[key]
+            if (page := self._cache.get(key)) is None:
+                page = _make(path, f"process {name.pid} on {name.host}")
+                self._cache.put(key, page)
+            return page
         finally:
             self._busy.release()
 

@@ -127,6 +127,11 @@ class Profile:
     """What could not be read."""
 
     @property
+    def has_stacks(self) -> bool:
+        """Whether a stack was recorded, of a live block or of an allocation in the trace."""
+        return bool(self.frames) or any(self.stats)
+
+    @property
     def peak_fragmentation(self) -> float:
         """1 - peak active / peak reserved."""
         return 1 - self.peak.active / self.peak_reserved if self.peak_reserved else 0.0
