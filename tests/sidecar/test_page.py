@@ -17,6 +17,7 @@ from gpufrag.metrics.view import CollectorResult, Fleet, RankView, StepView
 from gpufrag.sidecar import page
 from gpufrag.sidecar.history import History
 from gpufrag.sidecar.page import Surroundings
+from gpufrag.sidecar.page.charts import memory_map
 from gpufrag.sidecar.procfs import AgentProcess
 from gpufrag.web.html import Cell, Column
 from gpufrag.wire.oom_report import Frame, OomReport
@@ -102,7 +103,11 @@ def full_fleet() -> Fleet:
     ranks = [view for fleet in fleets for view in fleet.ranks]
     return Fleet(
         NOW,
-        (replace(ranks[0], steps=(a_step(),)), *ranks[1:], RankView(process_sample(1), alive=False)),
+        (
+            replace(ranks[0], steps=(a_step(),), layouts={3: "llsr"}),
+            *ranks[1:],
+            RankView(process_sample(1), alive=False),
+        ),
         collectors={"nvml": CollectorResult(False, None, "no library"), "folder": CollectorResult(True, 0.002)},
         skipped={"torn": 2, "alien": 0, "newer": 1, "denied": 3},
         ooms=(an_oom(),),
@@ -112,6 +117,29 @@ def full_fleet() -> Fleet:
 def test_text_of_a_full_page_is_as_recorded() -> None:
     text = "\n".join(outline(full_fleet()).chunks).replace(__version__, "VERSION")
     kept(TESTS / "fixtures" / "reports" / "page.txt", f"{text}\n")
+
+
+def test_maps_are_bounded_and_show_the_most_stranded_first() -> None:
+    (snapshot, *_) = process_sample().devices[0].snapshots
+    ranks = []
+    for rank in range(10):
+        measured = replace(snapshot.measured, large=replace(snapshot.measured.large, free_cached=rank << 30))
+        fleet = fleet_of(process_sample(rank), snapshots=(replace(snapshot, measured=measured),))
+        ranks.append(replace(fleet.ranks[0], layouts={rank: "ls" * 256}))
+    markup = page.memory_maps(Fleet(NOW, tuple(ranks)))
+    assert re.findall(r"<li>rank (\d+)", markup) == ["9", "8", "7", "6", "5", "4", "3", "2"]
+    assert "2 more devices have less stranded memory" in markup
+    assert len(markup) < 10_000 * page.MAX_MAPS
+    assert page.memory_maps(fleet_of(process_sample())) == '<p class="empty">No snapshots.</p>\n'
+
+
+def test_map_has_a_row_per_64_parts() -> None:
+    markup = memory_map("l" * 64 + "s" * 32 + "r" * 32)
+    assert 'viewBox="0 0 64 2"' in markup
+    assert 'class="active" d="M0 0h64v1H0z"' in markup
+    assert 'class="stranded" d="M0 1h32v1H0z"' in markup
+    assert 'class="reclaimable" d="M32 1h32v1H32z"' in markup
+    assert 'aria-label="memory map: 50% active, 25% stranded, 25% reclaimable and private"' in markup
 
 
 def test_leak_rate_has_its_interval_as_title() -> None:

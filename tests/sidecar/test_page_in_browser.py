@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import subprocess
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,8 @@ from fake_agents import FakeAgent
 from gpufrag.config.sidecar import ControlSettings
 from gpufrag.sidecar import page
 from gpufrag.sidecar.server import Sidecar
+from gpufrag.wire.recording import decode, encode
+from recorded_steps import recorded_step
 from running_server import Running, running, sidecar_of
 from sidecar.controlled_rank import controlled
 
@@ -94,3 +98,25 @@ def test_buttons_appear_with_the_right_token(tmp_path: Path) -> None:
         browser.wait_for("document.querySelector('.scroller canvas').width > 300")
         assert "/job/train.py:20 in step" in browser.run("document.body.innerText")
         assert [order.get("steps") for order in rank.orders] == [None, 3]
+
+
+@pytest.mark.parametrize("width", [1200, 390])
+def test_map_of_the_latest_recording_is_on_the_page(
+    sidecar: Sidecar, agent: FakeAgent, tmp_path: Path, width: int
+) -> None:
+    agent.start()
+    fresh = encode(replace(decode(recorded_step()), time=time.time()))
+    (agent.folder / agent.name.recording).write_bytes(fresh)
+    map_width = "Math.max(0, ...[...document.querySelectorAll('svg.map')].map(e => e.getBoundingClientRect().width))"
+    with running(sidecar.service()) as one, Browser(tmp_path / "profile") as browser:
+        browser.resize(width, 900)
+        browser.open(one.url())
+        browser.wait_for(f"{map_width} > 0")  # the page refreshes itself until the recording is measured
+        assert width / 2 < browser.run(map_width) <= width
+        assert browser.run("document.documentElement.scrollWidth") <= width
+        assert browser.run("document.querySelectorAll('svg.map path').length") >= 2
+        assert browser.run("document.querySelector('.maps a').href").startswith(one.url() + "steps/")
+        browser.run("document.querySelector('.maps').scrollIntoView()")
+        browser.screenshot(tmp_path / f"map-{width}.png")
+        assert browser.problems == []
+        assert all(url.startswith(one.url()) for url in browser.requests)

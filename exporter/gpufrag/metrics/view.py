@@ -57,6 +57,8 @@ class RankView:
     alive: bool = True
     memory: Mapping[int, ProcessView] = field(default_factory=dict)
     steps: tuple[StepView, ...] = ()
+    layouts: Mapping[int, str] = field(default_factory=dict)
+    """How the memory of each device lay in its latest snapshot or recording (model.layout.cells)."""
 
     @property
     def state(self) -> str:

@@ -24,6 +24,7 @@ from typing import Annotated
 from ..errors import GpufragError
 from ..logs import event
 from ..metrics.view import StepView
+from ..model.layout import cells
 from ..model.needs import Needs, step_needs
 from ..model.step import read_step
 from ..wire import codec, recording
@@ -58,6 +59,8 @@ class DeviceFigures:
     snapshots: Annotated[tuple[Snapshot, ...], Most(SNAPSHOTS)] = ()
     largest_request: int | None = None
     """Of the recorded step; None without one."""
+    layout: str = ""
+    """Of the heap at the latest moment (model.layout.cells)."""
 
 
 @dataclass(frozen=True)
@@ -296,7 +299,7 @@ def _merged(before: DeviceFigures | None, now: DeviceFigures) -> DeviceFigures:
     snapshots = {snapshot.at: snapshot for snapshot in (*before.snapshots, *now.snapshots)}
     has_peak = any(snapshot.at == "peak" for snapshot in now.snapshots)
     largest = now.largest_request if has_peak else before.largest_request
-    return DeviceFigures(now.device, tuple(snapshots.values()), largest)
+    return DeviceFigures(now.device, tuple(snapshots.values()), largest, now.layout)
 
 
 def worker_command(module: str, *arguments: str) -> list[str]:
@@ -317,8 +320,10 @@ def measured(data: bytes) -> _Answer:
     began, found = time.process_time(), recording.decode(data)
     measured = measure_recording(found)
     devices = [
-        DeviceFigures(one.device, one.snapshots, one.step.largest_request or None if one.step else None)
-        for one in measured
+        DeviceFigures(
+            one.device, one.snapshots, one.step.largest_request or None if one.step else None, cells(raw.heap)
+        )
+        for one, raw in zip(measured, found.devices)
     ]
     return _Answer(
         time.process_time() - began,

@@ -137,7 +137,8 @@ def _with_figures(rank: RankView, figures: RankFigures, now: float) -> RankView:
         else device
         for device in rank.sample.devices
     )
-    return replace(rank, sample=replace(rank.sample, devices=devices), steps=figures.steps)
+    layouts = {one.device: one.layout for one in figures.devices.values() if one.layout}
+    return replace(rank, sample=replace(rank.sample, devices=devices), steps=figures.steps, layouts=layouts)
 
 
 def _with_snapshots(device: DeviceSample, figures: DeviceFigures, window: float, now: float) -> DeviceSample:

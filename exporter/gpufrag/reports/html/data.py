@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ...model.call_sites import Stack, full_stack
 from ...model.culprits import stranded_shares
 from ...model.fragmentation import SIZE_BOUNDS
-from ...model.heap import ALLOCATED, INACTIVE, Heap, Segment
-from ...model.settings import Settings
+from ...model.heap import INACTIVE, Heap
+from ...model.layout import map_states
 from ...model.trace.columns import Trace
 from ...model.trace.events import OOM
 from ...model.trace.profile import Frames, Moment, Profile
@@ -22,9 +22,6 @@ MOST_OOMS = 50
 LEAST_SHARE = 0.0005
 """Share of the total below which a flame graph omits a frame."""
 NO_STACK = "no recorded stack"
-LIVE, AWAITING, STRANDED, RECLAIMABLE, CAPTIVE = "lwsrc"
-"""States of a block in the map: in use, waits for a stream, free and pinned, free and returnable, free in a private
-pool."""
 
 
 def device_data(profile: Profile, events: Trace, end: Heap) -> dict[str, Any]:
@@ -87,22 +84,6 @@ def heap_map(heap: Heap, stacks: Mapping[int, Stack], shares: Mapping[int, int])
         )
     listed = [[frames.setdefault(frame, len(frames)) for frame in stack] for stack in numbers]
     return {"segments": segments, "stacks": listed, "frames": list(frames)}
-
-
-def map_states(segment: Segment, settings: Settings) -> Iterable[str]:
-    """Yield the state of each block. In an expandable segment, a free block with a whole page can be returned."""
-    page = settings.page_size(segment.small) if segment.expandable else 0
-    empty = ALLOCATED not in segment.states
-    start = 0
-    for size, state in zip(segment.sizes, segment.states):
-        if state is not INACTIVE:
-            yield LIVE if state is ALLOCATED else AWAITING
-        elif segment.private:
-            yield CAPTIVE
-        else:
-            whole = page and -(-start // page) * page + page <= start + size
-            yield RECLAIMABLE if empty or whole else STRANDED
-        start += size
 
 
 def flames(sizes: Mapping[int, int], stacks: Mapping[int, Stack]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from ...wire.sample import DeviceSample, GrowingStack
 from ..history import History, key_of, latest_values
 from ..procfs import AgentProcess
 from ..sample_files import REMEDIES, Skip
-from .charts import limit_bars, memory_bar, sparkline
+from .charts import limit_bars, memory_bar, memory_map, sparkline
 
 FOLDER = Path(__file__).parent
 SCRIPT = (FOLDER / "live.js").read_text()
@@ -33,6 +33,7 @@ CLOCK_TOLERANCE_S = 1.0
 UNKNOWN = "–"
 MAX_OOMS = 20
 MAX_LISTED = 5
+MAX_MAPS = 8
 NO_LINES = "no lines recorded; how to find them: docs/leaks.md"
 
 
@@ -59,6 +60,7 @@ def render(fleet: Fleet, around: Surroundings) -> bytes:
         folder=html.escape(str(around.folder)),
         control=CONTROL if around.control else "",
         ranks=table(_rank_columns(around), rank_rows(fleet, around), "No ranks. " + no_ranks_hint(around)),
+        maps=memory_maps(fleet),
         steps=table(STEP_COLUMNS, step_rows(fleet), "No recorded steps."),
         ooms=table(OOM_COLUMNS, oom_rows(fleet), no_ooms_text(fleet)),
         leaks=table(LEAK_COLUMNS, leak_rows(fleet), "No leaks detected."),
@@ -250,6 +252,31 @@ def no_ranks_hint(around: Surroundings) -> str:
     return "Start a job with `gpufrag run -- COMMAND`. Its GPUFRAG_DIR must be the folder above."
 
 
+def memory_maps(fleet: Fleet) -> str:
+    """Return the maps of the devices with most stranded memory, each with a link to the one with all blocks."""
+    found = []
+    for rank, device in _living_devices(fleet):
+        layout, values = rank.view.layouts.get(device.device), latest_values(device)
+        if layout and device.framework is None and isinstance(values, Fragmentation):
+            found.append((values, rank, device, layout))
+    found.sort(key=lambda one: -one[0].stranded)
+    items = [
+        f"<li>rank {html.escape(_name(rank))}, device {_device_name(device)}: "
+        f"{format_bytes(values.stranded)} stranded of {format_bytes(values.reserved)} reserved, "
+        f'<a href="{_steps_link(rank)}">all blocks</a>{memory_map(layout)}</li>\n'
+        for values, rank, device, layout in found[:MAX_MAPS]
+    ]
+    if not items:
+        return '<p class="empty">No snapshots.</p>\n'
+    return f'<ul class="maps">\n{"".join(items)}</ul>\n' + (
+        f"<p>{len(found) - MAX_MAPS} more devices have less stranded memory.</p>\n" if len(found) > MAX_MAPS else ""
+    )
+
+
+def _steps_link(rank: NamedRank) -> str:
+    return f"steps/{FileName.of(rank.view.sample.identity).recording}"
+
+
 STEP_COLUMNS = (
     Column("rank"),
     Column("device", "number"),
@@ -277,7 +304,7 @@ def step_rows(fleet: Fleet) -> list[list[Cell]]:
             _margin_cell(step),
             Cell("", markup=limit_bars(step.smallest_limits, step.limit)),
             Cell(_advice(step)),
-            Cell("memory map", link=f"steps/{FileName.of(rank.view.sample.identity).recording}"),
+            Cell("memory map", link=_steps_link(rank)),
         ]
         for rank in name_ranks(fleet.ranks)
         for step in (rank.view.steps if rank.view.alive else ())

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Mapping, Sequence
 
 from ...model.fragmentation import Fragmentation
+from ...model.layout import AWAITING, CAPTIVE, LIVE, RECLAIMABLE, STRANDED
 from ...units import format_bytes
 
 WIDTH, HEIGHT = 64, 20
@@ -63,6 +65,34 @@ def memory_bar(heap: Fragmentation) -> str:
     label = ", ".join(f"{name} {format_bytes(size)}" for _, size, name in parts)
     geometry = f'width="{BAR_WIDTH}" height="12" viewBox="0 0 {BAR_WIDTH} 12" preserveAspectRatio="none"'
     return f'<svg class="bar" {geometry} role="img" aria-label="{label}">{"".join(rects)}</svg>'
+
+
+MAP_COLUMNS = 64
+MAP_KEY = {
+    "active": (LIVE + AWAITING, "active"),
+    "stranded": (STRANDED, "stranded"),
+    "reclaimable": (RECLAIMABLE + CAPTIVE, "reclaimable and private"),
+}
+
+
+def memory_map(layout: str) -> str:
+    """Return a map of a device's reserved memory in order of address, row by row, from model.layout.cells."""
+    parts, label = [], []
+    for css, (states, name) in MAP_KEY.items():
+        pieces = [
+            f"M{run.start()} {row}h{run.end() - run.start()}v1H{run.start()}z"
+            for row, begin in enumerate(range(0, len(layout), MAP_COLUMNS))
+            for run in re.finditer(f"[{states}]+", layout[begin : begin + MAP_COLUMNS])
+        ]
+        share = sum(map(layout.count, states)) / max(1, len(layout))
+        label.append(f"{share:.0%} {name}")
+        if pieces:
+            parts.append(f'<path class="{css}" d="{"".join(pieces)}"><title>{name}: {share:.0%}</title></path>')
+    rows = -(-len(layout) // MAP_COLUMNS)
+    return (
+        f'<svg class="map" viewBox="0 0 {MAP_COLUMNS} {rows}" preserveAspectRatio="none" role="img" '
+        f'aria-label="memory map: {", ".join(label)}">{"".join(parts)}</svg>'
+    )
 
 
 def limit_bars(sizes: Mapping[str, int], limit: int | None) -> str:
