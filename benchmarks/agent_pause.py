@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from gpufrag.agent.torch.source import connect
+from gpufrag.agent.sources import connect
 from gpufrag.model.allocatable import Driver
 from gpufrag.model.fragmentation import measure
 from gpufrag.wire.error_counter import ErrorCounter

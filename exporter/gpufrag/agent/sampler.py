@@ -41,6 +41,14 @@ class Taken(NamedTuple):
     duration: float
 
 
+class LastStep(NamedTuple):
+    """The step recorded last: its key among the files that are not measured yet, its time, and its file."""
+
+    key: tuple[str, bool]
+    time: float
+    file: bytes
+
+
 @dataclass
 class Device:
     """What is known of one device between two snapshots."""
@@ -69,9 +77,9 @@ class Sampler:
         self._step_seconds, self._boundary_at = 0.0, 0.0
         self._taken: deque[Taken] = deque()
         self._files: dict[str, bytes] = {}
-        self._unmeasured: dict[tuple[str, bool], Recording] = {}
-        """By moment and whether a step was recorded, oldest first."""
-        self._last_step: Recording | None = None
+        self._unmeasured: dict[tuple[str, bool], bytes] = {}
+        """Files by moment and whether a step was recorded, oldest first."""
+        self._last_step: LastStep | None = None
         self._measuring = threading.Lock()
         self._readings: tuple[DeviceReading, ...] = ()
         self._devices: dict[int, Device] = {}
@@ -246,13 +254,14 @@ class Sampler:
             taken.time, self._step_seconds, self._source.framework_version, tuple(devices), taken.at, taken.duration,
             self._window(),
         )  # fmt: skip
+        file = recording_file.encode(recording)
         # in a file of its own, so that a snapshot without events replaces no step that was not measured yet
-        self._files[HEAP_SUFFIX if events is None else RECORDING_SUFFIX] = recording_file.encode(recording)
+        self._files[HEAP_SUFFIX if events is None else RECORDING_SUFFIX] = file
         self._unmeasured.pop(key := (taken.at, events is not None), None)
-        self._unmeasured[key] = recording
+        self._unmeasured[key] = file
         if events is not None:
             self.recorder.note(RECORDED)
-            self._last_step = recording
+            self._last_step = LastStep(key, taken.time, file)
         if self._leaks is not None and capture.sites is not None:
             self._leaks.compare(taken.at, capture.sites)
 
@@ -265,29 +274,28 @@ class Sampler:
         """The sample with the snapshots that a sidecar would add. Each recording is measured once, in this thread."""
         with self._measuring:
             for key in list(self._unmeasured):
-                if (recording := self._unmeasured.pop(key, None)) is not None:  # the agent's thread replaces them
-                    self._measure(recording)
+                if (file := self._unmeasured.pop(key, None)) is not None:  # the agent's thread replaces them
+                    self._measure(file)
             devices = [self._with_snapshots(device) for device in sample.devices]
         return replace(sample, devices=tuple(devices))
 
     def last_peak(self, device: int) -> Snapshot | None:
         """The device at the peak of the step recorded last; None if there is none or another thread measures now."""
-        recording = self._last_step
-        if recording is None or not self._measuring.acquire(blocking=False):
+        step = self._last_step
+        if step is None or not self._measuring.acquire(blocking=False):
             return None
         try:
-            key = recording.at, True
-            if self._unmeasured.get(key) is recording:
-                self._measure(self._unmeasured.pop(key))
+            if self._unmeasured.get(step.key) is step.file:
+                self._measure(self._unmeasured.pop(step.key))
             peak = self._known(device).snapshots.get("peak")
-            return peak if peak is not None and peak.time == recording.time else None
+            return peak if peak is not None and peak.time == step.time else None
         finally:
             self._measuring.release()
 
-    def _measure(self, recording: Recording) -> None:
+    def _measure(self, file: bytes) -> None:
         began = self._clocks.cpu()
         try:
-            for found in measure_recording(recording):
+            for found in measure_recording(recording_file.decode(file)):
                 self._add(found)
         except BadInput as error:
             self._errors.note("measure", error, "its figures are absent")
