@@ -13,7 +13,7 @@ from gpufrag.model.simulator.blocks import Block
 from gpufrag.model.trace.events import Event
 from gpufrag.model.trace.history import rewind
 from gpufrag.model.trace.pools import UNKNOWN_POOL, Pooled, infer_pools
-from gpufrag.model.trace.program import FAIL, FAIL_IN_CAPTURE, FLUSH_OR_PRIVATE_POOL, MALLOC
+from gpufrag.model.trace.program import FAIL, FAIL_IN_CAPTURE, FLUSH_OR_PRIVATE_POOL, FREE, MALLOC
 from gpufrag.model.trace.whatif import Run, begin, ends_as_recorded, read_run
 from simulated_trace import Recorder
 
@@ -155,6 +155,32 @@ def test_request_that_failed_although_the_default_pool_had_room_was_private() ->
     assert [o.pool for o in run.program.operations if o.kind == FAIL_IN_CAPTURE] == [GRAPH]
     assert ends_as_recorded(run)
     assert run.program.doubts == {}
+
+
+def test_failed_request_that_released_a_segment_in_vain_was_private() -> None:
+    settings, driver = replace(PLAIN, max_split_size=64 * MIB), Driver(limit=200 * MIB)
+    recorder = Recorder(settings, driver)
+    recorder.free(malloc(recorder, 100 * MIB, GRAPH))
+    malloc(recorder, 60 * MIB)
+    recorder.free(malloc(recorder, MIB))  # a flush would release it
+    assert recorder.malloc(150 * MIB, pool=GRAPH) is None
+    run = read(recorder, driver)
+    assert [o.kind for o in run.program.operations if o.kind != FREE] == [MALLOC, MALLOC, MALLOC, FAIL_IN_CAPTURE]
+    assert ends_as_recorded(run)
+    assert run.program.doubts == {}
+
+
+def test_request_that_fails_although_a_flush_makes_room_did_not_flush() -> None:
+    settings, driver = replace(PLAIN, max_split_size=64 * MIB), Driver(limit=200 * MIB)
+    recorder = Recorder(settings, driver)
+    recorder.free(malloc(recorder, 100 * MIB))
+    recorder.free(malloc(recorder, 66 * MIB))
+    recorder.capturing = True
+    assert recorder.malloc(190 * MIB) is None
+    recorder.capturing = False
+    run = read(recorder, driver)
+    assert run.program.operations[-1].kind == FAIL_IN_CAPTURE
+    assert ends_as_recorded(run)
 
 
 def test_failed_request_with_nothing_to_release_is_a_doubt() -> None:

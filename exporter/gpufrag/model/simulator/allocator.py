@@ -7,7 +7,7 @@ streams finish with a block.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from ..allocatable import Driver, limited
 from ..heap import ALLOCATED, AWAITING, DEFAULT_POOL, INACTIVE, Heap, Segment
@@ -76,9 +76,12 @@ class Allocator:
         """Whether freed blocks wait for a stream; a flush clears them."""
         return bool(self._waiting)
 
-    def flush_sizes(self) -> dict[tuple[int, int], list[int]]:
-        """Return the sizes that empty_cache would release, by pool; without blocks that wait for a stream."""
-        return self.supply.flush_sizes()
+    def flush_sizes(self, ended: Iterable[tuple[int, int]] = ()) -> dict[tuple[int, int], list[int]]:
+        """Return the sizes that empty_cache would release, by pool; without blocks that wait for a stream.
+
+        ended: private pools that it would release in addition.
+        """
+        return self.supply.flush_sizes(ended)
 
     @property
     def capturing(self) -> bool:
@@ -172,6 +175,10 @@ class Allocator:
     def has_memory(self, request: int, stream: int, pool: tuple[int, int]) -> bool:
         """Return whether the pool or the driver can serve a request before anything is released."""
         return self.supply.has_memory(*self.supply.arena(request, stream, pool), full=False)
+
+    def has_room(self, request: int, stream: int, pool: tuple[int, int], freed: int) -> bool:
+        """Return whether the driver can serve a request once `freed` more bytes are released."""
+        return self.supply.has_room(*self.supply.arena(request, stream, pool), freed)
 
     def is_exhausted(self, request: int, stream: int, full: bool = False) -> bool:
         """Return whether the default pool has no memory for a request, and a flush would release none.

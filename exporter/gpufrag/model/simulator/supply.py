@@ -188,10 +188,15 @@ class Supply:
         self._wait(pool)
         flush(self._flushed(pool), self.device, self.heads)
 
-    def flush_sizes(self) -> dict[tuple[int, int], list[int]]:
-        """Return the sizes of the segments and pages that a flush would release now, by pool."""
+    def flush_sizes(self, ended: Iterable[tuple[int, int]] = ()) -> dict[tuple[int, int], list[int]]:
+        """Return the sizes of the segments and pages that a flush would release now, by pool.
+
+        ended: private pools that it would release in addition.
+        """
+        more = [pair for pool in ended if (pair := self.pools.get(pool)) is not None and not pair.released]
+        halves = [half for pair in more for half in (pair.small, pair.large)]
         sizes: dict[tuple[int, int], list[int]] = {}
-        for half in self._flushed(DEFAULT_POOL):
+        for half in [*self._flushed(DEFAULT_POOL), *halves]:
             found = sizes.setdefault(half.id, [])
             for block in (block for arena in half.arenas.values() for block in arena.free):
                 size = (block.size if block.whole else 0) if half.page is None else bytes_of_free_pages(block)
@@ -237,7 +242,10 @@ class Supply:
 
     def _fits(self, arena: Arena, size: int, gone: list[Block]) -> bool:
         """Return whether new memory is available once `gone` are released."""
-        freed = sum(block.size for block in gone)
+        return self.has_room(arena, size, sum(block.size for block in gone))
+
+    def has_room(self, arena: Arena, size: int, freed: int) -> bool:
+        """Return whether new memory is available once `freed` bytes are released."""
         request = self.settings.segment_size(size)
         wanted = request if arena.pool.page is None else expandable.missing(arena, size)
         return self.device.allows(request - freed) and self.device.holds(wanted - freed)

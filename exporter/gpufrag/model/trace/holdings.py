@@ -64,6 +64,7 @@ class Memory:
         threshold = settings.garbage_collection_threshold
         self._collects_above = int(threshold * driver.limit) if threshold and driver.limit is not None else None
         self._span = None if driver.size is None else driver.size + driver.size // 8
+        self._takes_lowest = settings.tie_break is TieBreak.LOWEST_ADDRESS
         self._reserved = 0
         self.holdings: list[Holding] = []
         self.new: list[Holding] = []
@@ -119,8 +120,7 @@ class Memory:
         hole = self._holes.get(address)
         if hole is not None:
             if not holding.expandable:
-                lowest = self.settings.tie_break is TieBreak.LOWEST_ADDRESS
-                self._compare(holding, size, (hole, address if lowest else 0))
+                self._compare(holding, size, (hole, address if self._takes_lowest else 0))
             self._drop_hole(holding, address)
             size = self._block_size(holding, size, hole)
             if size < hole:

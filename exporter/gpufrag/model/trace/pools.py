@@ -42,6 +42,10 @@ def infer_pools(beginning: Beginning, end: Heap, driver: Driver) -> Pooled:
 
     driver: the device's size and the process's limit, as far as they are known.
     """
+    failed_in = UNKNOWN_POOL if end.settings.torch < (2, 12) else DEFAULT_POOL
+    if not _may_have_private_pools(beginning.events, end):
+        events = [_in_pool(event, failed_in) if event.action == OOM else event for event in beginning.events]
+        return Pooled(replace(beginning, events=events), 0)
     older_pools, pools = _lasting(beginning, end)
     memory = Memory(beginning.heap, driver, older_pools)
     older = [memory.owner(segment.address) for segment in beginning.heap.segments]
@@ -59,13 +63,17 @@ def infer_pools(beginning: Beginning, end: Heap, driver: Driver) -> Pooled:
         segment._replace(pool=owner.pool) if owner is not None and owner.pool is not None else segment
         for segment, owner in zip(beginning.heap.segments, older)
     )
-    failed_in = UNKNOWN_POOL if end.settings.torch < (2, 12) else DEFAULT_POOL
     events = [
         _in_pool(event, failed_in if event.action == OOM else owner.pool if owner is not None else None)
         for event, owner in zip(beginning.events, owners)
     ]
     heap = replace(beginning.heap, segments=segments)
     return Pooled(Beginning(tuple(allocations(segments)), heap, events), unclear)
+
+
+def _may_have_private_pools(events: Sequence[Event], end: Heap) -> bool:
+    """Return whether there may be other pools than the default one."""
+    return any(segment.private for segment in end.segments) or any(event.action in SHRINKS for event in events)
 
 
 def _lasting(beginning: Beginning, end: Heap) -> tuple[dict[int, tuple[int, int]], dict[int, tuple[int, int]]]:
@@ -117,7 +125,8 @@ class _Evidence:
                     if owner not in memory.new:  # else pages mapped in vain
                         gone.append((owner, event))
             elif action == FREE_COMPLETED and address is not None:
-                if not index or events[index - 1] != event._replace(action=FREE_REQUESTED):
+                before = events[index - 1] if index else None
+                if before is None or before.address != address or before.action != FREE_REQUESTED:
                     memory.late.add(address)
                 memory.put(address)
             elif action in (ALLOC, FREE_REQUESTED, OOM):

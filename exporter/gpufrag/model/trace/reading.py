@@ -249,7 +249,7 @@ class _Reader:
             foreseen = None
         if unknown and not gone:
             operation = self._failures.place(operation, foreseen, self._at, waited=bool(completed))
-        elif unknown and foreseen is None and not late:
+        elif failed and gone and foreseen is None and not late and (unknown or operation.pool == gone[0].pool):
             operation = self._failures.place_by_release(operation, gone)
         if operation.kind == FAIL_IN_CAPTURE:
             self._twin.append_completed([*done, *late])
@@ -266,7 +266,7 @@ class _Reader:
         if foreseen is None and gone and not failed and may_flush:
             self._twin.doubts[FLUSH_OR_EMPTY_CACHE] += 1
             served = self._allocator.foresee(*operation[2:]) is None  # then empty_cache explains no new segment
-            if self._capacity_changes or served or not self._twin.is_flush(Foreseen([], True), gone, failed):
+            if self._capacity_changes or served or not self._twin.is_flush(operation, Foreseen([], True), gone):
                 early, foreseen = self._explain_by_capacity(operation, done, gone, late)
         if foreseen is None:
             self._twin.append_completed([*done, *late])

@@ -90,7 +90,7 @@ class Twin:
         )
         for later in late:
             self._replay.complete(later.allocation)
-        if flush is not None and not self.is_flush(flush[1], gone, operation.kind == FAIL):
+        if flush is not None and not self.is_flush(operation, flush[1], gone):
             flush = None
         if plain and flush is not None:
             self.doubts[FLUSH_OR_COLLECTION] += 1
@@ -102,9 +102,14 @@ class Twin:
             return 0, Foreseen([], True)
         return (len(done), None) if flush is None else flush
 
-    def is_flush(self, foreseen: Foreseen, gone: Sequence[Event], failed: bool) -> bool:
+    def is_flush(self, operation: Operation, foreseen: Foreseen, gone: Sequence[Event]) -> bool:
         """Return whether a flush explains the released segments; all blocks of the trail must be completed."""
-        expected = self.allocator.flush_sizes()
+        failed = operation.kind == FAIL
+        freed = sum(event.size for event in gone)
+        is_plain = not self.allocator.settings.expandable_segments
+        if failed and gone and is_plain and self.allocator.has_room(*operation[2:], freed):
+            return False
+        expected = self.allocator.flush_sizes({event.pool for event in gone} - {DEFAULT_POOL})
         for block in foreseen.released:
             sizes = expected.get(block.arena.pool.id, [])
             if block.size in sizes:
