@@ -105,7 +105,8 @@ def downloaded_wheel(release: str) -> Iterator[Path]:
 
 def _pip(*arguments: str) -> None:
     command = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    surroundings = {**os.environ, "PIP_CONSTRAINT": os.devnull}  # one that caps torch is not meant for this copy
+    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, env=surroundings)
     if done.returncode:
         why = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         raise Unavailable(f"cannot download torch: pip {arguments[0]}: {why}")
