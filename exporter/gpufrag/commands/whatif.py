@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import BadInput, UsageError
@@ -158,13 +159,25 @@ class _Work(NamedTuple):
 
 
 def _play(run: Run, own_conf: str, limit: int | None, options: argparse.Namespace) -> list[Candidate]:
-    """Replay the recorded setting first, then the candidates; long runs use one process per core."""
+    """Replay the recorded setting first, then the candidates; those that are equal in this run only once."""
+    from ..model.trace.whatif import in_effect
+
     choices = list(_choices(run, own_conf, limit, options.settings))
+    kinds = [(in_effect(run, choice.settings, limit, options.smallest_limit), choice.packed) for choice in choices]
+    distinct: dict[tuple[Settings, bool], _Choice] = {}
+    for kind, choice in zip(kinds, choices):
+        distinct.setdefault(kind, choice)
+    found = dict(zip(distinct, _play_each(run, list(distinct.values()), limit, options)))
+    return [replace(found[kind], **choice._asdict()) for kind, choice in zip(kinds, choices)]
+
+
+def _play_each(run: Run, choices: list[_Choice], limit: int | None, options: argparse.Namespace) -> list[Candidate]:
+    """Replay each choice; long runs use one process per core."""
     operations = len(run.program.operations)
     context = multiprocessing.get_context("fork")
     work = _Work(run, choices, limit, options.smallest_limit, context.Array("q", len(choices), lock=False))
     cores = min(len(os.sched_getaffinity(0)), len(choices))
-    run.moments  # noqa: B018 (computed once, for all processes)
+    run.prepare()
     with Progress(sys.stderr) as progress:
         progress.start(f"{len(choices)} settings")
         if cores < 2 or operations * len(choices) < PARALLEL_FROM:
@@ -203,9 +216,10 @@ def _play_one(work: _Work, number: int, progress: Progress | None = None) -> Can
     limit = work.limit if choice.packed else run.recorded_limit
     outcome = play(run, choice.settings, limit, show, packed=choice.packed)
     smallest = None
-    if work.search and choice.packed:
+    if work.search:
         known = None if outcome.failed else limit
-        smallest = smallest_limit(run, choice.settings, lambda done, total: show(done, total, True), known)
+        progress_of_search = partial(show, searching=True)
+        smallest = smallest_limit(run, choice.settings, progress_of_search, known, packed=choice.packed)
     work.done[number] = operations * (1 + work.search)
     return Candidate(*choice, outcome=outcome, smallest_limit=smallest)
 

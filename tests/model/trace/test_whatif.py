@@ -13,7 +13,7 @@ from gpufrag.model.allocatable import Driver
 from gpufrag.model.heap import parse
 from gpufrag.model.settings import parse_conf
 from gpufrag.model.trace.events import parse_rows
-from gpufrag.model.trace.whatif import Outcome, Run, play, read_run, smallest_limit
+from gpufrag.model.trace.whatif import Outcome, Run, in_effect, play, read_run, smallest_limit
 from gpufrag.model.trace.whatif import begin as begin_replay
 from helpers import GOLDEN_NAMES, golden_case_named
 from simulated_trace import Recorder
@@ -57,6 +57,23 @@ def test_peak_under_another_setting_is_predicted(name: str, other: str) -> None:
     run, case = recorded(name), golden_case_named(other)
     outcome = play(run, case.heap.settings, run.recorded_limit)
     assert outcome.peak_reserved == pytest.approx(real_peak(other), rel=0.02 if "churn" in name else 0)
+
+
+@pytest.mark.parametrize(
+    ("conf", "limit", "search", "changes"),
+    [
+        ("max_split_size_mb:4096", None, True, False),
+        ("max_split_size_mb:64", None, False, True),
+        ("garbage_collection_threshold:0.5", None, False, False),
+        ("garbage_collection_threshold:0.5", None, True, True),
+        ("garbage_collection_threshold:0.5", 4 << 30, False, True),
+    ],
+)
+def test_option_without_effect_is_left_out(conf: str, limit: int | None, search: bool, changes: bool) -> None:
+    run, settings = recorded("train-default"), parse_conf(conf)
+    reduced = in_effect(run, settings, limit, search)
+    assert (reduced == settings) == changes
+    assert play(run, settings, limit) == play(run, reduced, limit)
 
 
 def second_half(name: str) -> Run:

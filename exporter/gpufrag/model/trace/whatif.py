@@ -17,7 +17,7 @@ from .events import GROWS, OOM, SHRINKS, Event
 from .history import Beginning, rewind
 from .no_split import unsplit_pools
 from .pools import infer_pools
-from .program import AWAIT, BORROW, CAPACITY, COMPLETE, FREE, MALLOC, Program, Replay
+from .program import AWAIT, BORROW, CAPACITY, COMPLETE, FAIL, FAIL_IN_CAPTURE, FREE, MALLOC, Program, Replay
 from .reading import places, read_program
 
 STRETCHES = 64
@@ -57,6 +57,10 @@ class Run:
     def complete(self) -> bool:
         """Whether the trace begins with the process, with nothing reserved before."""
         return not self.beginning.segments
+
+    def prepare(self) -> None:
+        """Compute what all replays share, before processes inherit it."""
+        self.moments, self.program.compiled  # noqa: B018
 
     def limit_under(self, settings: Settings, limit: int | None) -> int | None:
         """Return a replay's limit: `limit`, else per_process_memory_fraction of the settings."""
@@ -191,6 +195,22 @@ def smallest_limit(
     if known is not None and (found is None or known < found):
         found = search.bisect(known // SEGMENT_GRID, progress) or found
     return found
+
+
+def in_effect(run: Run, settings: Settings, limit: int | None, search: bool) -> Settings:
+    """Return the settings without options that change nothing in this run; equal ones have the same outcome.
+
+    search: whether the run is also replayed under smaller limits.
+    """
+    if not search and run.limit_under(settings, limit) is None:
+        settings = replace(settings, garbage_collection_threshold=0.0)
+    least = settings.max_split_size
+    if least is None or settings.expandable_segments:
+        return settings
+    requests = {op.size for op in run.program.operations if op.kind in (MALLOC, BORROW, FAIL, FAIL_IN_CAPTURE)}
+    segments = [segment.size for segment in run.beginning.segments]
+    largest = max([*segments, *(settings.segment_size(settings.round(size)) for size in requests)], default=0)
+    return replace(settings, max_split_size=None) if largest < least else settings
 
 
 def on_any_device(run: Run) -> Run:
