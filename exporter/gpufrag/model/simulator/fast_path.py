@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 from ..heap import ALLOCATED, INACTIVE
+from ..settings import MIN_BLOCK, SMALL_REQUEST
 from . import blocks as limits
 from .allocator import Allocator
 from .blocks import ORDER_BITS, ORDER_MASK, UNBOUNDED, UNMAPPED, Arena, Block
@@ -21,18 +22,22 @@ Entry = tuple[list[int], list[Block], list[int], int, int, int, int, int, int, A
 class FastPath:
     """Does what Allocator.malloc and Allocator.free do, for one program on one allocator.
 
-    requests: the program's distinct requests; the first is not used.
+    requests: the program's distinct requests; the first is not used. What the cache cannot serve, and free lists of
+    several chunks, are left to the allocator.
     """
 
-    def __init__(self, allocator: Allocator, requests: Sequence[Request]) -> None:
+    def __init__(self, allocator: Allocator, requests: Sequence[Request | None]) -> None:
         self._allocator = allocator
         self._requests = requests
         self._served: list[Entry | None] = [None] * len(requests)
+        self._arenas: dict[tuple[int, tuple[int, int], bool], Arena] = {}
+        self._rounds_plainly = not any(allocator.settings.roundup_power2_divisions)
+        self._takes_any = allocator.settings.max_split_size is None
         self._spare: list[Block] = []
         """Blocks that were merged into others, to be used again: this is faster than a new one."""
 
     def run(self, codes: Sequence[int], blocks: list[Block | None], begin: int, end: int) -> int:
-        """Run the operations from `begin` to `end`; return the position of the first that needs more, or `end`.
+        """Run the operations from `begin` to `end`; return the position of the first other operation, or `end`.
 
         codes: by operation, the number of its request, or ~n to free the block blocks[n], or 0 for any other. The
         blocks of the requests are appended to `blocks`, and freed ones replaced by None.
@@ -46,20 +51,25 @@ class FastPath:
             if code >= 0:
                 entry = served[code]
                 if entry is None:
-                    if not code:
+                    found = self._requests[code]
+                    if found is None:
                         break
-                    entry = served[code] = self._entry(*self._requests[code])
+                    entry = served[code] = self._entry(*found)
                 keys, cached, bounds, size, key, moves, tail, too_large, request, arena = entry
                 index = bisect_left(keys, key)
-                if index == len(keys) or bounds:
-                    break
-                block = cached[index]
-                after = block.next
-                if after is not None and after.state is UNMAPPED:
-                    block = best_of(cached[index:])  # type: ignore[assignment] # there is at least one
-                    index, after = bisect_left(keys, block.key, index), block.next
-                if block.size >= too_large:
-                    break
+                block = after = None
+                if index < len(keys) and not bounds:
+                    block = cached[index]
+                    after = block.next
+                    if after is not None and after.state is UNMAPPED:
+                        block = best_of(cached[index:])
+                        assert block is not None
+                        index, after = bisect_left(keys, block.key, index), block.next
+                if block is None or block.size >= too_large:
+                    allocator.active, allocator.peak_active = active, peak
+                    append(allocator.malloc(request, arena.stream, arena.pool.id))
+                    active, peak = allocator.active, allocator.peak_active
+                    continue
                 left = block.size - size
                 if left > tail:  # the rest takes the block's place in the free list, or one before it
                     rest_key = block.key - moves
@@ -112,7 +122,11 @@ class FastPath:
                     continue
                 free = freed.arena.free
                 if freed.shared or free.bounds:
-                    break
+                    allocator.active = active
+                    allocator.free(freed)
+                    active = allocator.active
+                    blocks[number] = None
+                    continue
                 keys, cached = free.start
                 block, key = freed, freed.key
                 active -= block.size
@@ -171,10 +185,20 @@ class FastPath:
         lower than the block's, how many bytes may stay unsplit, and the size from which a block is too large.
         """
         supply = self._allocator.supply
-        arena, size = supply.arena(request, stream, pool)
-        half = arena.pool
+        size = (
+            -(-request // MIN_BLOCK) * MIN_BLOCK or MIN_BLOCK
+            if self._rounds_plainly
+            else supply.settings.round(request)
+        )
+        place = stream, pool, size <= SMALL_REQUEST
+        arena = self._arenas.get(place)
+        if arena is None:
+            arena, _ = supply.arena(request, stream, pool)
+            self._arenas[place] = arena
+        half, free = arena.pool, arena.free
+        keys, cached = free.start
         key = size << ORDER_BITS
-        tail = half.tail if size < half.splits_below else UNBOUNDED
-        too_large = supply.too_large(size)
         moves = key - size if half.numbers is None else key
-        return *arena.free.start, arena.free.bounds, size, key, moves, tail, too_large, request, arena
+        tail = half.tail if size < half.splits_below else UNBOUNDED
+        too_large = UNBOUNDED if self._takes_any else supply.too_large(size)
+        return keys, cached, free.bounds, size, key, moves, tail, too_large, request, arena

@@ -7,14 +7,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
-from ..heap import DEFAULT_POOL
 from ..simulator.allocator import Allocator
 from ..simulator.blocks import Block
 from ..simulator.fast_path import FastPath, Request
 
 MALLOC, FREE, AWAIT, COMPLETE, FAIL, EMPTY, RELEASE, CAPACITY, FAIL_IN_CAPTURE, BORROW = range(10)
-SLOW_STRETCH = 32
-"""Operations to run without the fast path once it did not help."""
 
 FLUSH_OR_EMPTY_CACHE = "flush or empty_cache"
 FLUSH_OR_COLLECTION = "flush or garbage collection"
@@ -55,9 +52,9 @@ class Program:
     doubts: Mapping[str, int] = field(default_factory=dict)
 
     @cached_property
-    def compiled(self) -> tuple[list[int], list[Request]]:
+    def compiled(self) -> tuple[list[int], list[Request | None]]:
         """The operations as codes, and the distinct requests: see FastPath."""
-        numbers: dict[Request, int] = {(0, 0, DEFAULT_POOL): 0}  # number 0 is no request
+        numbers: dict[Request | None, int] = {None: 0}
         codes = [
             numbers.setdefault((size, stream, pool), len(numbers))
             if kind == MALLOC
@@ -112,10 +109,10 @@ class Replay:
             self._run_each(end)
             return
         while self.position < end:
-            begin = self.position
-            self.position = self._fast_path.run(self._codes, self.blocks, begin, end)
-            # without progress a free list is too long for the fast path, or several operations need more than it
-            self._run_each(min(end, self.position + (1 if self.position > begin else SLOW_STRETCH)))
+            self.position = self._fast_path.run(self._codes, self.blocks, self.position, end)
+            if self.position < end:
+                self._rare(self.program.operations[self.position])
+                self.position += 1
 
     def _run_each(self, end: int) -> None:
         operations = self.program.operations
