@@ -53,9 +53,9 @@ class Device:
         """Return whether the process's limit allows `size` more bytes."""
         return self.limit is None or self.reserved + size <= self.limit
 
-    def holds(self, size: int) -> bool:
-        """Return whether the driver can provide `size` more bytes."""
-        return self.capacity is None or size <= Driver.usable(self.capacity - self.reserved)
+    def holds(self, size: int, freed: int = 0) -> bool:
+        """Return whether the driver can provide `size` more bytes, once `freed` bytes are released."""
+        return self.capacity is None or size <= Driver.usable(self.capacity - self.reserved + freed)
 
     def give(self, arena: Arena, address: int, size: int) -> None:
         self.counters.device_allocs += 1

@@ -248,7 +248,7 @@ class Supply:
         """Return whether new memory is available once `freed` bytes are released."""
         request = self.settings.segment_size(size)
         wanted = request if arena.pool.page is None else expandable.missing(arena, size)
-        return self.device.allows(request - freed) and self.device.holds(wanted - freed)
+        return self.device.allows(request - freed) and self.device.holds(wanted, freed)
 
     def _new(self, arena: Arena, size: int) -> Block | None:
         """Try once to get new memory."""

@@ -109,7 +109,7 @@ class Twin:
         is_plain = not self.allocator.settings.expandable_segments
         if failed and gone and is_plain and self.allocator.has_room(*operation[2:], freed):
             return False
-        expected = self.allocator.flush_sizes({event.pool for event in gone} - {DEFAULT_POOL})
+        expected = self.allocator.flush_sizes({event.pool for event in gone} - {DEFAULT_POOL, operation.pool})
         for block in foreseen.released:
             sizes = expected.get(block.arena.pool.id, [])
             if block.size in sizes:
