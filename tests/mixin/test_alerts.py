@@ -48,8 +48,8 @@ def fragmented(
 ):
     return Firing(
         f"Job {job['job_name']} ({who or f'rank {rank}'}, device 0, pod {pod}, {instance}, at {at}): fragmentation "
-        f"ratio {ratio} (limit 4) within the last 2m. The largest possible allocation is now {largest} of 40GiB free. "
-        "Larger requests will fail. Checkpoint and restart the job."
+        f"ratio {ratio} (threshold 4) within the last 2m. The largest possible allocation is now {largest} of 40GiB "
+        "free. Larger requests will fail. Checkpoint and restart the job."
         f"{setting} To choose a better allocator setting, run `gpufrag whatif` on a recording.",
         job=job,
         annotations={"worst_rank": rank, "worst_pod": pod, "worst_instance": instance},
@@ -200,11 +200,12 @@ def margin(values: str | float, limit: float = 80) -> list[Line]:
 
 
 LOW = Firing(
-    f"{WHO}): the last analysed step leaves 2GiB, 2.5% of the limit, before it fails; fragmentation is included. "
-    "Compare the smallest limits under other allocator settings on the Job dashboard, or reduce the batch size."
+    f"{WHO}): the margin of the last analysed step is 2GiB, 2.5% of the memory limit. A step that needs that much "
+    "more runs out of memory. Compare the smallest limits under other allocator settings on the Job dashboard, "
+    "or reduce the batch size."
 )
 FALLS = Firing(
-    f"{WHO}): the margin is 6.25GiB and falls. At this rate it is 0 in 50m 0s, and the next step runs out of memory. "
+    f"{WHO}): the margin is 6.25GiB and falls. At this rate it reaches 0 in 50m 0s, and the job runs out of memory. "
     "Save a checkpoint now, then look for a leak, growing batches or growing fragmentation."
 )
 FALL = GIB // 16
@@ -330,7 +331,7 @@ def others(values: str | float) -> list[Line]:
 FOREIGN = [
     Case("GpuMemoryForeignProcess", "5 GiB for long", "20m", others(5 * GIB), Firing(
         "Job llm (device 0, GPU-1, 10.0.0.1:9836): processes without an agent hold 5GiB. Run nvidia-smi on the host to "
-        "list them; often it is a leftover of an earlier job."
+        "list them. Often, a process of an earlier job is left over."
     )),
     Case("GpuMemoryForeignProcess", "half a GiB", "30m", others(GIB / 2)),
     Case("GpuMemoryForeignProcess", "now and then", "30m", others(" ".join([f"{5 * GIB} 0"] * 40))),
@@ -404,8 +405,8 @@ HEALTH = [
     Case("GpufragAgentOverhead", "one per mille", "30m", [rank(STALLED, "0+0.03x120", cause="snapshot")]),
     Case("GpufragAgentOverhead", "counter reset", "30m", [rank(STALLED, "800+0.03x30 0+0.03x90", cause="snapshot")]),
     Case("GpufragRestartRefused", "circuit opens", "1m", [line(CIRCUIT, "0+0x1 1+0x100", **RESTARTER)],
-         Firing("Job gpufrag-restarter: restarts did not help, or were too frequent. Check the restarter's decisions, "
-                "fix the cause, then close the circuit breaker.",
+         Firing("Job gpufrag-restarter: restarts failed, did not help, or were too frequent. Check the restarter's "
+                "decisions, fix the cause, then close the circuit breaker.",
                 job={"namespace": "ml", "job": "gpufrag-restarter"})),
     Case("GpufragRestartRefused", "circuit closed", "20m", [line(CIRCUIT, "0+0x100", **RESTARTER)]),
 ]  # fmt: skip

@@ -79,7 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="the value of the label job_name in the job's alerts (default: the name of its script)",
     )
-    add("--grace", metavar="DURATION", help="time that CMD has to stop before a restart, until SIGKILL (default: 60s)")
+    add("--grace", metavar="DURATION", help="time between SIGTERM and SIGKILL when CMD is restarted (default: 60s)")
     add("--in-place", action="store_true", help="restart only torchrun's workers; needs torchrun --max-restarts")
     add("--defragment", action="store_true", help="let the restarter defragment the job before it restarts it")
     add("job", metavar="CMD ...", nargs=argparse.REMAINDER, help="the command and its arguments")

@@ -15,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(parser, "--faulty", "N", "number of jobs with one fragmenting rank (default: 1)", whole(0), default=1)
     text = "time until the faulty ranks are fragmented, such as 10m (default: 5m)"
     option(parser, "--play", "DURATION", text, parse_duration, default=300.0)
-    text = "time until their jobs restart, such as 1h (default: 30m)"
+    text = "time between restarts of the faulty jobs, such as 1h (default: 30m)"
     option(parser, "--restart", "DURATION", text, parse_duration, default=1800.0)
     option(parser, "--host", "ADDRESS", "address to listen on (default: 127.0.0.1)", default="127.0.0.1")
     text = "port to listen on; 0 chooses a free one (default: 9836)"

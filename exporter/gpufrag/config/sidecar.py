@@ -154,8 +154,8 @@ class ControlSettings:
     token_file: Annotated[
         Path | None,
         about(
-            "File with bearer tokens, one per line, for checkpoints, defragmentations and the page's buttons. The"
-            " sidecar reads it again for each request. Without it, these requests are not possible.",
+            "File with bearer tokens, one per line. Checkpoints, defragmentations and the page's buttons require one of"
+            " them. The sidecar reads the file again for each request. Without it, these requests are not possible.",
             "--control.token-file",
         ),
     ] = None

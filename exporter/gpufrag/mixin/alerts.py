@@ -65,7 +65,7 @@ def fragmented(config: Config) -> Alert:
         keep_firing=config.timing.keep_firing,
         labels=RESTART,
         summary="GPU memory is fragmented",
-        description=f"{templates.lookup(config, worst, WHERE)}: fragmentation ratio {value('humanize')} (limit "
+        description=f"{templates.lookup(config, worst, WHERE)}: fragmentation ratio {value('humanize')} (threshold "
         f"{number(config.thresholds.fragmentation_ratio)}) within the last {_window(config)}."
         f"{templates.lookup(config, worst, sizes)} Larger requests will fail. Checkpoint and restart the job."
         f"{templates.lookup(config, better, setting)} To choose a better allocator setting, run `gpufrag whatif` on a "
@@ -141,7 +141,7 @@ def _margin_share(config: Config, *matchers: str) -> str:
 
 
 def margin_low(config: Config) -> Alert:
-    left = f"{WHERE}: the last analysed step leaves {figure(config, names.STEP_MARGIN, DEVICE, over='min')}"
+    left = f"{WHERE}: the margin of the last analysed step is {figure(config, names.STEP_MARGIN, DEVICE, over='min')}"
     return Alert(
         name=AlertName.MARGIN_LOW,
         severity=WARNING,
@@ -149,8 +149,8 @@ def margin_low(config: Config) -> Alert:
         hold=config.timing.hold,
         summary="A slightly larger step runs out of GPU memory",
         description=f"{templates.lookup(config, f'bottomk(1, {_margin_share(config, JOB)})', left)}, "
-        f"{value('humanizePercentage')} of the limit, before it fails; fragmentation is included. Compare the smallest "
-        "limits under other allocator settings on the Job dashboard, or reduce the batch size.",
+        f"{value('humanizePercentage')} of the memory limit. A step that needs that much more runs out of memory. "
+        "Compare the smallest limits under other allocator settings on the Job dashboard, or reduce the batch size.",
     )
 
 
@@ -174,7 +174,7 @@ def margin_falling(config: Config) -> Alert:
         hold=config.timing.hold,
         summary="Steps need more and more GPU memory and will soon fail",
         description=f"{templates.lookup(config, f'bottomk(1, {_margin_left(config, JOB)})', falls)}. At this rate it "
-        f"is 0 in {value('humanizeDuration')}, and the next step runs out of memory. Save a checkpoint now, then look "
+        f"reaches 0 in {value('humanizeDuration')}, and the job runs out of memory. Save a checkpoint now, then look "
         "for a leak, growing batches or growing fragmentation.",
     )
 
@@ -250,7 +250,8 @@ def foreign_process(config: Config) -> Alert:
         hold=3 * config.timing.hold,
         summary="Other processes hold memory on the job's GPU",
         description=f"{templates.lookup(config, worst, where)}: processes without an agent hold "
-        f"{value('humanize1024')}B. Run nvidia-smi on the host to list them; often it is a leftover of an earlier job.",
+        f"{value('humanize1024')}B. Run nvidia-smi on the host to list them. Often, a process of an earlier job is "
+        "left over.",
     )
 
 
@@ -328,8 +329,8 @@ def restart_refused(config: Config) -> Alert:
         expr=f"max by ({config.by_job}) ({recent}) == 1",
         hold=0,
         summary="The restarter's circuit breaker is open: no job is restarted",
-        description=": restarts did not help, or were too frequent. Check the restarter's decisions, fix the cause, "
-        "then close the circuit breaker.",
+        description=": restarts failed, did not help, or were too frequent. Check the restarter's decisions, fix the "
+        "cause, then close the circuit breaker.",
     )
 
 

@@ -294,7 +294,7 @@ def _unused(profile: Profile) -> Iterator[Finding]:
             "unused_share",
             f"{above} of the reserved memory is not in use at the peak",
             f"{format_bytes(unused)} of {format_bytes(profile.peak_reserved)}",
-            "try the settings below with `gpufrag whatif`; expandable_segments:True usually helps most",
+            "compare allocator settings with `gpufrag whatif`; expandable_segments:True usually helps most",
         )
 
 

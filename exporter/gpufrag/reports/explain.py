@@ -159,9 +159,9 @@ def _culprit_lines(culprit: Culprit) -> Iterator[str]:
     size, pins, verb = format_bytes(culprit.size), format_bytes(culprit.pins), "pins" if culprit.blocks == 1 else "pin"
     yield f"  {where(culprit.stack)} keeps {_counted(culprit.blocks)} ({size}) that {verb} {pins}"
     if culprit.allocatable is not None:
-        yield f"    elsewhere: the largest possible request grows by {format_bytes(culprit.allocatable)}"
+        yield f"    without this pinning, the largest request could be {format_bytes(culprit.allocatable)} larger"
     elif culprit.unpinned is not None:
-        yield f"    elsewhere: {format_bytes(culprit.unpinned)} more can be returned to the driver"
+        yield f"    without this pinning, torch could return {format_bytes(culprit.unpinned)} more to the driver"
 
 
 def _counted(blocks: int) -> str:
@@ -195,7 +195,7 @@ def timeline_record(profile: Profile) -> dict[str, Any]:
 
 def timeline_text(profile: Profile, name: str, bold: Emphasis = str) -> str:
     """Return a row per moment, the worst one marked, and what was live then."""
-    head = f"{'events':>12}{'time':>12}{'active':>12}{'reserved':>12}{'stranded':>12}{'ratio':>8}{'margin':>12}"
+    head = f"{'events':>12}{'time':>12}{'active':>12}{'reserved':>12}{'stranded':>12}{'ratio':>8}{'reservable':>12}"
     lines = [bold(f"device {profile.device} of {name}"), bold(head)]
     for moment in profile.moments:
         ratio = UNKNOWN if moment.found.ratio is None else f"{moment.found.ratio:.2f}"

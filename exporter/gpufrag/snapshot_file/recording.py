@@ -15,7 +15,7 @@ from ..model.trace.events import Event, parse_rows, parse_trace
 from ..model.trace.whatif import Run, ends_as_recorded, read_run
 from .reading import Saved, load, name_of, read_raw, size_of
 
-HOW = "call torch.cuda.memory._record_memory_history() at the start of the job, and torch.cuda.memory._dump_snapshot()"
+HOW = "call torch.cuda.memory._record_memory_history() when the job starts, torch.cuda.memory._dump_snapshot() later"
 
 
 class Recording(NamedTuple):

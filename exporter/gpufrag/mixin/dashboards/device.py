@@ -150,8 +150,8 @@ def _blocks(s: Selection) -> Row:
             ),
             lines(
                 Face("Blocks by state",
-                    "allocated: in use. free: cached. awaiting_free: freed, but a stream still uses it; many of them "
-                    "for long mean that a stream is slow.",
+                    "allocated: in use. free: cached. awaiting_free: freed, but another stream still uses them. If "
+                    "many blocks stay in this state, a stream is slow.",
                     "short", 8, decimals=0),
                 Query(f"sum by ({Label.STATE}) ({blocks})", f"{{{{{Label.STATE}}}}}"),
             ),

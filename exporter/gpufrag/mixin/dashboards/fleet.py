@@ -101,7 +101,7 @@ def _jobs(s: Selection) -> Row:
             lines(
                 Face("Unused share by job",
                     "Share of the reserved memory that no tensor uses, over all ranks of a job. Below "
-                    f"{limits.unused_tune:g} is fine, above {limits.unused_act:g} is waste. If the fragmentation "
+                    f"{limits.unused_tune:.0%} is fine, above {limits.unused_act:.0%} is waste. If the fragmentation "
                     "ratio is near 1, the job only caches more than it needs, which affects only other processes on "
                     "the device.",
                     "percentunit", decimals=0),
@@ -111,8 +111,8 @@ def _jobs(s: Selection) -> Row:
             ),
             lines(
                 Face("Peak fragmentation by job",
-                    "1 - peak active / peak reserved: the share of the reserved memory that tensors never needed at "
-                    "once. Better allocator settings can save up to this much.",
+                    "1 - peak active / peak reserved: the share of the peak reserved memory that tensors do not use "
+                    "even at their own peak. Better allocator settings can save up to this much.",
                     "percentunit", decimals=0),
                 Query(s.rule(recording.JOB_PEAK), s.job),
                 link=link,

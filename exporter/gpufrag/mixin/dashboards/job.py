@@ -50,8 +50,8 @@ def _overview(s: Selection) -> Row:
             ),
             number(
                 Face("Largest recurring request",
-                    "The largest block that the job freed and requested again within the last hour. If the number to "
-                    "the left is smaller, the next such request may fail.",
+                    "The largest request of the last recorded step, on the rank with the largest. If the largest "
+                    "allocation possible (to the left) is smaller, the next such request may fail.",
                     "bytes", 5, 4, runbook=config.runbook(AlertName.NEXT_REQUEST_WILL_FAIL)),
                 Query(f"max({s.series(names.LARGEST_RECURRING)})"),
             ),
@@ -134,8 +134,8 @@ def _memory(s: Selection) -> Row:
             ),
             lines(
                 Face("Unused share by rank",
-                    f"Share of the reserved memory that no tensor uses. Below {limits.unused_tune:g} is fine, above "
-                    f"{limits.unused_act:g} is waste.",
+                    f"Share of the reserved memory that no tensor uses. Below {limits.unused_tune:.0%} is fine, above "
+                    f"{limits.unused_act:.0%} is waste.",
                     "percentunit", decimals=0),
                 Query(f"max {BY_RANK} ({s.series(recording.RANK_UNUSED)})", RANK_NAME),
                 thresholds=[limits.unused_tune, limits.unused_act],
@@ -159,7 +159,8 @@ def _steps(s: Selection) -> Row:
             bars(
                 Face("Smallest limit by allocator setting",
                     "The smallest memory limit that the last analysed step of the worst rank needs: as it ran, and "
-                    "simulated under other settings of PYTORCH_CUDA_ALLOC_CONF. A shorter bar is memory to gain.",
+                    "simulated under other settings of PYTORCH_CUDA_ALLOC_CONF. A setting with a shorter bar saves "
+                    "memory.",
                     "bytes", 8, runbook=config.runbook(AlertName.MARGIN_LOW)),
                 Query(f"max({s.series(names.STEP_SMALLEST_LIMIT)})", "as it ran"),
                 Query(
@@ -243,14 +244,14 @@ def _defragmentation(s: Selection) -> Row:
         [
             lines(
                 Face("Largest possible allocation before and after",
-                    "Of the rank with the least, at its last defragmentation. Without a difference, defragmentation "
-                    "does not help this job.",
+                    "The smallest value of the selected ranks, each at its last defragmentation. If both curves are "
+                    "equal, defragmentation does not help this job.",
                     "bytes", 8),
                 *(Query(f"min({s.series(metric)})", legend) for legend, metric in largest.items()),
             ),
             lines(
                 Face("Moved bytes by rank",
-                    "Bytes that defragmentation moved in live tensors; the rank pauses for it.",
+                    "Bytes of live tensors that defragmentation moved. The rank pauses during a move.",
                     "bytes", 8),
                 Query(f"sum {BY_RANK} (increase({s.series(names.DEFRAGMENT_MOVED)}[$__rate_interval]))", RANK_NAME),
                 bars=True,
