@@ -7,7 +7,7 @@ program on the same file in a process of its own: `explain` (settings are not re
 `python -m torch.cuda._memory_viz trace_plot`, if torch is installed. Prints the best CPU time of the repeats, and the
 largest peak memory.
 
-Other programs: --program NAME='COMMAND {file}'. docs/performance.md has figures of these:
+Other programs: --program NAME='COMMAND {file}'. docs/explain.md has figures of these:
 
     pt-snap 0.4.1, from PyPI: --program pt-snap='pt-snap import --force --no-focus -o {out}.db {file}'
     mosaic: no package is published, and pip cannot build its repository at commit 67b27bb (setup.py names folders that

@@ -33,6 +33,13 @@ def report(snapshot: Any, name: str = "snapshot.pickle", **driver: int) -> bytes
     return html.render([Explained(*each) for each in read_profiles(snapshot, driver)], name)
 
 
+def test_progress_ends_with_the_last_part() -> None:
+    calls: list[tuple[int, int]] = []
+    found = [Explained(*each) for each in read_profiles(run(growing_cache), {})]
+    html.render(found, "snapshot", lambda done, total: calls.append((done, total)))
+    assert calls == [(1, 2), (2, 2)]
+
+
 def data_of(page: bytes) -> list[Any]:
     found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page.decode())
     assert found
@@ -232,7 +239,7 @@ class TestInBrowser:
         details = browser.run("document.querySelector('.flames[data-tree=live] .flame-details').textContent")
         assert details.startswith("no recorded stack: ")
         browser.press("Enter")
-        assert float(browser.run(width)) > float(before)
+        browser.wait_for(f"parseFloat({width}) > {before}")
 
     def test_flame_graph_shows_a_frame_in_the_map(self, browser: Browser, tmp_path: Path) -> None:
         open_report(browser, tmp_path / "report.html", report(run(growing_cache)))

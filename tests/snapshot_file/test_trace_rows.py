@@ -68,6 +68,14 @@ def test_recorded_snapshot_is_read_in_both_ways(name: str) -> None:
     assert profiles(path, rows=True) == profiles(path, rows=False)
 
 
+def test_progress_ends_at_the_end_of_the_file() -> None:
+    data, calls = pickle.dumps(snapshot(20_000)), list[tuple[int, int]]()
+    trace_rows.loads(data, lambda done, total: calls.append((done, total)))
+    assert len(calls) > 1
+    assert calls == sorted(calls)
+    assert calls[-1] == (len(data), len(data))
+
+
 def test_actions_that_are_not_shared_are_left_to_the_checked_reader() -> None:
     dump = snapshot()
     for entry in dump["device_traces"][0]:

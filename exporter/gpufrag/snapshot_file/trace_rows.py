@@ -25,9 +25,7 @@ _SAMPLE = 100
 _REFERENCE = rb"(?:h.|j.{4})"
 _SHORT = b"|".join(rb"\x%02x.{%d}" % (n, n) for n in range(16))
 _TEXT = rb"\x8c(?:%s)\x94" % _SHORT
-_VALUE = rb"(?:%s|%s|(?:%s)(?:%s)\x86\x94|\]\x94(?:\(%s+e|%sa)?)" % (
-    NUMBER, _REFERENCE, NUMBER, NUMBER, _REFERENCE, _REFERENCE,
-)  # fmt: skip
+_VALUE = rb"(?:%s|%s|K.K.\x86\x94|\]\x94(?:\(%s+e|%sa)?)" % (NUMBER, _REFERENCE, _REFERENCE, _REFERENCE)
 """A number, a known value, a pool, or a new stack of known frames."""
 _PAIR = re.compile(rb"(?s)(%s)(?:(%s)|%s)" % (_REFERENCE, _TEXT, _VALUE))
 _ENTRY = re.compile(rb"(?s)\}\x94\(((?:%s(?:%s|%s)){4,12})u" % (_REFERENCE, _TEXT, _VALUE))
@@ -87,10 +85,10 @@ def _rewritten(
         if cost > QUICK_LIMIT * end + (1 << 20):
             raise ValueError("takes too much memory")
         chunk = b"".join(_with_runs(between, parts, groups))
+        progress(end, len(data))
         yield b"\x95" + struct.pack("<Q", len(chunk))
         yield chunk
         at, size = end, _CHUNK
-        progress(at, len(data))
 
 
 def _with_runs(between: Sequence[bytes], parts: Sequence[bytes], groups: int) -> Iterator[bytes]:

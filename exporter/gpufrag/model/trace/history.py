@@ -53,6 +53,7 @@ def heaps_at(
     """
     blocks, ranges = _Blocks(end), _Ranges(end)
     heaps: dict[int, Heap] = {}
+    filled: dict[int, tuple[Segment, Sequence[_Live], Segment]] = {}  # by address: most are the same at many moments
     others, last = list(trace.others), len(trace)
     for moment in sorted(set(moments), reverse=True):
         blocks.undo(trace, moment, last)
@@ -61,8 +62,11 @@ def heaps_at(
             if (event := trace[index]).action in GROWS or event.action in SHRINKS:
                 ranges.undo(index, event)
         live = blocks.live()
-        segments = (_fill(segment, _within(live, segment), end.settings) for segment in ranges.segments())
-        heaps[moment] = Heap(tuple(segments), end.settings)
+        for segment in ranges.segments():
+            inside, known = _within(live, segment), filled.get(segment.address)
+            if known is None or known[:2] != (segment, inside):
+                filled[segment.address] = segment, inside, _fill(segment, inside, end.settings)
+        heaps[moment] = Heap(tuple(filled[segment.address][2] for segment in ranges.segments()), end.settings)
         last = moment
         progress(len(trace) - last, len(trace))
     return heaps
