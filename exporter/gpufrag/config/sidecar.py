@@ -87,7 +87,7 @@ class FolderSettings:
         in_range(
             1,
             100_000,
-            "Maximum samples to read: running processes first, then the newest files. The rest is only counted.",
+            "Maximum number of samples to read: running processes first, then the newest files.",
         ),
     ] = 1000
     max_file_size: Annotated[
@@ -95,10 +95,12 @@ class FolderSettings:
         size(
             1 << 10,
             MAX_BYTES,
-            "Maximum size of a file; larger ones are skipped and counted. A sample has about 3 KiB per device.",
+            "Maximum size of a file. The sidecar skips larger ones. A sample has about 3 KiB per device.",
         ),
     ] = 1 << 20
-    max_total_size: Annotated[int, size(1 << 10, 16 << 30, "Maximum size of all samples read per scrape.")] = 64 << 20
+    max_total_size: Annotated[
+        int, size(1 << 10, 16 << 30, "Maximum size of all samples read per scrape. The sidecar skips the rest.")
+    ] = 64 << 20
     dead_process_retention: Annotated[
         float, seconds(0.1, 30 * DAY, "How long an exited process keeps its counters and its file.")
     ] = 600.0
@@ -133,7 +135,8 @@ class AnalysisSettings:
         seconds(
             1,
             HOUR,
-            "Maximum time to analyse one recording; to measure it, at most 15s. A longer one counts as timed_out.",
+            "Maximum time to analyse a recording. Measuring it before that may take as long, but at most 15s. "
+            "A recording that takes longer counts as timed_out.",
         ),
     ] = 60.0
 

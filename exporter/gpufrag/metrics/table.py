@@ -211,8 +211,8 @@ STEPS: tuple[Metric[Any], ...] = (
         "limit - smallest limit of the last analysed step. At 0, the next such step fails."),
     Metric(names.WHATIF_SMALLEST_LIMIT, GAUGE, STEP,
         lambda step: {name: limit for name, limit in step.smallest_limits.items() if name != RECORDED},
-        "Smallest limit of the last analysed step under other allocator settings and its own (recorded, packed). "
-        "Compare these values with each other only: the simulation assumes no gaps between older blocks.",
+        "Smallest limit of the last analysed step by allocator setting. The value \"recorded, packed\" is the job's "
+        "own setting. Compare these values with each other only: the simulation assumes no gaps between older blocks.",
         adds=(Label.SETTING,), detail=True),
     Metric(names.STEP_LARGEST_REQUEST, GAUGE, STEP, lambda step: step.largest_request or None,
         "Largest request of the last analysed step. If largest_allocatable is smaller, the next such request fails.",

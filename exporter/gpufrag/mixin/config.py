@@ -134,7 +134,9 @@ class Timing:
     hold: Annotated[
         float,
         seconds(
-            MILLISECOND, YEAR, "`for` of the restart alert; others use a multiple. Choose more than a job's start time."
+            MILLISECOND,
+            YEAR,
+            "`for` of the restart alert; others use a multiple. Choose more than a job needs to start.",
         ),
     ] = 300.0
     keep_firing: Annotated[

@@ -45,7 +45,7 @@ RECEIVED = Row(
 DEDUPLICATED = Row(
     "gpufrag_restarter_deduplicated_total",
     COUNTER,
-    "Alerts dropped because the restarter handled another alert of the same job.",
+    "Alerts dropped because another alert of the same job was already being handled.",
 )
 REFUSED_ALERTS = Row(
     "gpufrag_restarter_refused_total",
@@ -93,7 +93,7 @@ EVENTS_LOST = Row("gpufrag_restarter_events_lost_total", COUNTER, "Kubernetes Ev
 SWEEP = Row(
     "gpufrag_restarter_last_sweep_timestamp_seconds",
     GAUGE,
-    "When all jobs were last searched for unfinished restarts; absent before the first complete search.",
+    "Unix time of the last complete search for unfinished restarts. Absent before the first.",
 )
 
 ROWS = tuple(value for value in globals().values() if isinstance(value, Row))

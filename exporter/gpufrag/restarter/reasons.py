@@ -104,7 +104,9 @@ FORBIDDEN = Reason(
     "the restarter lacks a permission",
     "grant it (gpufrag doctor lists what is missing); the restarter tries again for policy.max_wait",
 )
-INVALID_REQUEST = Reason("invalid-request", "the request was rejected", "fix what the message names")
+INVALID_REQUEST = Reason(
+    "invalid-request", "the restarter's request was rejected", "fix what the decision's message names"
+)
 BACKEND_UNAVAILABLE = Reason(
     "backend-unavailable",
     "the API server, Slurm or the supervisor did not answer",
@@ -121,7 +123,7 @@ UNKNOWN_CONTROLLER = Reason(
     "unknown-controller", "a controller that gpufrag does not support manages the job", "restart the job manually"
 )
 TOO_MANY_OWNERS = Reason("too-many-owners", "the pod has too many levels of owners", "restart the job manually")
-KUEUE = Reason("kueue", "Kueue controls whether the job is suspended", "restart its workers in place")
+KUEUE = Reason("kueue", "Kueue decides when the job runs", "restart the job manually")
 SUSPENDED = Reason("suspended", "the job is already suspended", "resume it")
 ROLLOUT_PAUSED = Reason("rollout-paused", "the Deployment is paused", "run kubectl rollout resume")
 ON_DELETE = Reason(
@@ -133,8 +135,12 @@ NO_RETRY = Reason(
     "no-retry", "the workflow would fail: Argo would not retry the step", "set retryStrategy.retryPolicy: Always"
 )
 NO_RETRIES_LEFT = Reason("no-retries-left", "the job would fail: it has no retries left", "raise its retry limit")
-SHARED_CLUSTER = Reason("shared-cluster", "the RayJob runs in a cluster that it shares", "give it a cluster of its own")
-CLUSTER_KEPT = Reason("cluster-kept", "the RayJob cannot be suspended", "set shutdownAfterJobFinishes: true")
+SHARED_CLUSTER = Reason(
+    "shared-cluster", "the RayJob shares its cluster with other jobs", "give it a cluster of its own"
+)
+CLUSTER_KEPT = Reason(
+    "cluster-kept", "the RayJob keeps its cluster, so it cannot be suspended", "set shutdownAfterJobFinishes: true"
+)
 INTERACTIVE_MODE = Reason(
     "interactive-mode", "nothing would submit the RayJob again", "use another submissionMode, or restart it manually"
 )

@@ -271,7 +271,7 @@ class RestarterConfig:
         about("Where the jobs run: in Kubernetes, as processes of this host, or in Slurm."),
     ] = "kubernetes"
     state_file: Annotated[
-        Path | None, about("Targets process and slurm: file that stores the state of the restarter.")
+        Path | None, about("File that stores the restarter's state. Required for the targets process and slurm.")
     ] = None
     process: ProcessSettings = ProcessSettings()
     slurm: SlurmSettings = SlurmSettings()
