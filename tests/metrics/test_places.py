@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpufrag.metrics import families
-from gpufrag.metrics.places import name_ranks
+from gpufrag.metrics.places import MAX_LABEL, clean, name_ranks
 from gpufrag.metrics.view import Fleet, ProcessView, RankView
 from gpufrag.wire.sample import DeviceSample, DriverReading, Identity, Leak, ProcessSample, Sums
 
@@ -21,6 +21,11 @@ def process(pid, start, rank=None, alive=True, host="h"):
 def identity(view):
     who = view.sample.identity
     return who.host, who.pid, who.start
+
+
+def test_long_label_value_is_cut_to_the_bound():
+    assert clean("x" * MAX_LABEL) == "x" * MAX_LABEL
+    assert clean("x" * (MAX_LABEL + 1)) == "x" * (MAX_LABEL - 1) + "…"
 
 
 @pytest.mark.parametrize(

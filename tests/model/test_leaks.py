@@ -158,6 +158,13 @@ def test_earlier_height_counts_by_steps() -> None:
     assert not _is_new(window, earlier)
 
 
+@pytest.mark.parametrize(("span", "new"), [(105, True), (106, False)])
+def test_earlier_height_counts_only_if_held_longer(span: int, new: bool) -> None:
+    """The window spans 100 steps; 5 % is the tolerance."""
+    window = [Point(200 + step, 2 * MB * step, step) for step in range(101)]
+    assert _is_new(window, [Point(step, 9 * GB, 0) for step in range(span + 1)]) is new
+
+
 def test_leak_with_sawtooth_is_found() -> None:
     leak = both(KEPT, Shape(lambda step: step % 100, 5 * MB, 1))
     assert [*growths(leak, 1_500)][-1][0] == 1_499

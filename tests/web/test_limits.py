@@ -56,7 +56,8 @@ def test_one_address_cannot_take_all_request_slots(start: Any, gate: Gate) -> No
             client = stack.enter_context(server.connect())
             client.sendall(HEAD + b"\r\n")
             gate.wait()
-        assert server.get().status_code == 503
+        refused = server.get()
+        assert (refused.status_code, refused.text.strip()) == (503, "too many requests")  # not a timeout
         other = stack.enter_context(socket.create_connection(("::1", server.port), timeout=10))
         other.sendall(HEAD + b"\r\n")
         gate.wait()
@@ -86,6 +87,19 @@ def test_connection_that_waits_longest_is_replaced(start: Any) -> None:
             assert received(first) == b""
             second.sendall(HEAD + b"\r\n")
             assert answered(second)
+
+
+def test_admitted_connection_is_replaced_last(start: Any) -> None:
+    server = start(max_connections=2)
+    with server.connect() as admitted:
+        admitted.sendall(HEAD + b"\r\n")
+        assert answered(admitted)
+        with server.connect() as silent, server.connect() as third:
+            third.sendall(HEAD + b"\r\n")
+            assert answered(third)
+            assert received(silent) == b""
+            admitted.sendall(HEAD + b"\r\n")
+            assert answered(admitted)
 
 
 def test_connection_gets_503_if_all_others_are_busy(start: Any, gate: Gate) -> None:
