@@ -101,6 +101,11 @@ def test_empty_heap_has_no_cache_ratio() -> None:
     assert (found.cache_ratio, found.free_total) == (None, 1 << 30)
 
 
+def test_ratio_compares_all_free_bytes_with_the_largest_request() -> None:
+    blocks = [(8 * MIB, INACTIVE), (4 * MIB, LIVE), (8 * MIB, INACTIVE)]
+    assert measured(segment(0, blocks), driver=Driver(free=0, size=1 << 30)).ratio == 2
+
+
 def test_full_heap_has_no_ratio() -> None:
     found = measured(segment(0, [(2 * MIB, LIVE)], segment_type="small"), driver=Driver(free=0, size=1 << 30))
     assert (found.largest_allocatable, found.ratio) == (0, None)

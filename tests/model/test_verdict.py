@@ -182,6 +182,7 @@ def test_sums_without_layout_state_what_is_missing() -> None:
     assert judge(replace(DEVICE, largest_free_block=GIB)).missing == ()
     beyond_cache = replace(DEVICE, limit=None, requested=10 * GIB + 512 * MIB)
     assert "limit" in judge(beyond_cache).missing[1]
+    assert len(judge(replace(beyond_cache, requested=10 * GIB)).missing) == 1
 
 
 @pytest.mark.parametrize(("size", "doubt"), [(None, "the size of the device"), (80 * GIB, "outside this allocator")])
