@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from ..checkpoint.coordinator import ask_folder
 from ..errors import Unavailable
+from ..model.settings import NEWEST
 from ..sidecar import sample_files
 from ..sidecar.sample_files import REMEDIES, Skip
 from ..wire.control_client import ControlError, ask_all, listens
@@ -23,8 +24,8 @@ from .checks import Check, Fail, Ok, Result, Warn, some
 STALE_S = 120.0
 """As in the alert GpufragSampleStale."""
 ANSWER_WITHIN_S = 3.0
-OLDEST, NEWEST = (2, 1), (2, 14)
-"""Versions of torch that gpufrag is tested with."""
+OLDEST = (2, 1)
+"""The oldest version of torch that gpufrag is tested with; the newest is NEWEST."""
 
 
 class Rank(NamedTuple):
