@@ -175,7 +175,7 @@ def test_ranks_that_cannot_save_warn(tmp_path, saves, kind, text):
     ("framework", "version", "kind", "text"),
     [
         ("torch", "2.0.1", Warn, "torch is older"),
-        ("torch", "2.15.0a0", Warn, "torch is newer"),
+        ("torch", "2.16.0a0", Warn, "torch is newer"),
         ("torch", "3.0", Warn, "torch is newer"),
         ("torch", "2.11.0", Ok, "torch 2.11.0"),
         ("jax", "0.7", Ok, "jax 0.7"),
