@@ -8,10 +8,11 @@ import pytest
 
 from gpufrag.errors import BadInput
 from gpufrag.model.allocatable import Driver
-from gpufrag.model.heap import ALLOCATED, DEFAULT_POOL, INACTIVE, Heap, Segment
+from gpufrag.model.heap import ALLOCATED, AWAITING, DEFAULT_POOL, INACTIVE, Heap, Segment
 from gpufrag.model.settings import Settings
 from gpufrag.model.simulator.allocator import Allocator
 from gpufrag.model.trace.events import Event
+from gpufrag.model.trace.no_split import unsplit_pools
 from gpufrag.model.trace.program import (
     AWAIT,
     COMPLETE,
@@ -210,6 +211,12 @@ def test_failed_request_of_a_graph_pool_did_not_flush(pool: tuple[int, int], dou
     program = read_program([Event("oom", None, 50 * MIB, 0, pool)], limit=40 * MIB)
     assert [operation.kind for operation in program.operations] == [FAIL if doubts else FAIL_IN_CAPTURE]
     assert program.doubts == doubts
+
+
+def test_freed_block_that_waits_for_a_stream_shows_that_its_pool_does_not_split() -> None:
+    heap = pooled(20 * MIB, requested=3 * MIB)
+    waiting = heap.segments[0]._replace(states=(AWAITING,))
+    assert unsplit_pools((), Heap((waiting,))) == {(0, 1)}
 
 
 def test_pages_mapped_in_vain_prove_a_flush() -> None:

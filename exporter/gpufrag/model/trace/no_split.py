@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..allocatable import UNBOUNDED
-from ..heap import ALLOCATED, DEFAULT_POOL, Heap, Segment
+from ..heap import DEFAULT_POOL, INACTIVE, Heap, Segment
 from ..settings import MIN_BLOCK, SMALL_REQUEST, Settings
 from .events import ALLOC, FREE_REQUESTED, GROWS, OOM, Event
 
@@ -60,10 +60,11 @@ def _is_alike(one: Event, other: Event, settings: Settings) -> bool:
 
 
 def _has_unsplit_block(segment: Segment, settings: Settings) -> bool:
-    """Return whether a live block is larger than its request by so much that torch splits it in other pools."""
+    """Return whether a block is larger than its request by so much that torch splits it in other pools."""
     tail = MIN_BLOCK - 1 if segment.small or segment.expandable else SMALL_REQUEST
     largest = None if segment.small or segment.expandable else settings.max_split_size
-    return any(
-        state is ALLOCATED and size - wanted > tail and (largest is None or wanted < largest)
-        for size, wanted, state in zip(segment.sizes, map(settings.round, segment.requested), segment.states)
-    )
+    for size, requested, state in zip(segment.sizes, segment.requested, segment.states):
+        wanted = settings.round(requested)
+        if state is not INACTIVE and requested and size - wanted > tail and (largest is None or wanted < largest):
+            return True
+    return False
