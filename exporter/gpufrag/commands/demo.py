@@ -50,8 +50,8 @@ def run(options: argparse.Namespace) -> int:
 
 def _end(signum: int, frame: FrameType | None) -> None:
     """Unwind, so that all processes are stopped; a second signal must not interrupt that."""
-    for number in ENDINGS:
-        signal.signal(number, signal.SIG_IGN)
+    for number in ENDINGS:  # with SIG_IGN, Python prints an error for a signal that has already arrived
+        signal.signal(number, lambda number, frame: None)
     raise SystemExit(128 + signum)
 
 
