@@ -260,8 +260,10 @@ class _Reader:
             self._twin.append_completed(done)
             self._failures.append_in_capture(operation)
             return
-        # blocks that a flush waited for can be enough to extend an expandable segment without new pages
-        extended = bool(completed) and self._allocator.settings.expandable_segments
+        # without new pages, a flush serves a request in an expandable segment with blocks that it waited for, or with
+        # the rest of a block that was too large to be split
+        settings = self._allocator.settings
+        extended = settings.expandable_segments and (bool(completed) or settings.max_split_size is not None)
         may_flush = (self._grown > 0 or extended) and self._twin.capacity is not None
         if foreseen is None and gone and not failed and may_flush:
             self._twin.doubts[FLUSH_OR_EMPTY_CACHE] += 1
