@@ -58,15 +58,15 @@ def test_allocator_needs_no_function_that_the_stub_lacks(release: str) -> None:
 
 
 def test_unknown_function_reports_its_name_and_fails(stubs: Path) -> None:
-    done = call(stubs, "print(runtime.cudaIpcGetMemHandle(0, 0))")
+    done = call(stubs, "print(runtime.cudaIpcOpenMemHandle(0, 0, 0))")
     assert done.stdout == "801\n"
-    assert "cudaIpcGetMemHandle is not part of the stub" in done.stderr
+    assert "cudaIpcOpenMemHandle is not part of the stub" in done.stderr
 
 
 def test_unknown_function_aborts_on_request(stubs: Path) -> None:
-    done = call(stubs, "runtime.cudaIpcGetMemHandle(0, 0)", ABORT="1")
+    done = call(stubs, "runtime.cudaIpcOpenMemHandle(0, 0, 0)", ABORT="1")
     assert done.returncode < 0
-    assert "cudaIpcGetMemHandle" in done.stderr
+    assert "cudaIpcOpenMemHandle" in done.stderr
 
 
 def test_free_memory_follows_sizes_neighbours_and_allocations(stubs: Path) -> None:
