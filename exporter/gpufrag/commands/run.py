@@ -54,8 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--anchor",
         metavar="SHARE",
         type=_share,
-        help="reserve this share of each device, such as 20%%, in one piece for later large requests; other processes "
-        "cannot use that memory (default: off)",
+        help="reserve this share of the process's device, such as 20%%, in one piece for later large requests; other "
+        "processes cannot use that memory (default: off)",
     )
     add(
         "--leak-threshold",
