@@ -43,7 +43,7 @@ TABLES = {
             ("[a process of this host](process.md)", "its supervisor, `gpufrag run --restartable`", PROCESS_COST),
             (
                 "[torchrun in place](process.md#torchrun-in-place)",
-                "the same with `--in-place`: only the workers",
+                "`gpufrag run --restartable --in-place` restarts only the workers",
                 "one of torchrun's `--max-restarts` is used",
             ),
             ("[a Slurm job](slurm.md)", "`scontrol requeue`", SLURM_COST),

@@ -426,7 +426,7 @@ _ALL: tuple[Target, ...] = (
     Rollout(
         STATEFUL_SET,
         selector=_own_selector,
-        cost="every pod is replaced in place, one after another, the last first",
+        cost="every pod is replaced in place, one after another, from the highest index to the lowest",
         refusal=lambda owner: (
             Refused(reasons.ON_DELETE) if field_at(owner.spec, ("updateStrategy", "type")) == "OnDelete" else None
         ),
