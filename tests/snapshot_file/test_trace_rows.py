@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -167,3 +168,66 @@ def test_stack_of_something_else_than_frames_is_noted(tmp_path: Path) -> None:
     path.write_bytes(pickle.dumps(snapshot(40, frames=[7]), 4))
     ((profile, *_),) = read_profiles(load(path, rows=True), {})
     assert "a stack does not have torch's form" in profile.note
+
+
+def test_stack_of_more_frames_than_the_bound_is_read(tmp_path: Path) -> None:
+    deep = [{"filename": "train.py", "line": line, "name": "step"} for line in range(200)]
+    dump = snapshot(40)
+    for entry in dump["device_traces"][0][1::3]:
+        entry["frames"] = [*deep]
+    found = trace_rows.loads(pickle.dumps(dump, 4))
+    assert found is None or whole(found) == whole(dump)
+
+
+def test_overlapping_almost_entries_are_searched_up_to_the_bound_of_frames() -> None:
+    overlapping = b"j}\x94(h" + b"jMxyh" * 4 + b"j]\x94(h" + b"jhahb"  # a reference to the memo by turns, or an entry
+    almost = overlapping[1:] + overlapping * 20
+    assert trace_rows.loads(b"\x80\x04}(\x8c\x0ddevice_traces](" + almost + b"eu.") is None
+    value = re.compile(b"(?s)" + trace_rows._VALUE)
+    longest = value.match(b"]\x94(" + b"ha" * 128 + b"e")
+    assert longest is not None
+    assert longest.end() == 3 + 256 + 1
+    beyond = value.match(b"]\x94(" + b"ha" * 129 + b"e")
+    assert beyond is not None
+    assert beyond.end() == 2
+
+
+def repeated(what: str) -> dict[str, Any]:
+    """Return a dump whose pickle refers to one object twice."""
+    dump = snapshot(40)
+    trace = dump["device_traces"][0]
+    blocks = [{"size": 512, "requested_size": 512, "state": "active_allocated", "frames": []}]
+    sums = dict.fromkeys(("allocated_size", "active_size", "requested_size", "total_size"), 512)
+    kind = {"device": 0, "stream": 0, "segment_type": "small", "blocks": blocks}
+    segments = [{"address": place << 20, **kind, **sums} for place in (1, 2)]
+    if what == "entries of a trace":
+        trace.append(trace[-1])
+    elif what == "traces":
+        dump["device_traces"] = [trace, trace]
+    elif what == "segments":
+        dump["segments"] = [segments[0], segments[0]]
+    else:
+        dump["segments"] = segments
+    return dump
+
+
+@pytest.mark.parametrize("what", ["entries of a trace", "traces", "segments", "lists of blocks"])
+@pytest.mark.parametrize("rows", [True, False])
+def test_small_file_that_describes_a_lot_by_reference_is_refused(what: str, rows: bool, tmp_path: Path) -> None:
+    path = tmp_path / "snapshot.pickle"
+    path.write_bytes(pickle.dumps(repeated(what), 4))
+    with pytest.raises(BadInput, match=f"two of its {what} are one object|event 120 is not a trace entry"):
+        read_profiles(load(path, rows=rows), {})
+
+
+@pytest.mark.parametrize("key", ["segments", "device_traces"])
+def test_more_devices_than_a_process_has_are_refused(key: str) -> None:
+    block = {"size": 512, "requested_size": 512, "state": "active_allocated", "frames": []}
+    sums = dict.fromkeys(("allocated_size", "active_size", "requested_size", "total_size"), 512)
+    kind = {"address": 1 << 20, "stream": 0, "segment_type": "small", **sums}
+    many: dict[str, list[Any]] = {
+        "segments": [{"device": number, "blocks": [block], **kind} for number in range(129)],
+        "device_traces": [[] for _ in range(129)],
+    }
+    with pytest.raises(BadInput, match="129 devices, more than 128"):
+        read_profiles({"segments": [], "device_traces": [], key: many[key]}, {})

@@ -23,6 +23,7 @@ from ..errors import BadInput, Unavailable, one_line, unreadable_is_unavailable
 from ..model.allocatable import Driver
 from ..model.heap import Heap, parse
 from ..model.settings import Settings, infer_release, parse_release
+from ..model.trace.columns import Rows
 from ..units import format_bytes, parse_bytes
 from . import plain_pickle, trace_rows
 
@@ -33,6 +34,8 @@ MOST_RATIO = 100
 FREE_BYTES = 16 << 20
 _JSON_COST = {b"{": 240, b"[": 72}
 """Estimated bytes of a dict with one item, and of a list."""
+MOST_DEVICES = 128
+"""Of one process; torch itself allows 120. Each takes a pass over all segments."""
 STDIN = "-"
 _CHUNK = 1 << 16
 _GZIP, _PICKLE, _ZIP = b"\x1f", b"\x80", b"P"  # the first bytes of each
@@ -67,6 +70,7 @@ def read(source: str | Path, settings: Settings | None = None) -> Saved:
 
 def read_raw(raw: Any, settings: Settings | None = None) -> Saved:
     """Return the snapshot in what `load` returned. Raises BadInput."""
+    _refuse_expansion(raw)
     recorded = raw.get("allocator_settings") or raw.get("settings") if isinstance(raw, Mapping) else None
     if recorded and not isinstance(recorded, Mapping):
         raise BadInput(f"its allocator settings are a {type(recorded).__name__}, not a mapping; remove them")
@@ -77,7 +81,28 @@ def read_raw(raw: Any, settings: Settings | None = None) -> Saved:
     elif release is not None:
         settings = replace(settings or Settings(), torch=parse_release(release))
     heap = parse({**raw, "allocator_settings": recorded} if recorded else raw, settings)
+    if len(heap.devices) > MOST_DEVICES:
+        raise BadInput(f"it has segments of {len(heap.devices)} devices, more than {MOST_DEVICES}")
     return Saved(heap, _driver(raw), known, release is not None)
+
+
+def _refuse_expansion(raw: Any) -> None:
+    """Raise BadInput for a small file that describes a lot: a pickle can refer to one list or dict many times."""
+    is_mapping = isinstance(raw, Mapping)
+    segments, traces = (raw.get("segments"), raw.get("device_traces")) if is_mapping else (raw, None)
+    segments, traces = (each if isinstance(each, list) else [] for each in (segments, traces))
+    if len(traces) > MOST_DEVICES:
+        raise BadInput(f"it has traces of {len(traces)} devices, more than {MOST_DEVICES}")
+    blocks = [segment.get("blocks") for segment in segments if isinstance(segment, Mapping)]
+    for name, found in (
+        ("segments", segments),
+        ("lists of blocks", blocks),
+        ("traces", traces),
+        *(("entries of a trace", trace) for trace in traces if isinstance(trace, list)),
+    ):
+        shareable = [id(each) for each in found if isinstance(each, (list, dict, Rows))]
+        if len(set(shareable)) < len(shareable):
+            raise BadInput(f"two of its {name} are one object, which torch never writes: the file was made by hand")
 
 
 def _driver(raw: Any) -> Driver:

@@ -22,11 +22,14 @@ from .plain_pickle import NUMBER, QUICK_LIMIT, cost_of, harmless
 
 _CHUNK = 1 << 19
 _SAMPLE = 100
+_SEARCHED = 8 << 20
+"""Bytes in which the first entries are; those with new frames are long."""
 _REFERENCE = rb"(?:h.|j.{4})"
 _SHORT = b"|".join(rb"\x%02x.{%d}" % (n, n) for n in range(16))
 _TEXT = rb"\x8c(?:%s)\x94" % _SHORT
-_VALUE = rb"(?:%s|%s|K.K.\x86\x94|\]\x94(?:\(%s+e|%sa)?)" % (NUMBER, _REFERENCE, _REFERENCE, _REFERENCE)
-"""A number, a known value, a pool, or a new stack of known frames."""
+_VALUE = rb"(?:%s|%s|K.K.\x86\x94|\]\x94(?:\(%s{1,128}e|%sa)?)" % (NUMBER, _REFERENCE, _REFERENCE, _REFERENCE)
+"""A number, a known value, a pool, or a new stack of known frames. Without a bound on frames, a hostile file takes
+quadratic time: bytes that look like an entry can overlap."""
 _PAIR = re.compile(rb"(?s)(%s)(?:(%s)|%s)" % (_REFERENCE, _TEXT, _VALUE))
 _ENTRY = re.compile(rb"(?s)\}\x94\(((?:%s(?:%s|%s)){4,12})u" % (_REFERENCE, _TEXT, _VALUE))
 
@@ -52,7 +55,8 @@ Pairs = Sequence[tuple[bytes, bytes]]
 def _usual_pairs(data: bytes | bytearray) -> Pairs | None:
     """Return the keys of most of the first entries, as references to the memo, each with its value if it is a text."""
     found: Counter[Pairs] = Counter()
-    for match, _ in zip(_ENTRY.finditer(data, max(0, data.find(b"device_traces"))), range(_SAMPLE)):
+    begin = max(0, data.find(b"device_traces"))
+    for match, _ in zip(_ENTRY.finditer(data, begin, begin + _SEARCHED), range(_SAMPLE)):
         found[tuple(_PAIR.findall(match[1]))] += 1
     return max(found, key=found.__getitem__, default=None)
 

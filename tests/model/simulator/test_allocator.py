@@ -300,3 +300,9 @@ def test_requested_and_rounded_bytes_are_both_counted() -> None:
     totals = allocator.totals(small=True)
     assert (totals.requested, totals.active, totals.reserved) == (700, KIB, 2 * MIB)
     assert totals.inactive_split == 2 * MIB - KIB
+
+
+def test_end_of_a_pool_without_requests_is_ignored() -> None:
+    allocator = Allocator()
+    allocator.release_pool(GRAPH)
+    assert not allocator.is_released(GRAPH)

@@ -7,11 +7,12 @@ from dataclasses import replace
 import pytest
 
 from gpufrag.model.allocatable import Driver
-from gpufrag.model.heap import DEFAULT_POOL
+from gpufrag.model.heap import DEFAULT_POOL, Heap
 from gpufrag.model.settings import Settings
 from gpufrag.model.simulator.blocks import Block
 from gpufrag.model.trace.events import Event
 from gpufrag.model.trace.history import rewind
+from gpufrag.model.trace.holdings import Memory
 from gpufrag.model.trace.pools import UNKNOWN_POOL, Pooled, infer_pools
 from gpufrag.model.trace.program import FAIL, FAIL_IN_CAPTURE, FLUSH_OR_PRIVATE_POOL, FREE, MALLOC
 from gpufrag.model.trace.whatif import Run, begin, ends_as_recorded, read_run
@@ -231,3 +232,14 @@ def test_plain_segment_among_expandable_ones_was_private_before_2_5() -> None:
     malloc(recorder, 30 * MIB)
     end_pool(recorder, GRAPH, kept)
     assert groups(list(inferred(recorder).beginning.events)) == [1, 0, 1]
+
+
+def test_pairs_of_segments_that_differ_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    count, size = 40, 20 << 20
+    events = [Event("segment_map", (1 << 44) + 2 * place * size, size, 0) for place in range(count)]
+    heap = Heap((), Settings(expandable_segments=True))
+    memory = Memory(heap, Driver(), {})
+    monkeypatch.setattr(memory, "_pairs_left", 100)
+    for event in events:
+        memory.grow(event, None)
+    assert 100 <= sum(len(holding.others) for holding in memory.holdings) / 2 < 100 + count

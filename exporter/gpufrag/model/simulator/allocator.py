@@ -103,8 +103,12 @@ class Allocator:
         return self.supply.add_pool(pool, plain=plain, whole=whole, on_oom=on_oom)
 
     def release_pool(self, pool: tuple[int, int]) -> None:
-        """Mark the pool as ended with its graph or MemPool: a flush now releases its free segments."""
-        self._pools[pool].released = True
+        """Mark the pool as ended with its graph or MemPool: a flush now releases its free segments.
+
+        Ignores a pool that has served no request.
+        """
+        if pool in self._pools:
+            self._pools[pool].released = True
 
     def is_released(self, pool: tuple[int, int]) -> bool:
         return pool in self._pools and self._pools[pool].released

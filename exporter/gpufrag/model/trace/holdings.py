@@ -11,6 +11,10 @@ from ..heap import INACTIVE, MOST, Heap, Segment
 from ..settings import MIN_BLOCK, SMALL_REQUEST, SMALL_SEGMENT, TieBreak
 from .events import Event
 
+MOST_PAIRS = 1_000_000
+"""Comparisons that prove two holdings to be in different pools. A hostile trace has as many as its square; they take
+100 bytes each."""
+
 
 @dataclass(eq=False)
 class Holding:
@@ -77,6 +81,7 @@ class Memory:
         self._hole_ends: dict[int, int] = {}  # address by end
         self._free: dict[tuple[int, bool], dict[tuple[int, int] | None, list[tuple[int, int]]]] = {}
         """(size, address) of the free blocks in plain ones, sorted; by stream and kind, then by pool."""
+        self._pairs_left = MOST_PAIRS
         self._sizes: dict[int, int] = {}  # of the blocks that are not free
         for segment in beginning.segments:
             self._adopt(segment, pools.get(segment.address))
@@ -173,11 +178,11 @@ class Memory:
         holding = self._region(address, size, stream, small) if expandable else None
         if holding is None:
             holding = Holding(len(self.holdings), address, address, stream, small, expandable)
-            if expandable:
+            if expandable and self._pairs_left > 0:
                 for other in self._live.values():
                     same = other.expandable and (other.stream, other.small) == (stream, small)
                     if same and (self._span is None or other.end + size <= other.address + self._span):
-                        _part(holding, other)  # it had room
+                        self._part(holding, other)  # it had room
             self.holdings.append(holding)
             self.new.append(holding)
             self._live[address] = holding
@@ -218,7 +223,7 @@ class Memory:
         least = None if holding.small else self.settings.max_split_size
         is_new = holding in self.new
         for pool, free in self._free[holding.stream, holding.small].items():
-            if pool is not None and holding.pool is not None:
+            if (pool is not None and holding.pool is not None) or self._pairs_left <= 0:
                 continue
             for at in range(bisect_left(free, (size, 0)), len(free)):
                 found, address = free[at]
@@ -230,7 +235,7 @@ class Memory:
                         break
                 other = self.owner(address)
                 if other is not None and other is not holding and address not in self.late:
-                    _part(holding, other)
+                    self._part(holding, other)
 
     def _add_hole(self, holding: Holding, address: int, size: int) -> None:
         """Add a free block, merged with its free neighbours.
@@ -268,7 +273,7 @@ class Memory:
             del free[bisect_left(free, (size, address))]
         return size
 
-
-def _part(one: Holding, other: Holding) -> None:
-    one.others.add(other)
-    other.others.add(one)
+    def _part(self, one: Holding, other: Holding) -> None:
+        self._pairs_left -= 1
+        one.others.add(other)
+        other.others.add(one)
