@@ -16,7 +16,7 @@ TORCH = SNAPSHOTS / "default-0.pickle.gz"
 @pytest.fixture
 def two_devices(save):
     snapshot = load(TORCH)
-    snapshot["segments"] += [segment | {"device": 1} for segment in snapshot["segments"]]
+    snapshot["segments"] += [segment | {"device": 1, "blocks": [*segment["blocks"]]} for segment in snapshot["segments"]]
     return save(snapshot)
 
 
