@@ -16,7 +16,8 @@ TORCH = SNAPSHOTS / "default-0.pickle.gz"
 @pytest.fixture
 def two_devices(save):
     snapshot = load(TORCH)
-    snapshot["segments"] += [segment | {"device": 1, "blocks": [*segment["blocks"]]} for segment in snapshot["segments"]]
+    segments = snapshot["segments"]
+    segments += [segment | {"device": 1, "blocks": [*segment["blocks"]]} for segment in segments]
     return save(snapshot)
 
 
