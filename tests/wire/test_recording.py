@@ -42,6 +42,15 @@ def test_recorded_step_survives_encoding(path: Path) -> None:
     assert list(map(list, read.events)) == list(map(list, written.events))
 
 
+@pytest.mark.parametrize("reserve", [0.5, 3 << 30, None])
+def test_share_stays_a_share_and_bytes_stay_bytes(reserve: int | float | None) -> None:
+    small = recorded_small()
+    settings = replace(small.heap.settings, expandable_segments_reserve=reserve)
+    written = replace(small, heap=Heap(small.heap.segments, settings))
+    read = decode(encode(Recording(5.0, 1.5, "2.15.0", (written,)))).devices[0].heap.settings
+    assert read == settings
+
+
 @given(snapshots(), st.floats(0, 1e9))
 def test_any_heap_survives_encoding(snapshot: dict[str, Any], seconds: float) -> None:
     heap = parse(snapshot)
@@ -88,6 +97,8 @@ def test_impossible_figure_is_refused(change: Callable[[bytes], bytes], message:
     [
         ("driver", {"size": 0}, "devices.0.driver.size cannot be 0"),
         ("settings", {"large_segment_size": 0}, "devices.0.settings.large_segment_size cannot be 0"),
+        ("settings", {"expandable_segments_reserve": 0}, "devices.0.settings.expandable_segments_reserve cannot be 0"),
+        ("settings", {"expandable_segments_reserve": 1e18}, r"settings.expandable_segments_reserve cannot be 1e\+18"),
         ("settings", {"max_split_size": 0}, "devices.0.settings.max_split_size cannot be 0"),
         ("settings", {"roundup_power2_divisions": ()}, r"devices.0.settings.roundup_power2_divisions cannot be \(\)"),
         ("settings", {"roundup_power2_divisions": (3,) * 16}, "devices.0.settings.roundup_power2_divisions cannot be"),

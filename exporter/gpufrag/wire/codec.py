@@ -11,7 +11,8 @@ import math
 import types
 import typing
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from reprlib import repr as shown
@@ -108,14 +109,25 @@ def _reader(kind: Any) -> Callable[[Any], Any]:
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is Annotated:
         return _bounded_reader(_reader(arguments[0]), arguments[1].items)
-    if origin is types.UnionType:  # only `X | None` is used here
-        inner = _reader(arguments[0])
+    if origin is types.UnionType:  # every union here has None
+        *others, last = (_reader(each) for each in arguments if each is not types.NoneType)
+        inner = _first_that_fits(others, last) if others else last
         return lambda raw: None if raw is None else inner(raw)
     if origin in (tuple, list):
         return _sequence_reader(origin, _reader(arguments[0]))
     if origin is dict:
         return _mapping_reader(_reader(arguments[1]))
     return {int: _read_int, float: _read_float, str: _read_text, bool: _read_bool}[kind]
+
+
+def _first_that_fits(others: Sequence[Callable[[Any], Any]], last: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def read(raw: Any) -> Any:
+        for inner in others:
+            with suppress(Misfit):
+                return inner(raw)
+        return last(raw)
+
+    return read
 
 
 def _bounded_reader(inner: Callable[[Any], Any], most: int) -> Callable[[Any], Any]:

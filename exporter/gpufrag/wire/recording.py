@@ -168,13 +168,14 @@ def _header(text: bytes) -> _Header:
 def _check(device: _DeviceHeader, place: str) -> None:
     """Raises Misfit for a figure that no allocator has: the model divides by some of them."""
     settings, driver = device.settings, device.driver
-    divisions = settings.roundup_power2_divisions
+    divisions, reserve = settings.roundup_power2_divisions, settings.expandable_segments_reserve
     possible = {
         "driver.size": driver.size != 0,
         "settings.max_split_size": settings.max_split_size != 0,
         "settings.roundup_power2_divisions": len(divisions) == INTERVALS
         and not any(number & (number - 1) for number in divisions),
         "settings.garbage_collection_threshold": settings.garbage_collection_threshold <= 1,
+        "settings.expandable_segments_reserve": reserve is None or 0 < reserve < 1 << 50,
         "settings.large_segment_size": settings.large_segment_size > MIN_OWN_SEGMENT,
         "settings.per_process_memory_fraction": settings.per_process_memory_fraction <= 1,
         "settings.torch": len(settings.torch) == 2,
