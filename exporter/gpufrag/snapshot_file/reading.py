@@ -100,7 +100,9 @@ def _refuse_expansion(raw: Any) -> None:
         ("traces", traces),
         *(("entries of a trace", trace) for trace in traces if isinstance(trace, list)),
     ):
-        shareable = [id(each) for each in found if isinstance(each, (dict, Rows)) or (isinstance(each, list) and each)]
+        shareable = [
+            id(each) for each in found if isinstance(each, (dict, Rows)) or (isinstance(each, (list, tuple)) and each)
+        ]
         if len(set(shareable)) < len(shareable):
             raise BadInput(f"two of its {name} are one object, which torch never writes: the file was made by hand")
 
