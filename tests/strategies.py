@@ -8,6 +8,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from gpufrag.model.allocatable import Driver
+from gpufrag.model.settings import INTERVALS, Settings
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -20,6 +21,23 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
     max_leaves=12,
 )
+
+
+REQUESTS = st.one_of(st.integers(1, 4096), st.integers(1, 3 * MIB), st.integers(1, 90 * MIB), st.just(20 * MIB))
+"""Sizes of requests in bytes: small ones, of both pools, large ones, and that of a large segment."""
+
+
+def allocator_settings(**more: Any) -> st.SearchStrategy[Settings]:
+    """Settings that change the simulated allocator; `more` are strategies for further fields."""
+    return st.builds(
+        Settings,
+        max_split_size=st.sampled_from([None, 20 * MIB, 64 * MIB]),
+        max_non_split_rounding=st.sampled_from([20 * MIB, 40 * MIB]),
+        roundup_power2_divisions=st.sampled_from([(0,) * INTERVALS, (4,) * INTERVALS]),
+        garbage_collection_threshold=st.sampled_from([0.0, 0.5]),
+        expandable_segments=st.booleans(),
+        **more,
+    )
 
 
 def block(address: int, size: int, state: str, waste: int = 0) -> dict[str, Any]:

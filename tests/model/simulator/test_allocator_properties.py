@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from gpufrag.model.allocatable import Driver
 from gpufrag.model.fragmentation import measure
 from gpufrag.model.heap import AWAITING, INACTIVE, Heap, Segment
-from gpufrag.model.settings import INTERVALS, Settings
+from gpufrag.model.settings import Settings
 from gpufrag.model.simulator.allocator import Allocator
 from gpufrag.model.simulator.blocks import Block
+from strategies import REQUESTS, allocator_settings
 
 MIB = 1 << 20
 GRAPH = (0, 1)
@@ -30,24 +31,16 @@ class Step(NamedTuple):
     pick: int
 
 
-SIZES = st.one_of(st.integers(1, 4096), st.integers(1, 3 * MIB), st.integers(1, 90 * MIB), st.just(20 * MIB))
 STEPS = st.builds(
     Step,
     st.sampled_from(["malloc"] * 5 + ["free"] * 4 + ["share", "complete", "empty_cache"]),
-    SIZES,
+    REQUESTS,
     st.sampled_from([0, 0, 0, 7]),
     st.sampled_from([(0, 0)] * 4 + [GRAPH]),
     st.integers(0, 1000),
 )
 PROGRAMS = st.lists(STEPS, max_size=60)
-SETTINGS = st.builds(
-    Settings,
-    max_split_size=st.sampled_from([None, 20 * MIB, 64 * MIB]),
-    max_non_split_rounding=st.sampled_from([20 * MIB, 40 * MIB]),
-    roundup_power2_divisions=st.sampled_from([(0,) * INTERVALS, (4,) * INTERVALS]),
-    garbage_collection_threshold=st.sampled_from([0.0, 0.5]),
-    expandable_segments=st.booleans(),
-)
+SETTINGS = allocator_settings()
 DRIVERS = st.builds(
     Driver,
     free=st.sampled_from([None, 150 * MIB, 180 * MIB, 1 << 39]),

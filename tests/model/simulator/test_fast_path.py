@@ -8,29 +8,21 @@ from hypothesis import strategies as st
 
 from gpufrag.model.allocatable import Driver
 from gpufrag.model.heap import DEFAULT_POOL
-from gpufrag.model.settings import INTERVALS, Settings
+from gpufrag.model.settings import Settings
 from gpufrag.model.simulator import blocks
 from gpufrag.model.simulator.allocator import Allocator
 from gpufrag.model.trace.program import AWAIT, COMPLETE, EMPTY, FAIL, FREE, MALLOC, Operation, Program, Replay
+from strategies import REQUESTS, allocator_settings
 
 MIB = 1 << 20
-SIZES = st.one_of(st.integers(0, 4096), st.integers(1, 3 * MIB), st.integers(1, 90 * MIB), st.just(20 * MIB))
 STEPS = st.tuples(
     st.sampled_from([MALLOC] * 6 + [FREE] * 6 + [AWAIT, COMPLETE, EMPTY, FAIL]),
-    SIZES,
+    st.just(0) | REQUESTS,
     st.sampled_from([0, 0, 0, 7]),
     st.sampled_from([DEFAULT_POOL] * 4 + [(0, 1)]),
     st.integers(0, 1000),
 )
-SETTINGS = st.builds(
-    Settings,
-    max_split_size=st.sampled_from([None, 20 * MIB, 64 * MIB]),
-    max_non_split_rounding=st.sampled_from([20 * MIB, 40 * MIB]),
-    roundup_power2_divisions=st.sampled_from([(0,) * INTERVALS, (4,) * INTERVALS]),
-    garbage_collection_threshold=st.sampled_from([0.0, 0.5]),
-    expandable_segments=st.booleans(),
-    torch=st.sampled_from([(2, 4), (2, 11), (2, 12), (2, 14)]),
-)
+SETTINGS = allocator_settings(torch=st.sampled_from([(2, 4), (2, 11), (2, 12), (2, 14)]))
 LIMITS = st.sampled_from([None, 120 * MIB, 300 * MIB])
 
 

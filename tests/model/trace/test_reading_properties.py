@@ -17,6 +17,7 @@ from gpufrag.model.trace.events import GROWS, SHRINKS, Event
 from gpufrag.model.trace.program import Replay
 from gpufrag.model.trace.reading import places, read_program
 from simulated_trace import Recorder
+from strategies import REQUESTS
 
 MIB = 1 << 20
 
@@ -32,7 +33,7 @@ class Step(NamedTuple):
 STEPS = st.builds(
     Step,
     st.sampled_from(["malloc"] * 6 + ["free"] * 3 + ["share", "finish", "empty_cache"]),
-    st.one_of(st.integers(1, 4096), st.integers(1, 3 * MIB), st.integers(1, 90 * MIB), st.just(20 * MIB)),
+    REQUESTS,
     st.sampled_from([0, 0, 0, 7]),
     st.sampled_from([(0, 0)] * 5 + [(0, 1)]),
     st.integers(0, 1000),
