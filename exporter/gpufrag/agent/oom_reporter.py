@@ -183,8 +183,8 @@ def measure_heap(capture: Capture, device: int) -> MeasuredHeap | None:
     own = heap.on_device(device)
     measured = measure(own, driver_at(own, reading, capture.limits.get(device)))
     settings = heap.settings
-    small = settings.expandable_segments and settings.expandable_segments_reserve is not None
-    space = settings.address_space(False, reading.driver.size if reading.driver else None) if small else None
+    bounded = settings.expandable_segments and settings.expandable_segments_reserve is not None
+    space = settings.address_space(False, reading.driver.size if reading.driver else None) if bounded else None
     return MeasuredHeap(measured, reading, settings.expandable_segments, space, capture.alloc_conf)
 
 
