@@ -98,7 +98,11 @@ def test_impossible_figure_is_refused(change: Callable[[bytes], bytes], message:
         ("driver", {"size": 0}, "devices.0.driver.size cannot be 0"),
         ("settings", {"large_segment_size": 0}, "devices.0.settings.large_segment_size cannot be 0"),
         ("settings", {"expandable_segments_reserve": 0}, "devices.0.settings.expandable_segments_reserve cannot be 0"),
-        ("settings", {"expandable_segments_reserve": 1e18}, r"settings.expandable_segments_reserve cannot be 1e\+18"),
+        (
+            "settings",
+            {"expandable_segments_reserve": 1e18},
+            r"devices.0.settings.expandable_segments_reserve cannot be 1e\+18",
+        ),
         ("settings", {"max_split_size": 0}, "devices.0.settings.max_split_size cannot be 0"),
         ("settings", {"roundup_power2_divisions": ()}, r"devices.0.settings.roundup_power2_divisions cannot be \(\)"),
         ("settings", {"roundup_power2_divisions": (3,) * 16}, "devices.0.settings.roundup_power2_divisions cannot be"),
