@@ -13,7 +13,7 @@ TRACE = TESTS / "golden" / "churn-small-default.json.gz"
 def test_table_has_a_row_per_setting(cli) -> None:
     first, *lines = cli.text("fit", TRACE, "--card", "2GiB", "--card", "80GiB").splitlines()
     assert "churn-small-default.json.gz: device 0: needs" in first
-    assert any(line.startswith("torch defaults (recorded)") and line.endswith("fits") for line in lines)
+    assert any(line.startswith("torch's defaults (recorded)") and line.endswith("fits") for line in lines)
 
 
 def test_json_has_bytes_and_null(cli) -> None:
@@ -27,6 +27,6 @@ def test_late_trace_compares_settings_from_packed_heaps(cli, tmp_path) -> None:
     late = tmp_path / "late.json"
     late.write_text(json.dumps(raw | {"events": raw["events"][4000:]}))
     text = cli.text("fit", late, "--card", "80GiB")
-    assert "torch defaults (recorded) " in text
-    assert "torch defaults (recorded, packed) " in text
+    assert "torch's defaults (recorded) " in text
+    assert "torch's defaults (recorded, packed) " in text
     assert "compare them with (recorded, packed)." in text

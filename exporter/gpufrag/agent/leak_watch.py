@@ -37,8 +37,8 @@ NAMED_STEPS = 3
 """Steps whose allocations are recorded with their stacks when growth is found, once for each growth."""
 STEP, SECOND = "step", "second"
 _NAMES_STEPS = (
-    f"the agent records the next {NAMED_STEPS} steps and logs the lines that allocate it; if it logs none, run gpufrag "
-    f"record {{pid}} --steps {NAMED_STEPS} --stacks -o leak.pickle (docs/leaks.md)"
+    f"the agent records the next {NAMED_STEPS} steps and logs the lines whose memory grows; if it logs none, run "
+    f"gpufrag record {{pid}} --steps {NAMED_STEPS} --stacks -o leak.pickle (docs/leaks.md)"
 )
 _WITHOUT_STEPS = "to get the lines, record the allocator's history in the program (docs/leaks.md)"
 UNKNOWN_PLACE = "no Python stack (a backward pass, or from before the history)"

@@ -85,7 +85,7 @@ def _fit(recording: Recording, recorded: Run, cards: Sequence[Card], taken: int)
         numbers = iter(range(len(settings) + 1))
 
         def show(conf: str) -> None:
-            progress.start(f"smallest limit with {conf or 'torch defaults'}")
+            progress.start(f"smallest limit with {_setting(conf)}")
             progress.show(next(numbers), len(settings) + (not recorded.complete))
 
         return fit(recorded, settings, cards, taken, show)
@@ -107,10 +107,10 @@ def _lines(recording: Recording, fits: Sequence[Fit], cards: Sequence[Card]) -> 
     best = min((one for one in fits if one.packed), key=lambda one: (one.smallest_limit is None, one.smallest_limit))
     if best is not packed and best.smallest_limit is not None:
         instead = "" if recorded.packed else f", compared with {_size(packed.smallest_limit)} (recorded, packed)"
-        yield f"needs only {_size(best.smallest_limit)} with {best.conf or 'torch defaults'}{instead}"
+        yield f"needs only {_size(best.smallest_limit)} with {_setting(best.conf)}{instead}"
     yield ""
     marks = {id(packed): " (recorded, packed)", id(recorded): " (recorded)"}
-    names = [f"{one.conf or 'torch defaults'}{marks.get(id(one), '')}" for one in fits]
+    names = [f"{_setting(one.conf)}{marks.get(id(one), '')}" for one in fits]
     head = ["", "needs", *(card.name for card in cards)]
     rows = [[name, _needed(one), *(_cell(one, card) for card in cards)] for name, one in zip(names, fits)]
     widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head))]
@@ -123,6 +123,10 @@ def _lines(recording: Recording, fits: Sequence[Fit], cards: Sequence[Card]) -> 
     if not recorded.packed:
         yield "The recorded setting starts from its own heap. The other lines assume that older blocks lie without"
         yield "gaps: compare them with (recorded, packed)."
+
+
+def _setting(conf: str) -> str:
+    return conf or "torch's defaults"
 
 
 def _needed(one: Fit) -> str:

@@ -178,7 +178,7 @@ def moment_record(moment: Moment) -> dict[str, Any]:
         "stranded": found.stranded,
         "largest_allocatable": found.largest_allocatable,
         "fragmentation_ratio": found.ratio,
-        "margin": moment.room,
+        "reservable": moment.reservable,
     }
 
 
@@ -199,11 +199,11 @@ def timeline_text(profile: Profile, name: str, bold: Emphasis = str) -> str:
     lines = [bold(f"device {profile.device} of {name}"), bold(head)]
     for moment in profile.moments:
         ratio = UNKNOWN if moment.found.ratio is None else f"{moment.found.ratio:.2f}"
-        room = UNKNOWN if moment.room is None else format_bytes(moment.room)
+        reservable = UNKNOWN if moment.reservable is None else format_bytes(moment.reservable)
         time = UNKNOWN if moment.time is None else format_duration(moment.time)
         sizes = "".join(f"{format_bytes(s):>12}" for s in (moment.active, moment.reserved, moment.found.stranded))
         mark = "  worst" if moment is profile.worst else ""
-        lines.append(f"{moment.events:>12,}{time:>12}{sizes}{ratio:>8}{room:>12}{mark}")
+        lines.append(f"{moment.events:>12,}{time:>12}{sizes}{ratio:>8}{reservable:>12}{mark}")
     lines += ["", bold("live at the worst moment")]
     for stack, blocks, size in live_sites(profile)[:SHOWN]:
         lines.append(f"  {format_bytes(size):>10} in {_counted(blocks)}: {where(stack)}")

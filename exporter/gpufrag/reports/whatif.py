@@ -161,7 +161,7 @@ def _table(compared: Compared, bold: Emphasis) -> Iterator[str]:
 
 def _name_lines(candidate: Candidate, first: Candidate) -> list[str]:
     """Return the setting, one option per line."""
-    lines = (candidate.conf or "(torch's defaults)").replace(",", ",\n  ").split("\n")
+    lines = (candidate.conf or "torch's defaults").replace(",", ",\n  ").split("\n")
     if candidate.recorded:
         lines.append("  as recorded" if candidate is first else "  recorded, packed")
     return lines

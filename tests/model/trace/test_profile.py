@@ -42,7 +42,7 @@ def test_moments_have_times_and_room() -> None:
     assert times == sorted(times, key=lambda time: time or 0)
     assert times[-1] == pytest.approx(1e-5 * (len(events) - 1))
     for moment in profile.moments:
-        assert moment.room == (moment.found.headroom or 0) + moment.found.reclaimable
+        assert moment.reservable == (moment.found.headroom or 0) + moment.found.reclaimable
     end = profile.moments[-1]
     assert profile.worst.found.ratio == max(moment.found.ratio or 0 for moment in profile.moments)
     assert end.found.headroom == 1 << 30

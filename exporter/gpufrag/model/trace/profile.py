@@ -80,8 +80,8 @@ class Moment(NamedTuple):
         return self.found.reserved
 
     @property
-    def room(self) -> int | None:
-        """What the process could still reserve, after returning all it can: the margin at this moment."""
+    def reservable(self) -> int | None:
+        """Bytes that the process could still reserve, after returning all it can; None is unknown."""
         return None if self.found.headroom is None else self.found.headroom + self.found.reclaimable
 
 

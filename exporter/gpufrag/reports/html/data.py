@@ -140,7 +140,7 @@ def timeline(profile: Profile, events: Trace, end: Heap) -> dict[str, Any]:
         "reserved": [row[1] for row in rows],
         "stranded": [row[2] for row in rows],
         "ratio": [row[3] for row in rows],
-        "margin": [row[4] for row in rows],
+        "reservable": [row[4] for row in rows],
         "worst": profile.worst.events,
         "peak": profile.peak.events,
         "ooms": ooms,
@@ -148,7 +148,7 @@ def timeline(profile: Profile, events: Trace, end: Heap) -> dict[str, Any]:
 
 
 def _figures(moment: Moment | None) -> tuple[int | None, float | None, int | None]:
-    return (None, None, None) if moment is None else (moment.found.stranded, moment.found.ratio, moment.room)
+    return (None, None, None) if moment is None else (moment.found.stranded, moment.found.ratio, moment.reservable)
 
 
 def _curve(events: Trace, end: Heap) -> tuple[dict[int, tuple[int, int]], list[int]]:

@@ -60,11 +60,11 @@ function drawTimeline(section, data) {
   const events = { label: "events", value: (_, value) => value == null ? "–" : value.toLocaleString("en") };
   const common = (width, height) => ({ width, height, scales: { x: { time: false } }, cursor: { sync: { key: "events" + section.dataset.number } }, hooks: { draw: [withMarks(marks())] } });
   keepDrawn(place, (width) => {
-    const margin = data.margin.some((value) => value !== null);
+    const reservable = data.reservable.some((value) => value !== null);
     const series = [events, line("reserved", "--reclaimable", { fill: own("--reclaimable") + "30" }), line("requested", "--active", { fill: own("--active") + "40" }),
       line("stranded", "--stranded", { dash: [6, 4] })];
     const columns = [data.events, data.reserved, data.requested, data.stranded];
-    if (margin) { series.push(line("margin", "--good", { dash: [2, 3], show: false })); columns.push(data.margin); }
+    if (reservable) { series.push(line("reservable", "--good", { dash: [2, 3], show: false })); columns.push(data.reservable); }
     return new vendor.uPlot({ ...common(width, 280), axes: axes("events", bytes), series }, columns, place);
   });
   if (!data.ratio.some((value) => value !== null)) return;
