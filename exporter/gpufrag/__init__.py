@@ -1,10 +1,11 @@
 """gpufrag explains why a GPU runs out of memory that looks free.
 
+To make the memory of a training script visible to the sidecar (`gpufrag serve`):
+
     import gpufrag
     gpufrag.start()
 
-in a training script makes its memory visible to the sidecar, `gpufrag serve`. This module is imported into training
-processes, so it loads everything else on first use.
+Training processes import this module, so it loads everything else on first use.
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ def start(
 ) -> None:
     """Watch this process's GPU memory from its first use of a GPU. A second call does nothing.
 
-    port: serve /metrics from this process on `host`; ranks of a host add their local rank to the port. None: the
-        sidecar serves the metrics.
+    port: serve /metrics from this process, on `host` at this port plus the local rank. None: the sidecar serves the
+        metrics.
     interval: minimum seconds between two recorded steps or snapshots (GPUFRAG_INTERVAL, 10).
-    budget: largest share of time that they may take (GPUFRAG_BUDGET, 0.001).
+    budget: largest share of wall time that they may take (GPUFRAG_BUDGET, 0.001).
     folder: where the sidecar finds this process (GPUFRAG_DIR).
 
-    With GPUFRAG_DISABLE=1 in the environment it does nothing. Raises UsageError for an invalid value, and Unavailable
-    if the port is not available.
+    Does nothing if GPUFRAG_DISABLE=1 is set. Raises UsageError for an invalid value, and Unavailable if the
+    port is not available.
     """
     from pathlib import Path
 
@@ -91,10 +92,12 @@ def on_checkpoint(save: Save) -> Save:
 
 
 def step_ended(step: int | None = None) -> None:
-    """Mark the end of a training step, if it is not the end of the optimizer's step.
+    """Mark the end of a training step. From the first call on, checkpoints and defragmentations happen only here.
 
-    Then a checkpoint is saved after the scheduler's step too, and in a loop without a torch optimizer. The agent also
-    defragments here on request. `step` is the loop's own step number, if it is the same in all ranks.
+    Call it after the scheduler's step, so that a checkpoint includes that step. Loops without a torch optimizer
+    need it.
+
+    step: the loop's own step number, the same in all ranks. None: the calls are counted.
     """
     import sys
 
@@ -107,7 +110,8 @@ def checkpoint_on_signal(*signals: int, timeout: float = 600.0) -> None:
 
     Call it in the main thread, together with `on_checkpoint`. All ranks of a host get the signal and agree on a step.
     If nothing can be saved within `timeout` seconds, the signal has its previous effect. Ranks on several hosts cannot
-    agree this way; the restarter coordinates them. Raises UsageError.
+    agree this way; the restarter coordinates them. Raises UsageError outside the main thread, or if a
+    signal cannot be handled.
     """
     import signal
 
@@ -129,20 +133,20 @@ def defragment(
     host_limit: int | None = None,
     allow_graphs: bool = False,
 ) -> Result:
-    """Move tensors' storages so that free GPU memory becomes one piece again. Tensors stay the same objects.
+    """Move the storages of tensors, so that free GPU memory becomes one piece again. Tensors stay the same objects.
 
     Call it in the training thread, between two steps: after `optimizer.step()`, with no backward pass under way.
 
     device: its index; None is the current one.
     target_ratio, target_bytes: stop when the fragmentation ratio is at most this, or one request of this many bytes
-        fits. Without a target everything that helps is moved.
+        fits. Without a target, move everything that helps.
     plan_only: move nothing; the result has what a move would achieve.
     verify: compare a checksum of every storage before and after its move.
     host_limit: most bytes of host memory to use; None is half of what is available.
     allow_graphs: move even if the process has CUDA graphs or memory pools. A captured graph that reads a moved tensor
         is broken afterwards.
 
-    Raises gpufrag.agent.torch.defragment.Refused if it is unsafe now (nothing was moved), and
+    Raises gpufrag.agent.torch.defragment.Refused if a move is unsafe now (nothing was moved), and
     gpufrag.errors.Unavailable if a move failed (every byte is back in place). docs/defragment.md has the details.
     """
     import torch

@@ -136,7 +136,7 @@ def test_flags_given_are_returned_by_key() -> None:
 
 
 HEAD = """Config files are YAML. Write sizes as `512MiB`, and durations as `250ms`, `10s` or `1h30m`. Paths are relative
-to the folder of the config file. Flags take precedence.
+to the folder of the config file. Flags override the file.
 """
 PAGES = {
     "configuration": f"""# Configuration of the sidecar

@@ -52,7 +52,7 @@ class CheckpointRequest:
     id: str
     """The same in all ranks."""
     step: int
-    """The step that just ended, the same in all ranks: counted since `on_checkpoint`, or given to `step_ended`."""
+    """The step that just ended: counted since `on_checkpoint`, or given to `step_ended`. The same in all ranks."""
 
 
 Save = Callable[[CheckpointRequest], "str | os.PathLike[str] | None"]

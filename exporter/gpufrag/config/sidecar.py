@@ -38,14 +38,15 @@ class WebSettings:
         ),
     ] = None
     max_requests: Annotated[
-        int, in_range(1, 10_000, "Maximum requests handled at once; others get 503. One address can have 3/4 of them.")
+        int,
+        in_range(1, 10_000, "Maximum requests handled at once; others get 503. One client address can use up to 3/4."),
     ] = 16
     max_connections: Annotated[
         int,
         in_range(
             1,
             100_000,
-            "Maximum open connections. A further one replaces an idle one, or gets 503 if none is idle.",
+            "Maximum open connections. A new connection beyond that closes an idle one. If none is idle, it gets 503.",
         ),
     ] = 64
     max_header_size: Annotated[
@@ -135,8 +136,7 @@ class AnalysisSettings:
         seconds(
             1,
             HOUR,
-            "Maximum time to analyse a recording. Measuring it before that may take as long, but at most 15s. "
-            "A recording that takes longer counts as timed_out.",
+            "Maximum time to analyse a recording. One that takes longer counts as timed_out.",
         ),
     ] = 60.0
 

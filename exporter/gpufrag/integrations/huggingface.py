@@ -36,7 +36,7 @@ def checkpoint_callback(trainer: Any) -> Any:
 def log_memory(trainer: Any, *, prefix: str = "gpufrag/", analyse: bool = True) -> None:
     """Add this process's memory metrics to every line that the Trainer logs. Needs transformers.
 
-    They reach what the Trainer reports to (W&B, TensorBoard, MLflow). See TrainingMetrics.values for the names.
+    The Trainer sends them where it reports to (W&B, TensorBoard, MLflow). TrainingMetrics.values lists the names.
     """
     from transformers import TrainerCallback
 

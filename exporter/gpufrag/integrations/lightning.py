@@ -43,7 +43,7 @@ def checkpoint_callback(folder: str | Path) -> Any:
 def memory_callback(*, prefix: str = "gpufrag/", analyse: bool = True) -> Any:
     """Return a Callback that logs this process's memory metrics with the loss. Needs lightning.
 
-    They reach the Trainer's loggers every `log_every_n_steps`. See TrainingMetrics.values for the names.
+    The Trainer's loggers get them every `log_every_n_steps`. TrainingMetrics.values lists the names.
     """
     from lightning.pytorch import Callback
 

@@ -1,4 +1,4 @@
-"""Metrics of this process's GPU memory for a training log, from what the agent knows already."""
+"""Metrics of this process's GPU memory for a training log, from figures that the agent already has."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CPU_SHARE, TIMEOUT_S = 0.02, 60.0
 class TrainingMetrics:
     """Starts the agent. `values` takes microseconds: recordings are analysed in a low-priority process.
 
-    analyse: whether to work out margin and needed memory here, with 2 % of a core; they are absent otherwise.
+    analyse: compute margin_bytes and needed_bytes, with 2 % of a core. Without it, they are absent.
     """
 
     def __init__(self, prefix: str = "gpufrag/", analyse: bool = True) -> None:

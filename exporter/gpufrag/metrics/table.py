@@ -166,7 +166,7 @@ ALLOCATOR: tuple[Metric[Any], ...] = (
     Metric(names.STREAM_SYNCS, COUNTER, TOTALS, lambda totals: totals.counters.stream_syncs,
         "Times the allocator waited for streams before it flushed its cache.", detail=True),
     Metric(names.SNAPSHOT_TIMESTAMP, GAUGE, SNAPSHOT, lambda snapshot: snapshot.time,
-        "Unix time of the latest snapshot at this moment. All figures with this value of at come from this snapshot."),
+        "Unix time of the latest snapshot. All figures with the same value of at come from it."),
     Metric(names.SNAPSHOT_DURATION, GAUGE, SNAPSHOT, lambda snapshot: snapshot.duration,
         "How long the latest snapshot paused the process.", detail=True),
     Metric(names.SNAPSHOT_ACTIVE, GAUGE, SNAPSHOT, lambda snapshot: snapshot.measured.active,
@@ -211,12 +211,11 @@ STEPS: tuple[Metric[Any], ...] = (
         "limit - smallest limit of the last analysed step. At 0, the next such step fails."),
     Metric(names.WHATIF_SMALLEST_LIMIT, GAUGE, STEP,
         lambda step: {name: limit for name, limit in step.smallest_limits.items() if name != RECORDED},
-        "Smallest limit of the last analysed step by allocator setting. The value \"recorded, packed\" is the job's "
-        "own setting. Compare these values with each other only: the simulation assumes no gaps between older blocks.",
+        "Smallest limit of the last analysed step by allocator setting. setting=\"recorded, packed\" is the job's "
+        "own setting. Compare these limits only with each other: they assume no gaps between older blocks.",
         adds=(Label.SETTING,), detail=True),
     Metric(names.STEP_LARGEST_REQUEST, GAUGE, STEP, lambda step: step.largest_request or None,
-        "Largest request of the last analysed step. If largest_allocatable is smaller, the next such request fails.",
-        detail=True),
+        "Largest request of the last analysed step.", detail=True),
     Metric(names.STEP_ALLOCATIONS, GAUGE, STEP, lambda step: step.allocations,
         "Number of requests of the last analysed step.", detail=True),
     Metric(names.STEP_ALLOCATED, GAUGE, STEP, lambda step: step.requested,
@@ -234,11 +233,11 @@ PROCESSES: tuple[Metric[Any], ...] = (
         "Device memory of the process, as the driver reports it. Absent where the driver shows no processes, such as "
         "in most containers.", detail=True),
     Metric(names.PROCESS_CONTEXT, GAUGE, DEVICE, lambda place: place.memory.context,
-        "Device memory of the process outside its allocator, such as the CUDA context, NCCL and cuBLAS workspaces."),
+        "Device memory of the process outside its allocator, such as the CUDA context and NCCL buffers."),
     Metric(names.STEPS, COUNTER, RANK, lambda rank: rank.view.sample.steps,
         "Optimizer steps. Absent if the process takes none."),
     Metric(names.STEP_RECORDINGS, COUNTER, RANK, lambda rank: rank.view.sample.health.recordings,
-        "Steps that the agent tried to record, by result. Only the result recorded leads to figures with at=peak. "
+        "Steps that the agent tried to record, by result. Only result=\"recorded\" leads to figures with at=\"peak\". "
         "docs/agent-reference.md explains the other results.",
         adds=(Label.RESULT,), detail=True),
     Metric(names.LEAK_PER_STEP, GAUGE, DEVICE, _leak("step"),
@@ -265,7 +264,7 @@ DEFRAGMENTATIONS: tuple[Metric[Any], ...] = (
     ),
     Metric(
         names.DEFRAGMENT_SECONDS, COUNTER, DEVICE, _defragmented(lambda done: done.seconds),
-        "Seconds for which defragmentations paused the process, including plans and refusals.",
+        "Seconds for which defragmentations paused the process, even if they moved nothing.",
         detail=True,
     ),
     Metric(
@@ -335,15 +334,16 @@ HEALTH: tuple[Metric[Any], ...] = (
         "Unix time of the agent's last sample. If it stops while gpufrag_up is 1, the process hangs."),
     Metric(names.STALL, COUNTER, RANK, lambda rank: rank.view.sample.health.stall_seconds,
         "Seconds for which the agent paused the process, by cause: reading counters (stats), taking snapshots "
-        "(snapshot), or waiting for the allocator (wait). The cause measure is CPU time of a background thread; it "
-        "pauses nothing.", adds=(Label.CAUSE,)),
+        "(snapshot), or waiting for the allocator (wait). Only cause=\"measure\" is not a pause, but CPU time "
+        "of a background thread.", adds=(Label.CAUSE,)),
     Metric(names.AGENT_ERRORS, COUNTER, RANK, lambda rank: rank.view.sample.health.errors,
         "Errors inside the agent, by source. They never reach the program.", adds=(Label.SOURCE,)),
     Metric(names.SAMPLE_FILES_SKIPPED, GAUGE, FLEET, lambda fleet: fleet.skipped,
         "Files in the agents' folder that the sidecar skipped, by reason.", adds=(Label.REASON,)),
     Metric(names.STEP_ANALYSES, COUNTER, FLEET, lambda fleet: fleet.analyses,
-        "Step recordings that the sidecar received, by result: analysed, failed, timed_out, skipped (a newer one came "
-        "first), or inconsistent (another thread allocated while the agent read the step).", adds=(Label.RESULT,)),
+        "Step recordings that the sidecar received, by result: analysed, failed, timed_out, skipped (a newer one "
+        "replaced it), or inconsistent (another thread allocated while the agent read the step).",
+        adds=(Label.RESULT,)),
     Metric(names.COLLECTOR_SUCCESS, GAUGE, COLLECTOR, lambda result: int(result.success),
         "1 if the sidecar could read this source, else 0. In a container without a GPU, 0 for nvml is normal."),
     Metric(names.COLLECTOR_DURATION, GAUGE, COLLECTOR, lambda result: result.duration_seconds,

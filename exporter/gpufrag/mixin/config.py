@@ -78,7 +78,7 @@ def _check_label_name(name: str) -> None:
 
 @dataclass(frozen=True)
 class Thresholds:
-    """Limits shared by the alerts and the lines in the dashboards."""
+    """Limits beyond which alerts fire or dashboards warn."""
 
     fragmentation_ratio: Annotated[
         float,
@@ -89,7 +89,7 @@ class Thresholds:
         ),
     ] = 4.0
     cache_ratio: Annotated[
-        float, between(1, 1000, "Highest free_cached / largest_free_block. Healthy jobs with varying lengths reach 24.")
+        float, between(1, 1000, "Highest free_cached / largest_free_block. Healthy jobs reach 24.")
     ] = 4.0
     free_share: Annotated[
         float, between(0, 1, "Lowest free_total / limit. Below it, memory counts as full, not as fragmented.")
@@ -101,9 +101,9 @@ class Thresholds:
         float, seconds(MILLISECOND, YEAR, "Alert if a falling margin reaches 0 within this time.")
     ] = 3600.0
     unused_tune: Annotated[
-        float, between(0, 1, "(reserved - allocated) / reserved. Above it, try other allocator settings.")
+        float, between(0, 1, "Unused share of reserved memory above which other allocator settings can help.")
     ] = 0.2
-    unused_act: Annotated[float, between(0, 1, "(reserved - allocated) / reserved. Above it, memory is wasted.")] = 0.4
+    unused_act: Annotated[float, between(0, 1, "Unused share of reserved memory above which memory is wasted.")] = 0.4
     retries_per_minute: Annotated[float, in_range(0, 1000, "Most cache flushes per minute. Each stalls the job.")] = 1.0
     foreign_bytes: Annotated[
         int, size(1, 1 << 50, "Most memory that processes without an agent may hold on a device.")
@@ -126,17 +126,18 @@ class Timing:
     ] = 30.0
     window: Annotated[
         float,
-        seconds(MILLISECOND, YEAR, "Alerts use the worst sample of this window. It must contain two scrapes or more."),
+        seconds(MILLISECOND, YEAR, "How far back alerts look. Must contain two scrapes or more."),
     ] = 120.0
-    rate_window: Annotated[
-        float, seconds(MILLISECOND, YEAR, "Window of rates. It must contain four scrapes or more.")
-    ] = 300.0
+    rate_window: Annotated[float, seconds(MILLISECOND, YEAR, "Window of rates. Must contain four scrapes or more.")] = (
+        300.0
+    )
     hold: Annotated[
         float,
         seconds(
             MILLISECOND,
             YEAR,
-            "`for` of the restart alert; others use a multiple. Choose more than a job needs to start.",
+            "`for` of the restart alert; some alerts use two or three times as long. Choose more than a job needs to "
+            "start.",
         ),
     ] = 300.0
     keep_firing: Annotated[
@@ -147,11 +148,13 @@ class Timing:
     ] = 300.0
     margin_history: Annotated[
         float,
-        seconds(1, YEAR, "Alert only if the margin fell over this time, and also over its second half."),
+        seconds(
+            1,
+            YEAR,
+            "GpuMemoryMarginFalling requires that the margin falls over this time, and over the second half of it.",
+        ),
     ] = 1800.0
-    event: Annotated[float, seconds(MILLISECOND, YEAR, "How long the alert fires after an out-of-memory error.")] = (
-        600.0
-    )
+    event: Annotated[float, seconds(MILLISECOND, YEAR, "How long GpuMemoryOutOfMemory fires after an error.")] = 600.0
     memory: Annotated[
         float, seconds(MILLISECOND, YEAR, "How long ranks and targets that disappeared count as missing.")
     ] = 1800.0

@@ -65,9 +65,9 @@ FAILED, NOT_CHECKED = "failed", "not-checked"
 DEFRAGMENTATIONS = Row(
     "gpufrag_restarter_defragmentations_total",
     COUNTER,
-    "Defragmentations before a restart, by result. enough: the alert ended. not-checked: the ratio is low, but "
-    "Prometheus did not confirm it. not-enough: nothing moved, or the ratio stayed high. still-firing: the alert did "
-    "not end. After not-enough, still-firing and failed, the restarter restarts the job.",
+    "Defragmentations before a restart, by result. No restart follows: enough (the alert ended) or not-checked (the "
+    "ratio is low, but Prometheus did not confirm that the alert ended). A restart follows: not-enough (nothing moved, "
+    "or the ratio stayed high), still-firing (the alert did not end) or failed.",
     ("result",),
     (ENOUGH, NOT_ENOUGH, STILL_FIRING, FAILED, NOT_CHECKED),
 )

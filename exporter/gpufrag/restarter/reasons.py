@@ -35,7 +35,9 @@ WRONG_ALERT_LABELS = Reason(
     "check which cluster the alert comes from",
 )
 NO_POD = Reason(
-    "no-pod", "the alert names no namespace and pod", "keep these labels, or the annotation worst_pod, in Alertmanager"
+    "no-pod",
+    "the alert does not name a pod and its namespace",
+    "keep these labels, or the annotation worst_pod, in Alertmanager",
 )
 NAMESPACE_NOT_ALLOWED = Reason(
     "namespace-not-allowed", "policy.namespaces does not list the namespace", "add it to allow restarts there"

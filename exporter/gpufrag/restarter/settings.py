@@ -248,7 +248,7 @@ class AlertsWeb(WebSettings):
 
 @dataclass(frozen=True)
 class MetricsWeb(WebSettings):
-    """The server for /metrics and probes. It has its own port, so that a network policy can allow it separately."""
+    """The server for /metrics and probes, on its own port. A network policy can then allow it separately."""
 
     listen_address: ListenAddress = f"127.0.0.1:{METRICS_PORT}"
 

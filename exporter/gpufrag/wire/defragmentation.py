@@ -39,7 +39,7 @@ class Result:
     seconds: float
     """How long the process paused."""
     expected_seconds: float
-    """The pause that moving takes, as estimated before it."""
+    """The estimated pause."""
     ratio_before: float | None
     ratio_after: float | None
     largest_allocatable_before: int | None

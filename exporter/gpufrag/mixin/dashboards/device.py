@@ -111,7 +111,7 @@ def _processes(s: Selection) -> Row:
             ),
             lines(
                 Face("Memory outside the allocator by rank",
-                    "CUDA context, NCCL buffers, cuBLAS workspaces. It does not shrink when tensors are freed. A rank "
+                    "CUDA context and NCCL buffers. It does not shrink when tensors are freed. A rank "
                     "with much more than the others loaded more libraries or created more communicators.",
                     "bytes"),
                 Query(f"max {_on_rank(s)} ({s.series(names.PROCESS_CONTEXT)})", s.rank_of_job),
