@@ -343,20 +343,88 @@ def identical() -> Iterator[dict[str, Any]]:
             }
 
 
-def refusals() -> Iterator[dict[str, Any]]:
-    reset()
-    kept = pinning(50, 21)
-    graph, static = torch.cuda.CUDAGraph(), torch.zeros(MIB, device="cuda")
-    with torch.cuda.graph(graph):
-        out = static * 2
+def refusal_of(kept: list[Any]) -> dict[str, Any]:
+    """Try to defragment; return the reason of the refusal, and whether nothing has moved."""
     pointers = [entry.data_ptr() for entry in kept]
     try:
         mover.defragment(torch, 0)
         reason = "moved"
     except mover.Refused as error:
         reason = error.reason
-    yield {"case": "graph", "reason": reason, "untouched": pointers == [entry.data_ptr() for entry in kept]}
+    return {"reason": reason, "untouched": pointers == [entry.data_ptr() for entry in kept]}
+
+
+def refusals() -> Iterator[dict[str, Any]]:
+    reset()
+    kept = pinning(50, 21)
+    graph, static = torch.cuda.CUDAGraph(), torch.zeros(MIB, device="cuda")
+    with torch.cuda.graph(graph):
+        out = static * 2
+    yield {"case": "graph", **refusal_of(kept)}
     del graph, out, static, kept
+    for case in ("nccl", "ipc"):
+        command = [sys.executable, __file__, "--case", case]
+        environment = {**os.environ, "TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK": str(int(case == "nccl"))}
+        ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+        found = {"error": ended.stderr[-600:]} if ended.returncode else json.loads(ended.stdout.splitlines()[-1])
+        yield {"case": case, **found}
+
+
+def registered_by_nccl() -> dict[str, Any]:
+    """NCCL has registered the allocator's segments, as TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK asks for."""
+    import torch.distributed as dist
+
+    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1, device_id=torch.device("cuda", 0))
+    kept = pinning(50, 21)
+    for entry in kept[:2]:
+        dist.all_reduce(entry)
+    found = refusal_of(kept)
+    dist.destroy_process_group()
+    return found
+
+
+def used_by_another_process() -> dict[str, Any]:
+    """Another process reads and writes every fifth tensor through CUDA IPC, before and after the move."""
+    from torch import multiprocessing
+
+    context = multiprocessing.get_context("spawn")
+    kept = pinning(50, 21)
+    shared = kept[::5]
+    pointers = [entry.data_ptr() for entry in shared]
+    ours, theirs = context.Pipe()
+    consumer = context.Process(target=add_one_when_told, args=(theirs, shared))
+    consumer.start()
+    theirs.close()  # if the consumer dies, reading fails instead of waiting
+    sums = [ours.recv()]
+    result = mover.defragment(torch, 0)
+    ours.send("moved")
+    sums.append(ours.recv())
+    ours.recv()  # it has added
+    values = all(bool((entry == index + (index % 5 == 0)).all()) for index, entry in enumerate(kept))
+    ours.send("end")
+    consumer.join(60)
+    return {
+        "left": dict(result.left),
+        "moved_storages": result.moved_storages,
+        "untouched": pointers == [entry.data_ptr() for entry in shared],
+        "consumer_reads_right_values": sums == [sum(range(0, 50, 5))] * 2,
+        "values_right": values,
+        "consumer_exit_code": consumer.exitcode,
+    }
+
+
+def add_one_when_told(pipe: Any, shared: list[Any]) -> None:
+    pipe.send(sum(int(entry[-1]) for entry in shared))
+    pipe.recv()
+    pipe.send(sum(int(entry[-1]) for entry in shared))
+    for entry in shared:
+        entry.add_(1)
+    torch.cuda.synchronize()
+    pipe.send("added")
+    pipe.recv()
+
+
+CASES: dict[str, Callable[[], dict[str, Any]]] = {"nccl": registered_by_nccl, "ipc": used_by_another_process}
 
 
 def faults() -> Iterator[dict[str, Any]]:
@@ -404,11 +472,15 @@ def main() -> int:
     parser.add_argument("parts", nargs="*", choices=[*PARTS, []], default=[])
     parser.add_argument("--out", help="write the figures as JSON to this file")
     parser.add_argument("--train", choices=list(KINDS), help=argparse.SUPPRESS)
+    parser.add_argument("--case", choices=list(CASES), help=argparse.SUPPRESS)
     parser.add_argument("--save", help=argparse.SUPPRESS)
     parser.add_argument("--defragment", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.train:
         torch.save(KINDS[options.train](options.defragment), options.save)
+        return 0
+    if options.case:
+        print(json.dumps(CASES[options.case]()))
         return 0
     found: dict[str, list[dict[str, Any]]] = {}
     for part in options.parts or PARTS:

@@ -115,6 +115,7 @@ def as_record(workers: list[Worker], seconds: float, stuck: list[str]) -> dict[s
         "stall_seconds": sample.health.stall_seconds if sample else None,
         "agent_errors": sample.health.errors if sample else None,
         "steps": sample.steps if sample else None,
+        "recordings": sample.health.recordings if sample else None,
         "moments": [s.at for device in sample.devices for s in device.snapshots] if sample else None,
     }
 

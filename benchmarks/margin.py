@@ -1,4 +1,4 @@
-"""Is the smallest limit of a recorded step right? Ten training loops, each in processes of its own.
+"""Is the smallest limit of a recorded step right? Five training loops under two settings, in processes of their own.
 
     PYTHONPATH=exporter python3 benchmarks/margin.py [--out margin.json]
     cd tests; PYTHONPATH=../exporter python3 -m fake_cuda run -- python3 ../benchmarks/margin.py    # without a GPU
@@ -13,48 +13,23 @@ run out of memory.
 from __future__ import annotations
 
 import json
-import random
-import sys
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable
 from typing import Any
 
 import apart
+from step_loops import LOOPS, Loop
+
+from gpufrag.model.allocatable import Driver
+from gpufrag.model.heap import Heap
+from gpufrag.model.needs import step_run
+from gpufrag.model.step import StepEvents
+from gpufrag.model.trace.whatif import smallest_limit
 
 GRID = 2 << 20
 STEPS = 12
 CONFS = ("", "expandable_segments:True")
 OUT_OF_MEMORY = 3
-LOOPS = ("decoder-fixed", "decoder-varying", "accumulate", "vision", "two-models")
-
-
-def steps_of(name: str) -> Iterator[None]:
-    """Yields after each optimizer step."""
-    import torch
-    from workloads import Decoder, Pyramid
-
-    rng = random.Random(7)
-    if name == "vision":
-        network: torch.nn.Module = Pyramid().to("cuda")
-    else:
-        network = Decoder(width=576, layers=6).to("cuda")
-    other = Decoder(width=384, layers=4).to("cuda") if name == "two-models" else None
-    models = [network] if other is None else [network, other]
-    optimizer = torch.optim.AdamW([parameter for model in models for parameter in model.parameters()])
-
-    def loss() -> torch.Tensor:
-        if name == "vision":
-            side = rng.randrange(6, 16) * 32
-            return network(torch.randn(rng.randrange(2, 9), 3, side, side, device="cuda")).square().mean()
-        shape = (4, 384) if name == "decoder-fixed" else (rng.randrange(2, 9), rng.randrange(64, 512))
-        tokens = torch.randint(0, 16_000, shape, device="cuda")
-        return sum((model.loss(tokens) for model in models), torch.zeros((), device="cuda"))
-
-    while True:
-        for _ in range(3 if name == "accumulate" else 1):
-            loss().backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        yield
 
 
 def run_here(name: str, limit: int) -> dict[str, int] | None:
@@ -62,28 +37,26 @@ def run_here(name: str, limit: int) -> dict[str, int] | None:
     import torch
 
     torch.zeros(1, device="cuda")
-    steps = steps_of(name)
+    loop = Loop(name)
     for _ in range(STEPS - 1):
-        next(steps)
+        loop.step()
     if not limit:
-        return recorded(lambda: next(steps))
+        return recorded(loop.step)
     if torch.cuda.memory_reserved() > limit:
         torch.cuda.empty_cache()
     torch.cuda.set_per_process_memory_fraction((limit + 0.5) / torch.cuda.get_device_properties(0).total_memory)
     try:
-        next(steps)
+        loop.step()
     except torch.cuda.OutOfMemoryError:
-        sys.exit(OUT_OF_MEMORY)
+        os._exit(OUT_OF_MEMORY)  # an ordinary exit can crash: autograd's threads still hold the error
     return None
 
 
-def recorded(step: Callable[[], None]) -> dict[str, int]:
+def last_step(step: Callable[[], None]) -> tuple[Heap, StepEvents]:
+    """Run a step; return the heap after it, and its events as the agent's source records them."""
     import torch
 
     from gpufrag.agent.torch.source import TorchSource
-    from gpufrag.model.allocatable import Driver
-    from gpufrag.model.needs import step_run
-    from gpufrag.model.trace.whatif import smallest_limit
     from gpufrag.wire.error_counter import ErrorCounter
 
     source = TorchSource(torch, ErrorCounter())
@@ -94,7 +67,13 @@ def recorded(step: Callable[[], None]) -> dict[str, int]:
     capture = source.finish_recording(read=True)
     assert capture is not None
     assert capture.events is not None
-    heap, events = capture.heap().on_device(0), capture.events()[0]
+    return capture.heap().on_device(0), capture.events()[0]
+
+
+def recorded(step: Callable[[], None]) -> dict[str, int]:
+    import torch
+
+    heap, events = last_step(step)
     run = step_run(heap, events, Driver(None, torch.cuda.get_device_properties(0).total_memory, None))
     limit, packed = (smallest_limit(run, heap.settings, packed=packed) for packed in (False, True))
     assert limit is not None

@@ -87,7 +87,9 @@ def train(steps: int) -> int:
     faulthandler.cancel_dump_traceback_later()
     latest = agent.latest()
     inside = {"seconds": round(time.monotonic() - began, 1), "moments": sorted(moments)}
-    inside |= {"steps": latest.steps, "agent_errors": latest.health.errors} if latest else {}
+    if latest:
+        health = latest.health
+        inside |= {"steps": latest.steps, "agent_errors": health.errors, "recordings": health.recordings}
     print("inside:", json.dumps(inside), flush=True)
     return 0
 

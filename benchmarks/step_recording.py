@@ -1,10 +1,11 @@
 """Recorded steps on a real GPU: is the peak exact, what does a recording cost, and how much slower is the job?
 
-    PYTHONPATH=exporter python3 benchmarks/step_recording.py [--out step_recording.json] [--seconds 20] [--pairs 8]
+    PYTHONPATH=exporter python3 benchmarks/step_recording.py [--out step_recording.json] [--seconds 230] [--pairs 8]
 
-Coverage: each loop runs for some seconds with an agent that records as often as it can. For every recording, torch's
-own active_bytes.all.peak between switching on and reading is compared with the peak computed from the events. Needs
-transformers for the Trainer loops and timm for the convnet; a loop whose library is missing is skipped.
+Coverage: all loops run at the same time for some seconds, each in a process of its own with an agent at default
+settings. For every recording, torch's own active_bytes.all.peak between switching on and reading is compared with the
+peak computed from the events. Needs transformers for the Trainer loops and timm for the convnet; a loop whose library
+is missing is skipped.
 
 Overhead: pairs of eight-second stretches of the same work, with an agent at default settings and without, in
 alternating order; a first pair warms up and is dropped. Run it on an idle machine.
@@ -15,15 +16,17 @@ of step times (with over without) and its 95 % confidence interval.
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import math
 import random
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -41,7 +44,6 @@ from gpufrag.errors import BadInput
 from gpufrag.model.step import read_step
 from gpufrag.wire.error_counter import ErrorCounter
 
-INTERVAL = 0.4
 BATCH, ACCUMULATE = 8, 2
 GPT2_VOCABULARY, LLAMA_VOCABULARY = 50_257, 32_000
 SETTLE_STEPS = 5
@@ -92,7 +94,7 @@ class Witness(TorchSource):
 def recorded() -> Iterator[tuple[Witness, Agent]]:
     source = Witness()
     with tempfile.TemporaryDirectory() as folder:
-        running = Agent(source, AgentSettings(interval=INTERVAL, budget=1.0, folder=Path(folder)))
+        running = Agent(source, AgentSettings(folder=Path(folder)))
         running.start()
         try:
             yield source, running
@@ -100,7 +102,7 @@ def recorded() -> Iterator[tuple[Witness, Agent]]:
             running.stop()
 
 
-def trainer(kind: str, seconds: float, *, varying: bool) -> None:
+def trainer(kind: str, seconds: float, *, varying: bool, steps: int = 1_000_000) -> None:
     """Transformers' Trainer: bf16, gradient accumulation, AdamW, random weights and tokens."""
     import transformers as hf
 
@@ -133,7 +135,7 @@ def trainer(kind: str, seconds: float, *, varying: bool) -> None:
     with tempfile.TemporaryDirectory() as folder, redirect_stdout(StringIO()):
         arguments = hf.TrainingArguments(
             output_dir=folder, per_device_train_batch_size=BATCH, gradient_accumulation_steps=ACCUMULATE, bf16=True,
-            max_steps=1_000_000, report_to=[], save_strategy="no", logging_strategy="no", disable_tqdm=True,
+            max_steps=steps, report_to=[], save_strategy="no", logging_strategy="no", disable_tqdm=True,
         )  # fmt: skip
         hf.Trainer(model=model, args=arguments, train_dataset=Rows(), callbacks=[Stop()]).train()
 
@@ -175,30 +177,45 @@ def decoder(seconds: float) -> None:
         optimizer.zero_grad(set_to_none=True)
 
 
+def compiled(seconds: float, mode: str) -> None:
+    """A decoder under torch.compile, at one batch shape; `reduce-overhead` replays CUDA graphs."""
+    model = Decoder(width=1152, layers=8).to("cuda", torch.bfloat16)
+    optimizer, run = torch.optim.AdamW(model.parameters(), lr=1e-5), torch.compile(model.loss, mode=mode)
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        torch.compiler.cudagraph_mark_step_begin()
+        run(torch.randint(0, 16_000, (8, 384), device="cuda")).backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+
 LOOPS: dict[str, Callable[[float], None]] = {
     "gpt2-varying": lambda seconds: trainer("gpt2", seconds, varying=True),
     "gpt2-fixed": lambda seconds: trainer("gpt2", seconds, varying=False),
     "llama-varying": lambda seconds: trainer("llama", seconds, varying=True),
+    "llama-fixed": lambda seconds: trainer("llama", seconds, varying=False),
     "resnet-varying": convnet,
     "decoder-varying": decoder,
     "generate": generate,
+    "compile-default": lambda seconds: compiled(seconds, "default"),
+    "compile-reduce-overhead": lambda seconds: compiled(seconds, "reduce-overhead"),
 }
 
 
 def coverage(name: str, seconds: float) -> dict[str, Any]:
-    gc.collect()
-    torch.cuda.empty_cache()
+    began = time.perf_counter()
     with recorded() as (source, running):
         try:
             LOOPS[name](seconds)
         except ImportError as error:
             return {"loop": name, "skipped": str(error)}
-        latest = running.latest
+        took, latest = time.perf_counter() - began, running.latest
     rows = source.rows
     exact = sum(row["peak"] == row["true_peak"] for row in rows)
     differences = Counter(row["peak"] - row["true_peak"] for row in rows if row["peak"] not in (None, row["true_peak"]))
     return {
         "loop": name,
+        "seconds": round(took),
         "recordings": len(rows),
         "exact": exact,
         "differences": dict(differences),
@@ -211,6 +228,15 @@ def coverage(name: str, seconds: float) -> dict[str, Any]:
         "results": latest.health.recordings if latest else {},
         "agent": latest.health.errors if latest else {},
     }
+
+
+def coverage_apart(name: str, seconds: float) -> dict[str, Any]:
+    command = [sys.executable, __file__, "--coverage", name, "--seconds", str(seconds)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        return {"loop": name, "error": done.stderr[-500:]}
+    row: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return row
 
 
 class GpuBound:
@@ -273,23 +299,29 @@ def overhead(name: str, loop: GpuBound, pairs: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--seconds", type=float, default=20.0, help="of each loop of the coverage")
+    parser.add_argument("--seconds", type=float, default=230.0, help="of each loop of the coverage; 0: none")
     parser.add_argument("--loops", nargs="*", choices=LOOPS, default=list(LOOPS))
     parser.add_argument("--pairs", type=int, default=8, choices=[0, *(degrees + 1 for degrees in T_95)])
+    parser.add_argument("--coverage", choices=LOOPS, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.coverage:
+        print(json.dumps(coverage(options.coverage, options.seconds)))
+        return
     found: dict[str, Any] = {"torch": torch.__version__, "coverage": [], "overhead": []}
-    for name in options.loops:
-        row = coverage(name, options.seconds)
-        found["coverage"].append(row)
-        print({key: value for key, value in row.items() if key != "agent"}, flush=True)
+
+    def keep(kind: str, row: dict[str, Any]) -> None:
+        found[kind].append(row)
+        print({key: value for key, value in row.items() if key not in ("agent", "ratios")}, flush=True)
         if options.out:
             options.out.write_text(json.dumps(found, indent=1))
+
+    with ThreadPoolExecutor(len(LOOPS)) as pool:
+        for row in pool.map(
+            lambda name: coverage_apart(name, options.seconds), options.loops if options.seconds else []
+        ):
+            keep("coverage", row)
     for name, kind in (("gpu", GpuBound), ("host", HostBound)) if options.pairs else ():
-        row = overhead(name, kind(), options.pairs)
-        found["overhead"].append(row)
-        print({key: value for key, value in row.items() if key != "ratios"}, flush=True)
-        if options.out:
-            options.out.write_text(json.dumps(found, indent=1))
+        keep("overhead", overhead(name, kind(), options.pairs))
 
 
 if __name__ == "__main__":
