@@ -46,6 +46,8 @@ from gpufrag.wire.error_counter import ErrorCounter
 
 BATCH, ACCUMULATE = 8, 2
 GPT2_VOCABULARY, LLAMA_VOCABULARY = 50_257, 32_000
+SHARE = 0.25
+"""Each loop's limit, as a share of the device, so that all fit side by side."""
 SETTLE_STEPS = 5
 STRETCH_SECONDS = 8.0
 T_95 = {7: 2.365, 8: 2.306, 9: 2.262, 10: 2.228, 11: 2.201}
@@ -203,6 +205,7 @@ LOOPS: dict[str, Callable[[float], None]] = {
 
 
 def coverage(name: str, seconds: float) -> dict[str, Any]:
+    torch.cuda.set_per_process_memory_fraction(SHARE)
     began = time.perf_counter()
     with recorded() as (source, running):
         try:
