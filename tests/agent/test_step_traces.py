@@ -121,7 +121,7 @@ def test_second_request_is_refused(sampler: Sampler, source: TracingSource) -> N
 
 
 def test_request_without_steps_times_out(sampler: Sampler, source: TracingSource) -> None:
-    with pytest.raises(Unavailable, match="does this process train"):
+    with pytest.raises(Unavailable, match="check that this process trains"):
         sampler.traces.record(1, False, 0.01)
     assert (source.calls, sampler.traces.pending) == ([], False)
 
@@ -130,7 +130,7 @@ def test_request_without_steps_times_out(sampler: Sampler, source: TracingSource
         return False
 
     sampler.traces._lock = _Stepping(step)
-    with pytest.raises(Unavailable, match="does this process train"):
+    with pytest.raises(Unavailable, match="check that this process trains"):
         sampler.traces.record(5, False, 0.01)
     assert source.calls == ["trace", "drop trace"]
 

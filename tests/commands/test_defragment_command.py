@@ -175,7 +175,7 @@ def test_process_before_its_first_step_is_reported(training, defragment, monkeyp
 
 def test_unknown_or_ended_process_is_an_error(training, defragment, capsys) -> None:
     assert defragment("--rank", "4") == 1
-    assert "no such process" in capsys.readouterr().err
+    assert "no agent of rank 4" in capsys.readouterr().err
     training.close()
     assert defragment("--rank", "3") == 1
     assert "the process has ended" in capsys.readouterr().err

@@ -63,7 +63,7 @@ def test_explain_verdict_that_is_not_fine_has_advice(cli, path: Path, driver: tu
 def test_explain_snapshot_without_history_or_stacks(cli) -> None:
     text = cli.text("explain", SNAPSHOTS / "default-1.pickle.gz")
     assert "stacks: none recorded" in text
-    assert "the ratio needs the driver's figures" in text
+    assert "the ratio is unknown without the driver's figures" in text
 
 
 def test_explain_recorded_steps_say_how_to_get_stacks(cli, save) -> None:

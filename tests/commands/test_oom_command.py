@@ -58,7 +58,7 @@ def test_report_shows_the_peak_of_the_last_recorded_step(cli, folder: Path) -> N
     peak = Snapshot(1_763_999_981.0, "peak", 0.005, measure(case.heap, case.driver))
     keep_report(folder, _report(last_peak=peak))
     shown = cli.text("oom", "show", _report().id)
-    assert "memory at the peak of the step recorded 20.0 s before" in shown
+    assert "memory at the peak of the last recorded step, 20.0 s before the error" in shown
     assert shown.count("largest_allocatable") == 2, "at the error and at the peak"
 
 
@@ -106,7 +106,7 @@ def test_list_reads_named_folder(cli, tmp_path: Path) -> None:
 
 def test_list_without_folder_fails(cli, tmp_path: Path) -> None:
     code, error = cli.refusal("oom", "list", "--folder", tmp_path / "none")
-    assert (code, "no such folder; the first agent creates it" in error) == (1, True)
+    assert (code, "no such folder (the first agent creates it)" in error) == (1, True)
 
 
 def test_show_prints_everything(cli, folder: Path) -> None:

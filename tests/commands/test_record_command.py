@@ -81,7 +81,7 @@ def test_process_that_takes_no_steps_times_out(training, source, record: Record,
 
 def test_unknown_process_is_an_error(training, record: Record, capsys) -> None:
     assert record("--rank", "4") == 1
-    assert "no such process" in capsys.readouterr().err
+    assert "no agent of rank 4" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", [(), ("1", "--rank", "3"), ("--rank", "3", "--steps", "0")])

@@ -97,7 +97,7 @@ def test_sighup_reloads_unless_the_config_is_bad(serve: Serve, agent: FakeAgent,
     config.write_text(f"folder: {{path: {tmp_path}/none}}")
     one = serve("--config", config, "--port", 0)
     assert "gpufrag_up{" not in one.get("/metrics")[1]
-    for text, logged in (("pth: x", "reload failed, the old config stays"), (f"path: {tmp_path}", "config reloaded")):
+    for text, logged in (("pth: x", "reload failed; the old config"), (f"path: {tmp_path}", "config reloaded")):
         config.write_text(f"folder: {{{text}}}")
         one.process.send_signal(signal.SIGHUP)
         one.wait_for(logged)

@@ -43,8 +43,8 @@ READERS = ("measure", "explain", "replay", "whatif")
         (f"whatif {CASE} --settings colour:red", 2, "torch has no allocator setting 'colour'"),
         (f"whatif {CASE} --settings backend:cudaMallocAsync", 2, "supports only native"),
         (f"timeline {TORCH}", 1, "has no history; call torch.cuda.memory._record"),
-        (f"replay {TORCH}", 1, "holds no history"),
-        (f"whatif {TORCH}", 1, "holds no history, only segments, which gpufrag measure reads"),
+        (f"replay {TORCH}", 1, "has no history"),
+        (f"whatif {TORCH}", 1, "has no history"),
         (f"fit {TORCH}", 1, "_record_memory_history"),
     ],
 )  # fmt: skip

@@ -89,7 +89,7 @@ def test_long_setting_has_an_option_per_line(cli) -> None:
 def test_late_trace_notes_older_blocks(cli) -> None:
     found = cli.device("whatif", LATE, "--settings", EXPANDABLE)
     assert (found["older_blocks"], found["trace_is_complete"]) == (591, False)
-    assert found["notes"][0].startswith("591 blocks were allocated before the trace")
+    assert found["notes"][0].startswith("591 blocks are older than the trace")
     assert found["candidates"][0]["same_end"]
 
 

@@ -297,7 +297,7 @@ def test_missing_permission_to_open_the_circuit_fails(api, changes):
 
 def test_forbidden_check_is_unknown(api):
     api.users[TOKEN] = User("restarter", tuple(role_rules([JOB])), "ml")
-    assert "could not look" in text_of(look(api, "restarter"), Unknown)
+    assert "cannot check this" in text_of(look(api, "restarter"), Unknown)
 
 
 def test_doctor_only_reads(api):

@@ -52,7 +52,7 @@ def test_sidecar_state_is_reported(server, tmp_path, ready, metrics, kind, text)
 def test_missing_sidecar_fails(tmp_path):
     with answering({}) as gone:
         pass
-    with pytest.raises(Unavailable, match="is the server running"):
+    with pytest.raises(Unavailable, match="check that the server runs"):
         sidecar(gone.url, tmp_path)
 
 

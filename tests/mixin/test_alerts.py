@@ -144,8 +144,8 @@ def recurring(gib: float) -> Line:
 
 
 NEXT_FAILS = Firing(
-    f"{WHO}): the job repeatedly requests 6GiB, but for the last 2m the largest possible allocation was 5GiB. Save a "
-    "checkpoint now. Then restart the job, or reduce the batch size or the sequence length."
+    f"{WHO}): the largest request of the last recorded step is 6GiB, but for the last 2m the largest possible "
+    "allocation was 5GiB. Save a checkpoint now. Then restart the job, or reduce the batch size or the sequence length."
 )
 PARAMETER = device("gpufrag_allocator_largest_active_block_bytes", 20 * GIB, pool="large", at="boundary")
 ONE_TO_FIVE = " ".join(f"{GIB * gib}" for gib in 20 * (1, 5))
@@ -399,14 +399,14 @@ HEALTH = [
     Case("GpufragAgentOverhead", "two percent, in two parts", "16m",
          [rank(STALLED, "0+0.3x120", cause="stats"), rank(STALLED, "0+0.3x120", cause="snapshot")], Firing(
              f"Job llm (rank 0, {POD}): the agent pauses the process for 2% of the time. Increase the agent's "
-             "interval, and report this as a bug: the agent should limit itself to 0.1%.")),
+             "interval or reduce its budget. With the default settings, the limit is 0.1%: please report a bug.")),
     Case("GpufragAgentOverhead", "measuring in the background", "30m",
          [rank(STALLED, "0+3x120", cause="measure"), rank(STALLED, "0+0.03x120", cause="snapshot")]),
     Case("GpufragAgentOverhead", "one per mille", "30m", [rank(STALLED, "0+0.03x120", cause="snapshot")]),
     Case("GpufragAgentOverhead", "counter reset", "30m", [rank(STALLED, "800+0.03x30 0+0.03x90", cause="snapshot")]),
     Case("GpufragRestartRefused", "circuit opens", "1m", [line(CIRCUIT, "0+0x1 1+0x100", **RESTARTER)],
-         Firing("Job gpufrag-restarter: restarts failed, did not help, or were too frequent. Check the restarter's "
-                "decisions, fix the cause, then close the circuit breaker.",
+         Firing("Job gpufrag-restarter: no job is restarted, because restarts failed, did not help, or were too "
+                "frequent. Check the restarter's decisions, fix the cause, then close the circuit breaker.",
                 job={"namespace": "ml", "job": "gpufrag-restarter"})),
     Case("GpufragRestartRefused", "circuit closed", "20m", [line(CIRCUIT, "0+0x100", **RESTARTER)]),
 ]  # fmt: skip

@@ -49,7 +49,7 @@ def test_ratio_and_free_share_decide(largest: int, free: int, health: Health) ->
 def test_stranded_share_decides_without_driver(stranded: int, health: Health) -> None:
     found = replace(DEVICE, large=replace(POOL, free_cached=stranded * GIB), **UNKNOWN)
     assert assess(found).health is health
-    assert "needs the driver's figures" in assess(found).reason
+    assert "unknown without the driver's figures" in assess(found).reason
 
 
 def test_empty_heap_without_driver_is_fine() -> None:

@@ -114,7 +114,7 @@ def test_unaccounted_memory_names_the_allowance_and_the_doubt() -> None:
         Cause.NEIGHBOURS,
         ("who holds the unaccounted memory: other processes, or a larger context of this process",),
     )
-    assert "38.0 GiB of unaccounted memory: 39.0 GiB is outside this allocator, of which 1.00 GiB" in found.evidence[0]
+    assert "38.0 GiB of unaccounted memory: 39.0 GiB is in use outside this allocator, minus 1.00" in found.evidence[0]
     small = judge(replace(FULL, requested=GIB + 512 * MIB, others=None))
     assert (small.cause, "1.00 GiB outside" in small.missing[0]) == (Cause.CAPACITY, True)
 

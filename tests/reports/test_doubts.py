@@ -26,5 +26,5 @@ def test_doubts_are_counted_by_kind() -> None:
     events = [event._replace(pool=(0, 0)) for event in recorder.trace]
     first, second = doubts(read_run(events, recorder.heap(), driver))
     assert "(flush or empty_cache: 1, flush or request in a private pool: 1)" in first
-    assert "the number of retries can be off by 2;" in first
-    assert second.startswith("2 segments ended before the snapshot")
+    assert "the number of retries can be off by 2." in first
+    assert second.startswith("2 segments were released before the snapshot")

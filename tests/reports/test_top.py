@@ -132,7 +132,7 @@ def test_filter_keeps_rows_that_meet_all_conditions(text: str, left: list[str]) 
     [
         ("ratio", "is not a condition such as"),
         ("speed>4", "columns: rank, device"),
-        ("ratio>much", "ratio is a number"),
+        ("ratio>much", "ratio must be a number"),
         ("margin<some", "is not a size"),
         ("state>dead", "compare it with = or !="),
     ],

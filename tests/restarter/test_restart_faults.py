@@ -326,7 +326,7 @@ def test_restart_that_cannot_be_counted_is_given_up(caplog):
     assert rig.go().outcomes == ["refused circuit-unavailable"]
     assert rig.time.steady_s - 100 <= 70
     assert_untouched(rig)
-    assert "a request keeps failing" in caplog.text
+    assert "a request of a restart keeps failing" in caplog.text
     rig.heal().time.move(600)
     assert_untouched(rig.go())
 

@@ -328,7 +328,7 @@ def test_other_signals_are_not_sent(save, signal):
 
 
 def test_job_without_a_signal_is_left_to_sigterm(fake, save):
-    assert "what it does not save on SIGTERM is lost" in save("").text
+    assert "work that it does not save on SIGTERM is lost" in save("").text
     assert all(command[0] != "scancel" for command in fake.ran)
 
 

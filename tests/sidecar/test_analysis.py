@@ -115,7 +115,7 @@ def test_events_of_another_heap_are_an_error_and_the_worker_goes_on(recorded: by
         raise KeyError("block")
 
     answered = answer(recorded, fail)  # type: ignore[arg-type]
-    assert answered.error == "its events or its heap are not possible (KeyError: 'block')"
+    assert answered.error == "its events or its heap are inconsistent (KeyError: 'block')"
 
 
 @pytest.fixture

@@ -245,7 +245,10 @@ def test_only_the_latest_ooms_are_listed() -> None:
 
 @pytest.mark.parametrize(
     ("ooms", "expected"),
-    [(0, "No recent out-of-memory errors."), (87, "the allocators counted 87 out-of-memory errors (rank 0: 87)")],
+    [
+        (0, "No recent out-of-memory errors."),
+        (87, "The allocators counted 87 out-of-memory errors since the processes started (rank 0: 87)"),
+    ],
 )
 def test_missing_reports_agree_with_the_counter(ooms: int, expected: str) -> None:
     totals = process_sample().devices[0].totals

@@ -217,5 +217,5 @@ def test_denied_ranks_are_counted_with_the_remedy(
     assert "1 alive, 0 dead, 1 denied" in served.get("/").text
     wait_until(lambda: "ready, but" in served.get("/-/ready").text)
     text = served.get("/-/ready").text
-    assert text.startswith("ready, but ranks denied: 1; run the sidecar as the job's user, or make the")
+    assert text.startswith("ready, but ranks denied: 1; run the sidecar as the job's user, or give both")
     assert ("fsGroup" in text, text.count("\n")) == (True, 1)

@@ -178,7 +178,7 @@ def test_too_little_memory_is_unavailable(saved, monkeypatch):
     ("code", "words"),
     [
         (errno.EISDIR, "is a directory; name the snapshot file in it"),
-        (errno.ENOENT, "no such file; take one with"),
+        (errno.ENOENT, "no such file; take a snapshot with"),
         (errno.EACCES, "permission denied; make the file readable"),
         (errno.EIO, "cannot be read (Input/output error)"),
     ],

@@ -69,7 +69,7 @@ def test_bad_reload_keeps_the_old_users(start: Any, protected: Path, caplog: Any
     server = start(config_file=protected)
     protected.write_text(text)
     server.call(server.server.reload)
-    wait_until(lambda: "reload failed, the old config stays" in caplog.text)
+    wait_until(lambda: "reload failed; the old config stays in effect" in caplog.text)
     assert server.get().status_code == 401
     assert server.get(auth=("alice", "old")).status_code == 200
 
@@ -79,13 +79,15 @@ def test_reload_that_removes_protection_is_logged(
     start: Any, protected: Path, caplog: pytest.LogCaptureFixture, host: str, warnings: int
 ) -> None:
     server = start(listen_address=f"{host}:0", config_file=protected)
-    assert "open to everyone" not in caplog.text
+    assert "everyone who can connect" not in caplog.text
     protected.write_text("")
     server.call(server.server.reload)
     wait_until(lambda: server.get().status_code == 200)
-    (gone,) = [record for record in caplog.records if record.message == "the web config file no longer protects"]
+    (gone,) = [
+        record for record in caplog.records if record.message == "the web config file no longer sets a protection"
+    ]
     assert (gone.levelname, gone.fields) == ("WARNING", {"off": "basic auth", "file": protected})
-    assert caplog.text.count("open to everyone who can connect") == warnings
+    assert caplog.text.count("no password: everyone who can connect has access") == warnings
 
 
 def test_reload_applies_new_settings(start: Any) -> None:
@@ -122,7 +124,7 @@ def test_refused_config_keeps_the_old_one(start: Any, caplog: pytest.LogCaptureF
 
     server = start(replace(hello(), reload=refuse))
     server.call(server.server.reload)
-    wait_until(lambda: "reload failed, the old config stays" in caplog.text)
+    wait_until(lambda: "reload failed; the old config stays in effect" in caplog.text)
     assert server.get().status_code == 200
 
 
@@ -135,9 +137,9 @@ def test_headers_are_added_to_every_answer(start: Any, write: Write) -> None:
 
 def test_server_open_to_everyone_is_logged(start: Any, caplog: pytest.LogCaptureFixture) -> None:
     start(listen_address="127.0.0.1:0")
-    assert "open to everyone" not in caplog.text
+    assert "everyone who can connect" not in caplog.text
     start(listen_address="0.0.0.0:0")
-    assert caplog.text.count("open to everyone who can connect; set a password with --web.config.file") == 1
+    assert caplog.text.count("no password: everyone who can connect has access; set one with --web.config.file") == 1
 
 
 def test_failing_background_task_does_not_end_the_server(start: Any, caplog: pytest.LogCaptureFixture) -> None:

@@ -110,7 +110,7 @@ def test_broken_certificate_keeps_the_old_one(
 ) -> None:
     (tmp_path / "tls.key").write_text("broken")
     served.call(served.server.reload)
-    wait_until(lambda: "reload failed, the old config stays" in caplog.text)
+    wait_until(lambda: "reload failed; the old config stays in effect" in caplog.text)
     assert talk(served, context(certificate.cert)).startswith(b"HTTP/1.1 200 ")
 
 
@@ -125,7 +125,7 @@ def test_reload_that_removes_tls_is_logged(
         caplog.clear()
         path.write_text(text)
         server.call(server.server.reload)
-        wait_until(lambda: "no longer protects" in caplog.text)
+        wait_until(lambda: "no longer sets a protection" in caplog.text)
         assert [record.fields["off"] for record in caplog.records if "off" in record.fields] == [off]
 
 

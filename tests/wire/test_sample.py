@@ -87,7 +87,7 @@ def test_whole_seconds_may_be_integers() -> None:
 
 @pytest.mark.parametrize("schema", [module.SCHEMA + 1, 1 << 62])
 def test_newer_schema_is_its_own_error(schema: int) -> None:
-    with pytest.raises(NewerVersion, match=f"schema {schema}, .*; upgrade the reader"):
+    with pytest.raises(NewerVersion, match=f"schema {schema}, .*; upgrade gpufrag"):
         decode(changed(schema=schema, identity="of another form"))
 
 

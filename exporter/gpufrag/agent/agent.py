@@ -195,7 +195,7 @@ class Agent:
         try:
             turn(**how)
         except BaseException as error:
-            self._errors.note("sampler", error, "report it, with this line")
+            self._errors.note("sampler", error, "please report this line as a bug")
 
     def _turn(self, last: bool = False) -> None:
         wanted = dict(self._wanted)

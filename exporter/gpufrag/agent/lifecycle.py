@@ -45,7 +45,7 @@ def launch(framework: ModuleType) -> None:
     else:
         errors = ErrorCounter()
         if os.environ.get(SHIM_FAILURES):
-            errors.note("injection", "the shim failed in this process or its parent", "its stderr has the reason")
+            errors.note("injection", "the shim failed in this process or its parent", "see the stderr of that process")
         begin(connect(framework, errors), settings, errors)
     if settings.anchor is not None and framework.__name__ == "torch":
         from .torch.anchor import Anchor

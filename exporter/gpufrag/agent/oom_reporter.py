@@ -117,10 +117,10 @@ class OomReporter:
             try:
                 self._keep(report)
             except (OSError, Unavailable) as error:
-                self._errors.note("oom", error, "its report is lost, its count is not")
+                self._errors.note("oom", error, "the error is counted, but its report is lost")
             return report.cause
         except BaseException as error:  # the job's own error is about to be raised, and nothing may replace it
-            self._errors.note("oom", error, "this error is counted without a report")
+            self._errors.note("oom", error, "the error is counted, but has no report")
             return UNEXPLAINED
 
     def _report(self, fault: Fault) -> OomReport:

@@ -110,7 +110,7 @@ class Sampler:
                     wake()
                 at_boundary(steps.count)
             except BaseException as error:  # the program's stack is below: nothing of ours may reach it
-                self._errors.note("step", error, "snapshots are taken by the timer if this continues")
+                self._errors.note("step", error, "if this continues, the agent takes snapshots by timer")
 
         if self._source.watch_steps(on_step):
             self._steps = steps
@@ -298,7 +298,7 @@ class Sampler:
             for found in measure_recording(recording_file.decode(file)):
                 self._add(found)
         except BadInput as error:
-            self._errors.note("measure", error, "its figures are absent")
+            self._errors.note("measure", error, "the figures of this recording are absent")
         finally:
             self._stalls["measure"] += (spent := self._clocks.cpu() - began)
             self._extra_cost += spent

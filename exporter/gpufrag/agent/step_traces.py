@@ -49,7 +49,7 @@ class StepTraces:
             request = self._request = _Request(steps, stacks)
         if not request.done.wait(timeout):
             self._end(request, read=False)
-            raise Unavailable(f"{steps} steps did not end within {timeout:g} s; does this process train?")
+            raise Unavailable(f"{steps} steps did not end within {timeout:g} s; check that this process trains")
         if request.snapshot is None:
             raise Unavailable(request.failure)
         return request.snapshot

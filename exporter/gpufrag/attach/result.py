@@ -31,7 +31,7 @@ def report_path(target: Target) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="gpufrag-attach-") as folder:
         if not is_visible(target.pid, Path(folder).absolute()):
             raise Unavailable(
-                f"process {target.pid} does not see {Path(folder).parent}; set TMPDIR to a folder that it sees too"
+                f"process {target.pid} cannot access {Path(folder).parent}; set TMPDIR to a folder that both can access"
             )
         if os.geteuid() != target.uid:
             os.chown(folder, target.uid, target.gid)

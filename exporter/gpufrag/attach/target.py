@@ -82,7 +82,7 @@ def _check(pid: int, caller: Caller, proc: Path) -> None:
         pid, PAYLOAD, proc
     ):
         raise Unavailable(
-            f"process {pid} is in another container and does not see {PAYLOAD}; run this command inside that "
+            f"process {pid} is in another container and cannot read {PAYLOAD}; run this command inside that "
             "container, with gpufrag installed there"
         )
 
@@ -213,5 +213,5 @@ def _kernel_errors(pid: int) -> Iterator[None]:
         raise Unavailable(f"no process {pid} (any more); find the pid with: ps -e | grep python") from None
     except PermissionError as error:
         raise Unavailable(
-            f"process {pid}: cannot read {error.filename}; it needs root or the capability CAP_SYS_PTRACE"
+            f"process {pid}: cannot read {error.filename}; run this command as root or with CAP_SYS_PTRACE"
         ) from None

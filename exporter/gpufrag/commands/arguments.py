@@ -10,7 +10,10 @@ from typing import Any
 from ..errors import BadInput, UsageError
 from ..units import format_bytes
 
-FOLDER_HELP = "the agents' folder (default: $GPUFRAG_DIR, else /run/gpufrag or gpufrag-UID in the temporary directory)"
+FOLDER_HELP = (
+    "the agents' folder (default: $GPUFRAG_DIR, else /run/gpufrag if it exists, else gpufrag-UID in the temporary "
+    "directory)"
+)
 
 
 def option(

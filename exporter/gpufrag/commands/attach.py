@@ -26,7 +26,7 @@ SUCCESSES = {
 FAILURES = {
     "disabled": "GPUFRAG_DISABLE=1 is set in it; nothing was started",
     "importing": "it is importing torch right now; try again in a few seconds",
-    "interrupted": "a signal handler of the program raised an exception, which the program got; attach again",
+    "interrupted": "the program received an exception of its own signal handler at that moment; attach again",
     "failed": "the agent could not start in it; the process continues without it",
 }
 

@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--target-bytes",
         metavar="SIZE",
         type=argument(parse_memory),
-        help="stop when one request of this size fits (default: move everything that helps)",
+        help="stop when one request of this size fits; without a target, move everything that helps",
     )
     parser.add_argument("--verify", action="store_true", help="compare a checksum of each tensor before and after")
     parser.add_argument(

@@ -82,7 +82,7 @@ def _reports(named: Path | None) -> tuple[OomReport, ...]:
         look = read_all(folder, MOST)
     except FileNotFoundError:
         raise Unavailable(
-            f"{folder}: no such folder; the first agent creates it; choose another with --folder"
+            f"{folder}: no such folder (the first agent creates it); choose another with --folder"
         ) from None
     except OSError as error:
         raise Unavailable(f"{folder}: {error.strerror}; name the agents' folder with --folder") from None

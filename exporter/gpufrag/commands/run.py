@@ -54,8 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--anchor",
         metavar="SHARE",
         type=_share,
-        help="reserve this share of the process's device, such as 20%%, in one piece for later large requests; other "
-        "processes cannot use that memory (default: off)",
+        help="reserve this share of the device, such as 20%%, as one block for later large requests; other processes "
+        "cannot use it (default: off)",
     )
     add(
         "--leak-threshold",
@@ -77,7 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--name",
         metavar="NAME",
-        help="the value of the label job_name in the job's alerts (default: the name of its script)",
+        help="name of the job, the label job_name of its alerts (default: the name of its script)",
     )
     add("--grace", metavar="DURATION", help="time between SIGTERM and SIGKILL when CMD is restarted (default: 60s)")
     add("--in-place", action="store_true", help="restart only torchrun's workers; needs torchrun --max-restarts")
@@ -96,7 +96,7 @@ def run(options: argparse.Namespace) -> int:
         try:
             to_write(environment)
         except Unavailable as error:  # the job may run elsewhere (srun), where the folder can be used
-            print(f"gpufrag: {error}; the job runs without being visible here", file=sys.stderr)
+            print(f"gpufrag: {error}; the job starts, but gpufrag does not monitor it here", file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
     if "/" not in job[0] and shutil.which(job[0]) is None:

@@ -106,7 +106,8 @@ def _reader(options: argparse.Namespace) -> Iterator[Read]:
 
     folder = to_read() if source is None else folder_name(source)
     if not folder.is_dir():
-        raise Unavailable(f"{folder}: no such folder; start a job with gpufrag run, or name its folder")
+        what = "not a folder" if folder.exists() else "no such folder"
+        raise Unavailable(f"{folder}: {what}; start a job with gpufrag run, or name its folder")
     fleet = FleetSource(folder, FolderSettings(), None, AnalysisSettings())
 
     def read() -> Sequence[RankRow]:

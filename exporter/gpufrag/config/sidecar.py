@@ -157,8 +157,8 @@ class ControlSettings:
     token_file: Annotated[
         Path | None,
         about(
-            "File with bearer tokens, one per line. Checkpoints, defragmentations and the page's buttons require one of"
-            " them. The sidecar reads the file again for each request. Without it, these requests are not possible.",
+            "File with bearer tokens for checkpoints, defragmentations and the page's buttons, one per line. The"
+            " sidecar reads the file again for each request. Without it, these requests are not possible.",
             "--control.token-file",
         ),
     ] = None

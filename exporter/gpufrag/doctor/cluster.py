@@ -90,7 +90,8 @@ def _permissions(place: Place) -> Result:
     ]
     if missing:
         return Fail(
-            f"{who} may not, in {place.namespace}: {some(missing)}; grant it, or use the restarter's credentials"
+            f"{who} lacks permissions in {place.namespace}: {some(missing)}; grant them, or use the restarter's "
+            "credentials"
         )
     if not restartable:
         return Fail(f"{who} may restart nothing in {place.namespace}; add it to the chart's allowedNamespaces")
@@ -254,7 +255,7 @@ def _or_unknown(check: Check[Place]) -> Check[Place]:
         try:
             return check.run(place)
         except Denied as error:
-            return Unknown(f"could not look: {error}")
+            return Unknown(f"cannot check this: {error}")
 
     return Check(check.name, check.looks_at, run, check.gate)
 

@@ -87,7 +87,9 @@ def _bare(uuid: str) -> str:
 
 def sidecar(host: Host) -> Result:
     ready = host.sidecar.get("/-/ready")
-    state = ready.text.strip()[:300]
+    state = " ".join(ready.text.split())[:300]
+    if ready.status == 404:
+        return Fail(f"{ready.url} does not exist: this is not a gpufrag sidecar; check the address")
     if ready.status != 200:
         return Fail(f"{ready.url} answered with status {ready.status}: {state}")
     if state != "ready":

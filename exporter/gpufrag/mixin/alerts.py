@@ -102,10 +102,11 @@ def _request_served(config: Config, *matchers: str) -> str:
 def next_request_will_fail(config: Config) -> Alert:
     """Peaks do not count: at a peak the recurring block itself is allocated."""
     worst = f"bottomk(1, {_request_served(config, JOB)})"
+    largest = figure(config, names.LARGEST_ALLOCATABLE, DEVICE, BETWEEN_PEAKS, over="max")
     sizes = (
-        f"{WHERE}: the job repeatedly requests {figure(config, names.LARGEST_RECURRING, DEVICE, over='max')}, but for "
-        f"the last {_window(config)} the largest possible allocation was "
-        f"{figure(config, names.LARGEST_ALLOCATABLE, DEVICE, BETWEEN_PEAKS, over='max')}"
+        f"{WHERE}: the largest request of the last recorded step is "
+        f"{figure(config, names.LARGEST_RECURRING, DEVICE, over='max')}, but for the last {_window(config)} the "
+        f"largest possible allocation was {largest}"
     )
     return Alert(
         name=AlertName.NEXT_REQUEST_WILL_FAIL,
@@ -263,7 +264,7 @@ def sample_stale(config: Config) -> Alert:
         severity=WARNING,
         expr=f"time() - min by ({config.by_job}) ({recent}) > {number(config.thresholds.stale)}",
         hold=config.timing.hold,
-        summary="A rank is alive but its agent writes no samples: the process hangs, or its clock is wrong",
+        summary="A rank is alive but its agent writes no samples: the process hangs, or the host's clock is wrong",
         description=f"{templates.lookup(config, worst, WHERE)}: the last sample is {value('humanizeDuration')} old. "
         "Run `py-spy dump --pid PID` to see where the process hangs.",
     )
@@ -316,8 +317,8 @@ def agent_overhead(config: Config) -> Alert:
         hold=2 * config.timing.hold,
         summary="The gpufrag agent slows the job down",
         description=f"{templates.lookup(config, f'topk(1, {pause_share(config, JOB)})', WHERE)}: the agent pauses the "
-        f"process for {value('humanizePercentage')} of the time. Increase the agent's interval, and report this as a "
-        "bug: the agent should limit itself to 0.1%.",
+        f"process for {value('humanizePercentage')} of the time. Increase the agent's interval or reduce its "
+        "budget. With the default settings, the limit is 0.1%: please report a bug.",
     )
 
 
@@ -329,8 +330,8 @@ def restart_refused(config: Config) -> Alert:
         expr=f"max by ({config.by_job}) ({recent}) == 1",
         hold=0,
         summary="The restarter's circuit breaker is open: no job is restarted",
-        description=": restarts failed, did not help, or were too frequent. Check the restarter's decisions, fix the "
-        "cause, then close the circuit breaker.",
+        description=": no job is restarted, because restarts failed, did not help, or were too frequent. Check the "
+        "restarter's decisions, fix the cause, then close the circuit breaker.",
     )
 
 

@@ -18,6 +18,7 @@ ACT_RATIO = 4.0
 TUNE_RATIO = 2.0
 TUNE_SHARE, ACT_SHARE = 0.2, 0.4
 """Shares of reserved memory that is not in use."""
+_COMPARE = "compare allocator settings with `gpufrag whatif`; expandable_segments:True usually helps most"
 
 
 class Health(str, Enum):
@@ -49,7 +50,8 @@ def assess(found: Fragmentation) -> Assessment:
         return Assessment(Health.ACT, "no further request can succeed")
     if found.ratio is None:
         share = found.stranded / found.reserved if found.reserved else 0.0
-        text = f"{share:.0%} of reserved memory is pinned between live blocks; the ratio needs the driver's figures"
+        pinned = f"{share:.0%} of reserved memory is pinned between live blocks"
+        text = f"{pinned}; the ratio is unknown without the driver's figures"
         return Assessment(_health_of_share(share), text)
     largest, free = format_bytes(found.largest_allocatable or 0), format_bytes(found.free_total or 0)
     reason = f"ratio {found.ratio:.2f}: the largest possible request is {largest}, of {free} free"
@@ -145,7 +147,7 @@ def _empty_cache(profile: Profile) -> Iterator[Finding]:
             "empty_cache",
             "torch.cuda.empty_cache() in the loop returns memory that the next step allocates again",
             f"{profile.empty_caches:,} calls returned {format_bytes(profile.emptied)}",
-            "remove the calls; the allocator returns free memory on its own before it fails",
+            "remove the calls of empty_cache(): the allocator returns free memory on its own before it fails",
         )
 
 
@@ -157,7 +159,7 @@ def _large_temporary(profile: Profile) -> Iterator[Finding]:
             "one short-lived tensor makes a large part of the peak",
             f"{where(temporary.stack)} holds {format_bytes(temporary.size)} of "
             f"{format_bytes(profile.peak.active)} at the peak, and frees it soon after",
-            "compute it in chunks, or in place",
+            f"compute the tensor of {where(temporary.stack)} in chunks, or in place",
             temporary.size,
         )
 
@@ -169,12 +171,13 @@ def _late_optimizer(profile: Profile) -> Iterator[Finding]:
     size = sum(stats.kept_size for _, stats in late)
     largest = _largest(late)
     if largest and size >= 0.01 * profile.peak_reserved:
+        more = f" with {len(late) - 1} more call sites" if len(late) > 1 else ""
         yield Finding(
             "late_optimizer_state",
             "the optimizer created its state after the first activations, between their blocks",
-            f"{where(largest[0])} and {len(late) - 1} more call sites hold {format_bytes(size)} of optimizer state",
-            "create the state before the first forward pass (one optimizer step with zero gradients and zero "
-            "learning rate)",
+            f"{where(largest[0])}{more} holds {format_bytes(size)} of optimizer state",
+            "create the optimizer's state before the first forward pass: run one optimizer step with zero gradients "
+            "and zero learning rate",
         )
 
 
@@ -188,9 +191,9 @@ def _kept_across_steps(profile: Profile) -> Iterator[Finding]:
         stack, stats = kept
         yield Finding(
             "kept_across_steps",
-            "tensors of every part of the trace are still live at its end",
+            "tensors that were allocated throughout the trace are still live at its end",
             f"{where(stack)} keeps {stats.kept:,} of {stats.count:,} blocks ({format_bytes(stats.kept_size)})",
-            "keep numbers instead of tensors (.item(), .detach().cpu()), or bound the cache",
+            f"at {where(stack)}, keep numbers instead of tensors (.item(), .detach().cpu()), or bound the cache",
             stats.kept_size,
         )
 
@@ -294,7 +297,7 @@ def _unused(profile: Profile) -> Iterator[Finding]:
             "unused_share",
             f"{above} of the reserved memory is not in use at the peak",
             f"{format_bytes(unused)} of {format_bytes(profile.peak_reserved)}",
-            "compare allocator settings with `gpufrag whatif`; expandable_segments:True usually helps most",
+            _COMPARE,
         )
 
 
@@ -314,13 +317,16 @@ def _pinned(profile: Profile) -> Iterator[Finding]:
         )
     elif not (profile.events and profile.peak_fragmentation > TUNE_SHARE):
         expandable = profile.heap.settings.expandable_segments
+        at = f" after {moment.events:,} of {profile.events:,} events" if profile.events else ""
         yield Finding(
             "pinned_memory",
             "live blocks pin free memory between them, which can serve only small requests",
-            f"{format_bytes(found.stranded)} of {format_bytes(found.reserved)} reserved",
+            f"{format_bytes(found.stranded)} of {format_bytes(found.reserved)} reserved{at}",
             "allocate long-lived tensors before short-lived ones of similar size (expandable segments are on already)"
             if expandable
-            else "try expandable_segments:True; with a recorded history `gpufrag whatif` computes its effect",
+            else _COMPARE
+            if profile.events
+            else "try expandable_segments:True; from a snapshot with history, `gpufrag whatif` computes its effect",
         )
 
 

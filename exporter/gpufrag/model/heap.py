@@ -92,12 +92,12 @@ def parse(snapshot: Mapping[str, Any] | Sequence[Any], settings: Settings | None
     if isinstance(snapshot, Mapping):
         if "segments" not in snapshot:
             raise BadInput(
-                "not a memory snapshot: it has no key 'segments'; take it with torch.cuda.memory._snapshot()"
+                "not a memory snapshot: it has no key 'segments'; take one with torch.cuda.memory._dump_snapshot()"
             )
         raw_segments = snapshot["segments"]
         recorded = snapshot.get("allocator_settings")
     if not isinstance(raw_segments, (list, tuple)):
-        raise BadInput(f"not a memory snapshot: its segments are a {type(raw_segments).__name__}, not a list")
+        raise BadInput(f"not a memory snapshot: 'segments' is {type(raw_segments).__name__}, not list; take a new one")
     if isinstance(recorded, Mapping) and recorded:
         settings = parse_recorded(recorded)
     segments = [_parse_segment(raw, index) for index, raw in enumerate(raw_segments)]

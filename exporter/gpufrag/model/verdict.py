@@ -231,8 +231,8 @@ RULES = (
     Rule(
         Cause.NEIGHBOURS,
         _without_others,
-        "{need} would fit without {foreign} of unaccounted memory: {outside} is outside this allocator, of which "
-        "{context} is assumed to be the process's own context",
+        "{need} would fit without {foreign} of unaccounted memory: {outside} is in use outside this allocator, minus "
+        "{context} that gpufrag assumes for the process's own context",
     ),
     Rule(
         Cause.CAPACITY,

@@ -85,7 +85,8 @@ def advice(explained: Explained, found: Sequence[Culprit], rules: Sequence[Findi
         gain = culprit.unpinned if culprit.allocatable is None else culprit.allocatable
         if gain and culprit.stack:
             what = "reclaimable" if culprit.allocatable is None else "larger possible request"
-            change = f"allocate the blocks of {where(culprit.stack)} before large ones, or copy them out and free them"
+            blocks = f"the blocks of {where(culprit.stack)}"
+            change = f"allocate {blocks} before larger blocks, or copy them and free the originals"
             result.append(Advice(change, gain, what))
     result += [Advice(rule.change, rule.gain, "less in use" if rule.gain else "not measured") for rule in rules]
     unique = {each.change: each for each in sorted(result, key=lambda each: each.gain or 0)}

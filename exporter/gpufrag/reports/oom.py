@@ -111,7 +111,7 @@ def _driver(report: OomReport) -> Iterator[str]:
 
 def _peak_title(report: OomReport) -> str:
     before = 0.0 if report.last_peak is None else max(0.0, report.time - report.last_peak.time)
-    return f"memory at the peak of the step recorded {format_duration(before)} before"
+    return f"memory at the peak of the last recorded step, {format_duration(before)} before the error"
 
 
 def _stack(report: OomReport) -> list[str]:

@@ -93,9 +93,9 @@ def _condition(text: str) -> Condition:
         try:
             value = float(value)
         except ValueError:
-            raise UsageError(f"{column.name} is a number, such as {column.name}>4 (got {value!r:.40})") from None
+            raise UsageError(f"{column.name} must be a number, such as {column.name}>4 (got {value!r:.40})") from None
     elif found[2] not in ("=", "!="):
-        raise UsageError(f"{column.name} is a text: compare it with = or != (got {text.strip()!r:.60})")
+        raise UsageError(f"{column.name} is text: compare it with = or != (got {text.strip()!r:.60})")
     return Condition(column, _OPERATORS[found[2]], value)
 
 

@@ -24,17 +24,17 @@ def notes(compared: Compared) -> Iterator[str]:
     run, limit = compared.run, compared.limit
     if run.older:
         yield (
-            f"{run.older:,} blocks were allocated before the trace begins: the comparison packs them and omits the "
-            "memory that was cached next to them, so real peaks can be higher; for exact results, record from the "
-            "start of the process, with a larger max_entries if the trace was cut off"
+            f"{run.older:,} blocks are older than the trace. The comparison packs them without gaps, so real peaks can "
+            "be higher. For exact results, record from the start of the process; if the trace was cut off, raise "
+            "max_entries"
         )
     if run.program.strangers:
         yield f"{run.program.strangers:,} frees in the trace have no matching allocation; gpufrag ignores them"
     if limit == run.recorded_limit and not compared.candidates[0].outcome.same_end:
         yield (
-            "the replay under the recorded setting ends in a different heap than the recorded one: by a few MiB if "
-            "libraries allocated memory from the driver, by more if the snapshot lacks a setting (add --recorded-limit "
-            "if the process had a limit)"
+            "the replay under the recorded setting does not end in the recorded heap. A difference of a few MiB comes "
+            "from libraries that allocate memory from the driver. A larger one means that the snapshot lacks a "
+            "setting: if the process had a memory limit, add --recorded-limit"
         )
     yield from doubts(run)
     if any(operation.kind in (FAIL, FAIL_IN_CAPTURE) for operation in run.program.operations):
@@ -47,11 +47,11 @@ def notes(compared: Compared) -> Iterator[str]:
     if compared.bound is None:
         yield from _unlimited(compared)
     if strange := unknown_options(compared.candidates[0].conf):
-        yield f"unknown setting in the recording: {', '.join(strange)}; gpufrag keeps it and simulates no effect of it"
+        yield f"unknown setting in the recording: {', '.join(strange)}; the replay ignores its effect"
     if any(operation.kind == AWAIT for operation in run.program.operations):
         yield (
-            "blocks that another stream used become free when the GPU finishes with them; the replay uses the recorded "
-            "timing, but with another timing a request near the limit can cause a flush"
+            "some blocks became free only when another stream had finished with them. The replay uses the recorded "
+            "times; in another run, a request near the limit can cause a flush"
         )
 
 
@@ -60,13 +60,13 @@ def doubts(run: Run) -> Iterator[str]:
     if run.program.doubts:
         kinds = ", ".join(f"{kind}: {count:,}" for kind, count in run.program.doubts.items())
         yield (
-            f"the trace is incomplete ({kinds}): the number of retries can be off by {run.program.inferred:,}; record "
-            "with stacks to include the calls of empty_cache (_record_memory_history(context='all'))"
+            f"the trace is incomplete ({kinds}): the number of retries can be off by {run.program.inferred:,}. To "
+            "record the calls of empty_cache too, use _record_memory_history(context='all')"
         )
     if run.unclear_segments:
         yield (
-            f"{run.unclear_segments:,} segments ended before the snapshot, and the trace does not show which of them "
-            "belonged to a MemPool or CUDA graph; torch 2.12 and later record the pool of each event"
+            f"{run.unclear_segments:,} segments were released before the snapshot. The trace does not show which of "
+            "them belonged to a MemPool or CUDA graph; torch 2.12 and later record the pool of each event"
         )
 
 

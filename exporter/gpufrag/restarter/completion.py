@@ -31,18 +31,18 @@ REPORT_WAIT_S = 30.0
 NO_EFFECT_AFTER_S = 5.0
 """An order that can no longer be repeated counts as without effect if the job still runs after this time."""
 
-SUCCESS = Result(decisions.RESTARTED, "restarted", "The job was restarted and all of it runs.")
+SUCCESS = Result(decisions.RESTARTED, "restarted", "The job was restarted, and all its processes run.")
 DELETED = Result(decisions.ENDED, "deleted", "The job was deleted during its restart.")
 FINISHED = Result(decisions.ENDED, "finished", "The job finished during its restart.")
 NOT_STOPPED = Result(
     decisions.FAILED,
     "not-stopped",
-    "The job did not stop within restart.stop_timeout and was started anyway. Look for processes that still end.",
+    "The job did not stop within restart.stop_timeout and was started anyway. Look for processes that have not exited.",
 )
 NOT_RUNNING = Result(
     decisions.FAILED,
     "not-running",
-    "The job does not run completely within restart.run_timeout{waits}. It is not restarted again.",
+    "The restarted job was not fully running within restart.run_timeout{waits}. It is not restarted again.",
 )
 WAITS = Result(
     decisions.ENDED,
@@ -53,8 +53,8 @@ BY_ANOTHER = Result(decisions.ENDED, "by-another", "Another restarter completed 
 NO_EFFECT = Result(
     decisions.ENDED,
     "no-effect",
-    "The order to restart has no visible effect and the job keeps running. The order is not repeated, because the "
-    "checkpoint is too old by now.",
+    "The restart had no effect, and the job keeps running. The restarter does not try again, because the checkpoint is "
+    "too old by now.",
 )
 NOT_PERMITTED = "not-permitted"
 GIVEN_UP = "given-up"

@@ -47,7 +47,7 @@ class Recovery:
         for job in jobs:
             key = _claim(job)
             if key is None:
-                text = "Another process left a restart of this job unfinished. This restarter completes it."
+                text = "Another restarter left a restart of this job unfinished. This restarter completes it."
                 self.decisions.publish(decisions.TAKEN_OVER, "unfinished", text, job=job)
                 take_over(job)
             elif now_s - claims[key] >= self.claim_lasts_s:
@@ -67,9 +67,9 @@ class Recovery:
         try:
             self.completion.close(job)
         except BackendError as error:  # the next search finds it again
-            event(log, logging.WARNING, "cannot remove a claim", job=job.name, reason=error)
+            event(log, logging.WARNING, "cannot remove the restarter's claim from a job", job=job.name, reason=error)
         else:
-            text = "Another process claimed this job and never restarted it. The claim was removed."
+            text = "Another restarter announced a restart of this job and never began it. The announcement was removed."
             self.decisions.publish(decisions.TAKEN_OVER, "unfinished", text, job=job)
 
 

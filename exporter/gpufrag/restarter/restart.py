@@ -283,7 +283,7 @@ class Restarter:
         except NotFound:
             return
         except BackendError as error:
-            event(log, logging.WARNING, "cannot remove a claim", job=job.name, reason=error)
+            event(log, logging.WARNING, "cannot remove the restarter's claim from a job", job=job.name, reason=error)
 
     def _unclaim(self, order: Order, job: Job, *phases: str, at_s: float | None = None) -> None:
         """The attempt stays in the record, so the next one waits for the cooldown. `at_s`: it was defragmented then."""

@@ -41,7 +41,7 @@ def retry_until(
             if left <= 0:
                 raise
             if tries == REPORTED_TRIES:
-                event(log, logging.WARNING, "a request keeps failing", tries=tries, reason=error)
+                event(log, logging.WARNING, "a request of a restart keeps failing", tries=tries, reason=error)
                 if report is not None:
                     report(error)
             yield min(max(delay, error.retry_after_s or 0.0), left)

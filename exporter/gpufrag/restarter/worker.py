@@ -276,8 +276,8 @@ class Worker:
             result: Result | Refused = end.value
         except Exception as error:
             log.exception("a restart failed unexpectedly")
-            label, text = reasons.INTERNAL_ERROR.label, f"gpufrag failed ({error}); the restart will be completed."
-            result = Result(decisions.FAILED, label, text)
+            text = f"Internal error ({error}). The restarter will complete the restart."
+            result = Result(decisions.FAILED, reasons.INTERNAL_ERROR.label, text)
         del self._running[one.job.uid]
         if result is BY_ANOTHER:
             event(log, logging.INFO, "another restarter completed a restart", job=one.job.name)
@@ -310,7 +310,7 @@ class Worker:
             self.circuit.open(refusal.reason.text)
         if refusal.reason != reasons.INEFFECTIVE or job.record.stopped is not None:
             return
-        self.circuit.failed(f"{job.name} is not restarted any more")
+        self.circuit.failed(f"restarts did not help {job.name}")
         try:
             self._backend.remember(job, replace(job.record, stopped=refusal.detail).annotations())
         except BackendError as error:  # the next alert leads here again

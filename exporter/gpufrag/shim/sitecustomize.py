@@ -56,7 +56,7 @@ def _report(error):  # type: (BaseException) -> None
     os.environ[FAILURES] = str(int(before) + 1 if before.isdigit() else 1)
     if not before and sys.stderr is not None:
         what = type(error).__name__ + ": " + str(error)
-        sys.stderr.write("gpufrag: no agent (" + what + "); training continues; GPUFRAG_DISABLE=1 turns it off\n")
+        sys.stderr.write("gpufrag: no agent (" + what + "); training continues; GPUFRAG_DISABLE=1 disables gpufrag\n")
 
 
 def _succeeds(action, *arguments):  # type: (object, *object) -> bool

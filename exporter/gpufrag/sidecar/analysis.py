@@ -366,7 +366,7 @@ def answer(data: bytes, work: Callable[[bytes], _Answer]) -> _Answer:
     except (GpufragError, MemoryError) as failure:
         found = _Answer(0.0, error=str(failure) or type(failure).__name__)
     except Exception as failure:  # events and heap that no allocator wrote; the next recording may be of another rank
-        found = _Answer(0.0, error=f"its events or its heap are not possible ({type(failure).__name__}: {failure})")
+        found = _Answer(0.0, error=f"its events or its heap are inconsistent ({type(failure).__name__}: {failure})")
     return replace(found, cpu_seconds=time.process_time() - began)
 
 

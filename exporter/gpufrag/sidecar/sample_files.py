@@ -35,7 +35,7 @@ class Skip(str, Enum):
 
 
 REMEDIES = {
-    Skip.DENIED: "run the sidecar as the job's user, or make the folder writable for a group of both before the job "
+    Skip.DENIED: "run the sidecar as the job's user, or give both a group that may write to the folder, before the job "
     "starts (chmod 2770; in Kubernetes an emptyDir volume, or securityContext.fsGroup)",
     Skip.HUGE: "if it is an agent's, raise folder.max_file_size",
     Skip.NEWER: "upgrade this gpufrag",

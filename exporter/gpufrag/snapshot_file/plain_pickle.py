@@ -109,7 +109,10 @@ def loads(data: bytes | bytearray) -> Any:
         return machine.run()
     except KeyError:
         code = data[machine.at - 1]
-        raise BadInput(f"it holds more than plain data (instruction {code:#04x} at byte {machine.at - 1})") from None
+        raise BadInput(
+            f"it holds more than plain data, so loading it could run code (instruction {code:#04x} at byte "
+            f"{machine.at - 1})"
+        ) from None
     except (IndexError, ValueError, TypeError, AttributeError, struct.error):
         if machine.at >= len(data):
             raise BadInput("it is cut off in the middle") from None

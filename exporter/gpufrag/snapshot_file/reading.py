@@ -41,7 +41,7 @@ _CHUNK = 1 << 16
 _GZIP, _PICKLE, _ZIP = b"\x1f", b"\x80", b"P"  # the first bytes of each
 _JSON = (b"{", b"[", b" ", b"\t", b"\r", b"\n")
 _KNOWN = (_GZIP, _PICKLE, *_JSON)
-_HOW = "take one with torch.cuda.memory._dump_snapshot('snapshot.pickle')"
+_HOW = "take a snapshot with torch.cuda.memory._dump_snapshot('snapshot.pickle')"
 
 
 class Saved(NamedTuple):

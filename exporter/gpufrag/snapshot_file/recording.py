@@ -15,7 +15,9 @@ from ..model.trace.events import Event, parse_rows, parse_trace
 from ..model.trace.whatif import Run, ends_as_recorded, read_run
 from .reading import Saved, load, name_of, read_raw, size_of
 
-HOW = "call torch.cuda.memory._record_memory_history() when the job starts, torch.cuda.memory._dump_snapshot() later"
+HOW = (
+    "call torch.cuda.memory._record_memory_history() when the job starts, and torch.cuda.memory._dump_snapshot() later"
+)
 
 
 class Recording(NamedTuple):
@@ -51,7 +53,7 @@ def read_recordings(source: str | Path, device: int | None = None, torch: str | 
     raw = load(source)
     name = name_of(source)
     if not isinstance(raw, Mapping):
-        raise BadInput(f"{name}: a list of segments holds no history; {HOW}")
+        raise BadInput(f"{name}: a list of segments has no history; {HOW}")
     if torch is not None:
         raw = {**raw, "torch": torch}
     try:
@@ -101,7 +103,7 @@ def _from_snapshot(name: str, raw: Mapping[str, Any], saved: Saved, device: int 
     traces = raw.get("device_traces")
     recorded = [index for index, trace in enumerate(traces) if trace] if isinstance(traces, list) else []
     if not isinstance(traces, list) or not recorded:
-        raise BadInput(f"it holds no history, only segments, which gpufrag measure reads; for history {HOW}")
+        raise BadInput(f"it has no history; {HOW}")
     if device is not None and device not in recorded:
         raise UsageError(f"--device {device}: {name} holds traces of device {', '.join(map(str, recorded))}")
     return [

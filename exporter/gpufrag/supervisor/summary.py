@@ -167,7 +167,7 @@ def _other_setting(needs: Needs) -> str:
     if better is None:
         return "other settings: none needs at least 2 % less"
     size, own = needs.smallest_limits[better], needs.smallest_limits[RECORDED_PACKED]
-    return f"other settings: {better} needs {format_bytes(own - size)} less (both from a heap without gaps)"
+    return f"other settings: {better} needs {format_bytes(own - size)} less in a replay of that step"
 
 
 def _faults(samples: Sequence[ProcessSample]) -> str:

@@ -56,7 +56,7 @@ class TokenFile:
         try:
             tokens = self._tokens()
         except (Unavailable, BadInput) as error:
-            event(log, logging.ERROR, "all tokens are refused", reason=error)
+            event(log, logging.ERROR, "cannot read the token file; refusing every request", reason=error)
             return False
         return any([hmac.compare_digest(token, given.strip()) for token in tokens])  # compares all: constant time
 

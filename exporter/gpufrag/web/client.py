@@ -49,7 +49,8 @@ class Answer:
     def json(self) -> Any:
         """Return the decoded body of an answer with status 200. Raises Unavailable for any other answer."""
         if self.status != 200:
-            hint = "; it requires a token or password" if self.status in (401, 403) else ""
+            login = "; it requires a token or password"
+            hint = {401: login, 403: login, 404: "; check the address"}.get(self.status, "")
             raise Unavailable(f"{self.url} answered with status {self.status}{hint}")
         try:
             return json.loads(self.body)
@@ -105,7 +106,7 @@ class Client:
             answer = connection.getresponse()
             content = _read(answer, self.max_bytes, url)
         except ConnectionRefusedError:
-            raise NotListening(f"cannot reach {url}: connection refused; is the server running?") from None
+            raise NotListening(f"cannot reach {url}: connection refused; check that the server runs there") from None
         except (OSError, http.client.HTTPException, ValueError) as error:
             lost = isinstance(error, (ssl.SSLError, ConnectionError, http.client.RemoteDisconnected))
             kind = ConnectionLost if lost and not deadline.passed else Unavailable

@@ -162,7 +162,7 @@ class WebServer:
             files = config.read_files(settings.config_file)
         except GpufragError as error:
             self._files = self._files.restamped()
-            event(log, logging.ERROR, "reload failed, the old config stays", reason=error)
+            event(log, logging.ERROR, "reload failed; the old config stays in effect", reason=error)
             return
         if settings.listen_address != self._bound:
             event(log, logging.WARNING, "a new listen address needs a restart", address=settings.listen_address)
@@ -182,12 +182,12 @@ class WebServer:
         gone = [name for name in old.web.protections if name not in new.web.protections]
         if gone:
             off = ", ".join(gone)
-            event(log, logging.WARNING, "the web config file no longer protects", off=off, file=new.path)
+            event(log, logging.WARNING, "the web config file no longer sets a protection", off=off, file=new.path)
             self._warn_if_open()
 
     def _warn_if_open(self) -> None:
         if not (self.address.loopback or self._files.web.authenticates or self._service.token is not None):
-            text = "open to everyone who can connect; set a password with --web.config.file"
+            text = "no password: everyone who can connect has access; set one with --web.config.file"
             event(log, logging.WARNING, text, address=self.address)
 
 

@@ -58,7 +58,7 @@ def decode(kind: type[Record], data: bytes, name: str, schema: int, most: int) -
     if not isinstance(raw, dict) or type(raw.get("schema")) is not int or raw["schema"] < 1:
         raise BadInput(f"not a {name}: no schema number")
     if raw["schema"] > schema:
-        raise NewerVersion(f"{name} has schema {raw['schema']}, this gpufrag reads up to {schema}; upgrade the reader")
+        raise NewerVersion(f"{name} has schema {raw['schema']}, this gpufrag reads up to {schema}; upgrade gpufrag")
     try:
         return read(kind, raw)
     except Misfit as misfit:

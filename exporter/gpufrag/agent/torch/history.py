@@ -117,7 +117,7 @@ class EventHistory:
                 try:
                     self.stop()
                 except BaseException as error:  # the program's own call must go through
-                    self._errors.note("history", error, "a recording of the program may hold events from before it")
+                    self._errors.note("history", error, "the program's recording may contain older events")
             return original(*arguments, **named)
 
         return call

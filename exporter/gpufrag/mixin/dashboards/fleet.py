@@ -111,8 +111,8 @@ def _jobs(s: Selection) -> Row:
             ),
             lines(
                 Face("Peak fragmentation by job",
-                    "1 - peak active / peak reserved: the share of the peak reserved memory that tensors do not use "
-                    "even at their own peak. Better allocator settings can save up to this much.",
+                    "1 - peak active / peak reserved: the share of the reserved memory that no tensor uses, even at "
+                    "the peak. Better allocator settings can save up to this much.",
                     "percentunit", decimals=0),
                 Query(s.rule(recording.JOB_PEAK), s.job),
                 link=link,

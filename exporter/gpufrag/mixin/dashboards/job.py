@@ -43,15 +43,16 @@ def _overview(s: Selection) -> Row:
                 name=True,
             ),
             number(
-                Face("Largest allocation possible on every rank",
-                    "At the worst moment of the worst rank. A larger request fails on at least one rank.",
+                Face("Largest possible allocation",
+                    "The smallest value of the selected ranks, each at its worst moment. A larger request fails on at "
+                    "least one rank.",
                     "bytes", 5, 4),
                 Query(f"min({s.series(names.LARGEST_ALLOCATABLE)})"),
             ),
             number(
                 Face("Largest recurring request",
-                    "The largest request of the last recorded step, on the rank with the largest. If the largest "
-                    "allocation possible (to the left) is smaller, the next such request may fail.",
+                    "The largest request of the last recorded step, over the selected ranks. If it is larger than the "
+                    "largest possible allocation (to the left), the next such request may fail.",
                     "bytes", 5, 4, runbook=config.runbook(AlertName.NEXT_REQUEST_WILL_FAIL)),
                 Query(f"max({s.series(names.LARGEST_RECURRING)})"),
             ),
@@ -258,7 +259,7 @@ def _defragmentation(s: Selection) -> Row:
             ),
             lines(
                 Face("Refused defragmentations by reason",
-                    "Defragmentations that moved nothing, because a CUDA graph was alive, or for another reason.",
+                    "Defragmentations that moved nothing, for example because a CUDA graph was alive.",
                     "short", 8, decimals=0),
                 Query(
                     f"sum by ({Label.REASON}) (increase({s.series(names.DEFRAGMENT_REFUSED)}[$__rate_interval]))",
@@ -306,7 +307,8 @@ def _processes(s: Selection) -> Row:
             ),
             lines(
                 Face("Snapshot age by rank",
-                    "The ratio, stranded and reclaimable are as old as the snapshots of the selected Moment.",
+                    "Age of the snapshots that the variable Moment selects. The ratio and the stranded and reclaimable "
+                    "memory are from these snapshots.",
                     "s", 8, runbook=config.runbook(AlertName.SAMPLE_STALE)),
                 Query(f"time() - max {BY_RANK} ({s.series(names.SNAPSHOT_TIMESTAMP, MOMENT)})", RANK_NAME),
             ),

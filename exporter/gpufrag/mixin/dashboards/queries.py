@@ -136,5 +136,6 @@ MEMORY_PARTS = (
     "pinned between blocks in use; this is lost to fragmentation. reclaimable: free, and returned by torch before it "
     "raises an out-of-memory error. captive: free inside CUDA graphs and private pools. context: CUDA, NCCL and "
     "libraries. others: other processes on the device (and the context, if the driver does not show processes). free: "
-    "what the job can still use. Select the snapshots with the variable Moment."
+    "what the job can still use. The variable Moment selects the snapshots: at the end of a step, at its peak, or by "
+    "timer."
 )

@@ -102,7 +102,7 @@ function drawFlames(section, tree, map) {
   const place = section.querySelector(".flame"), colours = FLAMES[section.dataset.tree];
   if (!tree.children.length) { place.textContent = "None."; return; }
   const details = element("p", { class: "flame-details", "aria-live": "polite" });
-  details.textContent = "Click or Enter on a frame zooms, on “all” resets; arrow keys move, m shows the frame in the memory map.";
+  details.textContent = "Click a frame or press Enter to zoom, choose “all” to reset. Arrow keys move between frames; m shows the frame in the memory map.";
   place.after(details);
   const text = (node) => `${node.data.name}: ${bytes(node.data.value)} (${(100 * node.data.value / tree.value).toFixed(1)} %)`;
   keepDrawn(place, (width) => {

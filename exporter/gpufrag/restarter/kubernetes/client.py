@@ -80,6 +80,8 @@ def connect(kubeconfig: Path | None = None, context: str | None = None, timeout_
         return KubernetesClient(config, timeout_s)
     except _NO_KUBECONFIG as error:
         cause = " ".join(f"{error}".split()) if isinstance(error, (ConfigError, OSError)) else "not a kubeconfig"
+        if kubeconfig is not None and not kubeconfig.exists():
+            cause = "no such file"
         where = kubeconfig or os.environ.get("KUBECONFIG") or "no cluster"
         raise UsageError(f"{where}: {cause}; name a valid file with --kubeconfig, or run in a pod") from error
 

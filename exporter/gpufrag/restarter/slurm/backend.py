@@ -158,7 +158,9 @@ class SignalCheckpointer:
     def save(self, job: Job, timeout_s: float) -> Generator[float, None, Checkpoint]:
         wanted = job.annotations.get(SIGNAL)
         if wanted is None:
-            return Checkpoint(f"Its comment has no {SIGNAL}: what it does not save on SIGTERM is lost.")
+            return Checkpoint(
+                f"The Slurm job's comment has no {SIGNAL}: work that it does not save on SIGTERM is lost."
+            )
         batch, name = wanted.startswith("B:"), wanted.removeprefix("B:").removeprefix("SIG")
         if name not in SIGNALS:
             raise CheckpointFailed(f"{SIGNAL}={wanted:.20} is not one of {', '.join(sorted(SIGNALS))}")

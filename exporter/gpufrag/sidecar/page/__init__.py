@@ -115,7 +115,7 @@ def _tiles(fleet: Fleet) -> str:
         tiles.append(("Highest ratio at the peak", f"{ratio:.2f}", where, "bad" if ratio > TRIGGER else ""))
     if largest:
         size, where = min(largest)
-        tiles.append(("Smallest largest allocatable", format_bytes(size), where, ""))
+        tiles.append(("Largest allocatable, worst rank", format_bytes(size), where, ""))
         tiles.append(("Stranded", format_bytes(stranded), "all ranks", ""))
         tiles.append(("Out-of-memory errors", str(ooms), "since the processes started", "bad" if ooms else ""))
     items = "".join(
@@ -369,8 +369,8 @@ def no_ooms_text(fleet: Fleet) -> str:
     if not counted:
         return "No recent out-of-memory errors."
     return (
-        f"No recent reports. Since their processes started, the allocators counted {sum(count for _, count in counts)} "
-        f"out-of-memory errors ({', '.join(counted[:MAX_LISTED])}); their reports were deleted or not written."
+        f"No recent reports. The allocators counted {sum(count for _, count in counts)} out-of-memory errors since the "
+        f"processes started ({', '.join(counted[:MAX_LISTED])}), but these reports were deleted or not written."
     )
 
 
@@ -407,7 +407,7 @@ def leak_rows(fleet: Fleet) -> list[list[Cell]]:
 
 
 def _growth(stack: GrowingStack) -> str:
-    return f"{format_bytes(stack.grown)} more at {' < '.join(stack.frames) or 'no Python stack'}"
+    return f"{format_bytes(stack.grown)} more at {' < '.join(stack.frames) or 'code without a Python stack'}"
 
 
 SOURCE_COLUMNS = (Column("source"), Column("state"), Column("took", "number"), Column("reason", "text"))

@@ -52,9 +52,11 @@ async function act(button) {
 if (control) {
   control.hidden = false;
   document.getElementById("token").addEventListener("change", async () => {
-    const allowed = await ask("").then((got) => got.ok, () => false);
-    document.body.classList.toggle("controls", allowed);
-    document.getElementById("answer").textContent = allowed ? "" : "the token is not valid";
+    const refusal = await ask("").then(
+      (got) => got.ok ? "" : got.status === 401 ? "the token is not valid" : "cannot check the token: status " + got.status,
+      (error) => "cannot check the token: no answer (" + error.message + ")");
+    document.body.classList.toggle("controls", !refusal);
+    document.getElementById("answer").textContent = refusal;
   });
   document.addEventListener("click", (event) => { if (event.target.matches("button[data-action]")) act(event.target); });
 }
