@@ -115,6 +115,10 @@ def test_explain_trace_with_gaps_assesses_the_heap(cli, save) -> None:
     assert (code, "has no history" in error) == (1, True)
 
 
+def test_explain_snapshot_without_memory_says_so(cli, save) -> None:
+    assert "no memory is reserved" in cli.text("explain", save({"segments": [], "device_traces": []}))
+
+
 def test_explain_oom_report(cli, tmp_path: Path) -> None:
     case = golden_case_named("train-cap4")
     report = OomReport(

@@ -100,7 +100,7 @@ def test_same_folder_by_another_path_is_no_cause(proc: Path, folder: Path) -> No
 def test_processes_of_other_folders_are_only_counted(proc: Path, folder: Path, variable: dict[str, str]) -> None:
     make(proc, "-I", **variable)
     assert isinstance(check(folder, proc), Ok)
-    assert check(folder, proc).text.endswith("(not counted: 1 of other folders)")
+    assert check(folder, proc).text.endswith("(and 1 that use another folder)")
     make(proc, "-I", pid=78)
     assert isinstance(check(folder, proc), Warn)
 

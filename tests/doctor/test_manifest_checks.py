@@ -68,4 +68,4 @@ def test_templates_of_any_kind_are_found():
 def test_text_that_is_not_yaml_fails(text):
     (outcome,) = examine("manifests", CHECKS, Manifests(text))
     assert isinstance(outcome.result, Fail)
-    assert "not YAML" in outcome.result.text
+    assert "not valid YAML" in outcome.result.text

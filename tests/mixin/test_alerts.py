@@ -399,7 +399,7 @@ HEALTH = [
     Case("GpufragAgentOverhead", "two percent, in two parts", "16m",
          [rank(STALLED, "0+0.3x120", cause="stats"), rank(STALLED, "0+0.3x120", cause="snapshot")], Firing(
              f"Job llm (rank 0, {POD}): the agent pauses the process for 2% of the time. Increase the agent's "
-             "interval or reduce its budget. With the default settings, the limit is 0.1%: please report a bug.")),
+             "interval or reduce its budget. With the default settings, this is a bug: please report it.")),
     Case("GpufragAgentOverhead", "measuring in the background", "30m",
          [rank(STALLED, "0+3x120", cause="measure"), rank(STALLED, "0+0.03x120", cause="snapshot")]),
     Case("GpufragAgentOverhead", "one per mille", "30m", [rank(STALLED, "0+0.03x120", cause="snapshot")]),

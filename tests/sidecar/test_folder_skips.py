@@ -144,6 +144,11 @@ def test_skipped_files_are_logged_once(agent: FakeAgent, reader: ProcessReader, 
     (agent.folder / "notes.txt").touch()
     reader.read()
     assert [record.fields for record in caplog.records] == [
-        {"reason": "torn", "count": 1, "files": agent.name.sample},
+        {
+            "reason": "torn",
+            "count": 1,
+            "files": agent.name.sample,
+            "remedy": sample_files.REMEDIES[sample_files.Skip.TORN],
+        },
         {"reason": "alien", "count": 1, "files": "notes.txt"},
     ]

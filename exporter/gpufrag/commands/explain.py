@@ -81,7 +81,8 @@ def run(options: argparse.Namespace) -> int:
         print(dumps({"file": name, "devices": [report.as_record(each) for each in explained]}, 2))
     else:
         bold = terminal.bold(sys.stdout)
-        print("\n\n".join(report.as_text(each, name, bold) for each in explained))
+        texts = [report.as_text(each, name, bold) for each in explained]
+        print("\n\n".join(texts) or f"{name}: no memory is reserved, so there is nothing to explain.")
     return 0
 
 

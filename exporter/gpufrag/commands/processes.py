@@ -53,7 +53,7 @@ def find(folder: Path, options: argparse.Namespace) -> list[Process]:
     ranked = [Process(name, _rank(folder / name.sample)) for name in chosen]
     found = [process for process in ranked if options.rank in (None, process.rank)]
     if not found:
-        which = "process" if options.all_ranks else f"rank {options.rank}"
+        which = "any process" if options.all_ranks else f"rank {options.rank}"
         which = which if options.pid is None else f"process {options.pid}"
         raise Unavailable(
             f"no agent of {which} in {folder}; start the job with gpufrag run, or name its folder with --folder"

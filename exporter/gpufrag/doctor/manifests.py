@@ -24,7 +24,10 @@ class Manifests:
         try:
             documents = [one for one in yaml.safe_load_all(self.text) if isinstance(one, dict)]
         except (yaml.YAMLError, ValueError, RecursionError) as error:
-            raise BadInput(f"cannot read manifests: not YAML: {' '.join(str(error).split())[:200]}") from None
+            mark = getattr(error, "problem_mark", None)
+            line = "" if mark is None else f" at line {mark.line + 1}"
+            problem = getattr(error, "problem", None) or error
+            raise BadInput(f"manifests are not valid YAML{line}: {' '.join(str(problem).split())[:200]}") from None
         return {
             f"{one.get('kind', 'object')} {(one.get('metadata') or {}).get('name', '?')} {place}".strip(): template
             for one in documents

@@ -318,7 +318,7 @@ def agent_overhead(config: Config) -> Alert:
         summary="The gpufrag agent slows the job down",
         description=f"{templates.lookup(config, f'topk(1, {pause_share(config, JOB)})', WHERE)}: the agent pauses the "
         f"process for {value('humanizePercentage')} of the time. Increase the agent's interval or reduce its "
-        "budget. With the default settings, the limit is 0.1%: please report a bug.",
+        "budget. With the default settings, this is a bug: please report it.",
     )
 
 

@@ -68,14 +68,15 @@ def _nearly_full(found: Fragmentation) -> bool:
 
 def assess_profile(profile: Profile) -> Assessment:
     """Assess a device over its trace: the worse of its worst ratio and its unused share at the peak."""
-    _, ratio = _assessed_moment(profile)
+    moment, ratio = _assessed_moment(profile)
     if not profile.events:
         return ratio
     reserved, active = format_bytes(profile.peak_reserved), format_bytes(profile.peak.active)
     reason = f"peak reserved {reserved} for {active} active at the peak ({profile.peak_fragmentation:.0%} unused)"
     peak = Assessment(_health_of_share(profile.peak_fragmentation), reason)
     worse = ratio if _severity(ratio) > _severity(peak) else peak
-    return Assessment(worse.health, reason if worse is peak else f"{ratio.reason}; {reason}")
+    at = f" after {moment.events:,} of {profile.events:,} events"
+    return Assessment(worse.health, reason if worse is peak else f"{ratio.reason}{at}; {reason}")
 
 
 def _assessed_moment(profile: Profile) -> tuple[Moment, Assessment]:

@@ -97,7 +97,9 @@ def parse(snapshot: Mapping[str, Any] | Sequence[Any], settings: Settings | None
         raw_segments = snapshot["segments"]
         recorded = snapshot.get("allocator_settings")
     if not isinstance(raw_segments, (list, tuple)):
-        raise BadInput(f"not a memory snapshot: 'segments' is {type(raw_segments).__name__}, not list; take a new one")
+        raise BadInput(
+            f"not a memory snapshot: 'segments' is {type(raw_segments).__name__}, not list; take a new snapshot"
+        )
     if isinstance(recorded, Mapping) and recorded:
         settings = parse_recorded(recorded)
     segments = [_parse_segment(raw, index) for index, raw in enumerate(raw_segments)]

@@ -40,6 +40,7 @@ REMEDIES = {
     Skip.HUGE: "if it is an agent's, raise folder.max_file_size",
     Skip.NEWER: "upgrade this gpufrag",
     Skip.TOO_MANY: "raise folder.max_processes or folder.max_total_size",
+    Skip.TORN: "not a complete sample: remove it if it belongs to no rank",
     Skip.TOO_MUCH: "find the process that writes so many devices; give each job its own folder",
 }
 """What to do, by reason."""
