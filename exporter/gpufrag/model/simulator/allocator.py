@@ -16,7 +16,7 @@ from ..trace.events import Event
 from .addresses import AddressSpace
 from .blocks import Arena, Block, Ordering, PoolPair, Totals, add_up, segments_of
 from .device import Counters, Device
-from .expandable import reserve
+from .expandable import mapped_room, missing, reserve
 from .supply import Foreseen, Heads, Supply
 
 
@@ -172,9 +172,12 @@ class Allocator:
             self._activate(block, size, request)
         return block
 
-    def foresee(self, request: int, stream: int, pool: tuple[int, int]) -> Foreseen | None:
-        """Return what malloc would release for a request; None if cached memory serves it."""
-        return self.supply.foresee(*self.supply.arena(request, stream, pool))
+    def foresee(self, request: int, stream: int, pool: tuple[int, int], full: bool = False) -> Foreseen | None:
+        """Return what malloc would release for a request; None if cached memory serves it.
+
+        full: assume that the driver has no memory before a flush.
+        """
+        return self.supply.foresee(*self.supply.arena(request, stream, pool), full)
 
     def has_memory(self, request: int, stream: int, pool: tuple[int, int]) -> bool:
         """Return whether the pool or the driver can serve a request before anything is released."""
@@ -183,6 +186,21 @@ class Allocator:
     def has_room(self, request: int, stream: int, pool: tuple[int, int], freed: int) -> bool:
         """Return whether the driver can serve a request once `freed` more bytes are released."""
         return self.supply.has_room(*self.supply.arena(request, stream, pool), freed)
+
+    def missing(self, request: int, stream: int, pool: tuple[int, int]) -> int:
+        """Return the driver memory in bytes that a request needs if the cache does not serve it."""
+        arena, size = self.supply.arena(request, stream, pool)
+        return self.settings.segment_size(size) if arena.pool.page is None else missing(arena, size)
+
+    def places_in_expandable(self, request: int, stream: int, pool: tuple[int, int]) -> tuple[int | None, int | None]:
+        """Return the address at which the cache serves a request, and the one of free memory at which a segment grows.
+
+        None: no block is large enough. The second is where a request gets memory after a flush.
+        """
+        arena, size = self.supply.arena(request, stream, pool)
+        blocks = self.supply.cached(arena, size), None if arena.pool.page is None else mapped_room(arena, size)
+        cached, room = (None if block is None else block.address for block in blocks)
+        return cached, room
 
     def is_exhausted(self, request: int, stream: int, full: bool = False) -> bool:
         """Return whether the default pool has no memory for a request, and a flush would release none.

@@ -74,6 +74,12 @@ def missing(arena: Arena, size: int) -> int:
     return mapped
 
 
+def mapped_room(arena: Arena, size: int) -> Block | None:
+    """Return the block that `grow` would return without mapping a page."""
+    block = _lowest_room(arena, size)
+    return block if block is not None and block.state is INACTIVE and block.size >= size else None
+
+
 def _lowest_room(arena: Arena, size: int) -> Block | None:
     for unmapped in arena.unmapped:
         before = unmapped.prev

@@ -121,32 +121,36 @@ class Supply:
         """Take the cached block for a request out of the free list."""
         if self.collects:
             arena.pool.age += 1
-        block = self._cached(arena, size)
+        block = self.cached(arena, size)
         if block is not None:
             arena.free.remove(block)
         return block
 
-    def foresee(self, arena: Arena, size: int) -> Foreseen | None:
-        """Return what `obtain` would release; None if cached memory serves the request."""
-        if self._cached(arena, size) is not None:
+    def foresee(self, arena: Arena, size: int, full: bool) -> Foreseen | None:
+        """Return what `obtain` would release; None if cached memory serves the request.
+
+        full: assume that the driver has no memory before a flush.
+        """
+        if self.cached(arena, size) is not None:
             return None
         gone = self._too_old()
         at_once = self.settings.torch >= (2, 11)
-        if self._fits(arena, size, gone) or (at_once and self._shared_block(arena, size) is not None):
+        fits = not full and self._fits(arena, size, gone)
+        if fits or (at_once and self._shared_block(arena, size) is not None):
             return Foreseen(gone, False)
         least = self.settings.max_split_size
         if least is not None:
             chosen, enough = oversize(arena, size, least, gone)
             gone = gone + chosen
-            if enough and self._fits(arena, size, gone):
+            if enough and not full and self._fits(arena, size, gone):
                 return Foreseen(gone, False)
         return Foreseen(gone, self._may_flush(arena))
 
     def has_memory(self, arena: Arena, size: int, full: bool) -> bool:
         """Return whether the cache or, unless it is `full`, the driver can serve a request without a flush."""
-        return self._cached(arena, size) is not None or (not full and self._fits(arena, size, []))
+        return self.cached(arena, size) is not None or (not full and self._fits(arena, size, []))
 
-    def _cached(self, arena: Arena, size: int) -> Block | None:
+    def cached(self, arena: Arena, size: int) -> Block | None:
         """Return the cached block for a request."""
         block = arena.free.first(size) if arena.pool.page is None else expandable.best_of(arena.free.at_least(size))
         return None if block is None or block.size >= self.too_large(size) else block
@@ -237,7 +241,7 @@ class Supply:
         pairs = [pair for id, pair in self.pools.items() if (pair.on_oom if lender is None else id == lender)]
         sharing = [pair.small if arena.pool.small else pair.large for pair in pairs]
         skipped = self.settings.torch >= (2, 10) and lender is None
-        cached = (self._cached(pool.arena(arena.stream), size) for pool in sharing if pool.page is None or not skipped)
+        cached = (self.cached(pool.arena(arena.stream), size) for pool in sharing if pool.page is None or not skipped)
         return next((block for block in cached if block is not None), None)
 
     def _fits(self, arena: Arena, size: int, gone: list[Block]) -> bool:

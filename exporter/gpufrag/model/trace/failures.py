@@ -27,7 +27,8 @@ class Failures:
 
     def append_in_capture(self, operation: Operation) -> None:
         """Append a request that failed without a flush."""
-        self._captured.add(operation.pool)
+        if operation.pool != DEFAULT_POOL:
+            self._captured.add(operation.pool)
         self._twin.operations.append(operation._replace(kind=FAIL_IN_CAPTURE))
         self._twin.run()
 
@@ -66,6 +67,10 @@ class Failures:
             exhausted = [pool for pool in own if self._fails_alone(operation.size, operation.stream, pool)]
             return operation._replace(kind=FAIL_IN_CAPTURE, pool=[*exhausted, UNKNOWN_POOL][0])
         if foreseen is None or not foreseen.flushes:
+            if not self._twin.allocator.flush_sizes()[
+                DEFAULT_POOL
+            ]:  # what would go is of pools that seem to have ended
+                self._twin.doubts[FLUSH_OR_PRIVATE_POOL] += 1
             return operation._replace(kind=FAIL_IN_CAPTURE)
         self._twin.doubts[FLUSH_OR_PRIVATE_POOL] += 1
         if DEFAULT_POOL not in pools and not waited:

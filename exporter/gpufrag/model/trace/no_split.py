@@ -2,61 +2,135 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from ..allocatable import UNBOUNDED
-from ..heap import DEFAULT_POOL, INACTIVE, Heap, Segment
-from ..settings import MIN_BLOCK, SMALL_REQUEST, Settings
-from .events import ALLOC, FREE_REQUESTED, GROWS, OOM, Event
+from ..heap import INACTIVE, Heap, Segment
+from ..settings import MIN_BLOCK, SMALL_REQUEST, SMALL_SEGMENT, Settings
+from ..simulator.blocks import Pool
+from .events import ALLOC, FREE_COMPLETED, FREE_REQUESTED, GROWS, OOM, SHRINKS, Event, has_completions
 
 
-def unsplit_pools(events: Sequence[Event], end: Heap) -> frozenset[tuple[int, int]]:
+def unsplit_pools(events: Sequence[Event], end: Heap, older: Iterable[Segment] = ()) -> frozenset[tuple[int, int]]:
     """Return the MemPools created with no_split, as far as the trace and its last heap show it.
 
-    In such a pool every block is at a segment's start. It is proven by a block of `end` with a rest that another pool
-    would have split off, or by a new segment although the rest of another one was large enough.
+    Each private pool is followed under both assumptions. One is refuted by a block at an address that it does not
+    explain, by new memory although a free block was large enough, or by a block of `end` with a rest that other pools
+    split off. older: the segments from before the trace; what happens in them shows only that a pool does split.
     """
     settings = end.settings
+    private = dict.fromkeys(event.pool for event in events if event.pool[1])  # a graph's pool is always split
     if settings.torch < (2, 10):
         return frozenset()
-    made: dict[int, int] = {}
-    new: set[int] = set()
-    live: dict[int, tuple[Event, int]] = {}  # in private pools: the allocation, and the rest of its segment
-    private = [segment for segment in end.segments if segment.private]
-    split = {segment.pool for segment in private if len(segment.sizes) > 1 and not segment.expandable}
-    proven = {segment.pool for segment in private if _has_unsplit_block(segment, settings)}
-    for event in events:
-        address, pool = event.address, event.pool
-        if event.action == FREE_REQUESTED and address is not None:
-            live.pop(address, None)
-        if pool == DEFAULT_POOL or address is None:
-            continue
-        if event.action in GROWS:
-            made[address] = event.size
-            new.add(address)
-        elif event.action in (ALLOC, OOM):
-            size = event.size if event.action == OOM else settings.round(event.size)
-            taken = UNBOUNDED if event.action == OOM or address in new else made.get(address, 0)
-            alike = [(other, left) for other, left in live.values() if left and _is_alike(event, other, settings)]
-            if any(size <= left < taken for _, left in alike):
-                proven.add(pool)
-            ends = {(other.address or 0) + made.get(other.address or 0, 0) for other, _ in alike}
-            if settings.expandable_segments and address in new and address in ends:
-                proven.add(pool)  # the pages extend a segment, but not its free end
-            if event.action == ALLOC:
-                if address not in made:
-                    split.add(pool)
-                new.discard(address)
-                whole = settings.max_split_size is not None and size >= settings.max_split_size
-                left = 0 if whole else made.get(address, 0) - size
-                live[address] = event, left if size <= SMALL_REQUEST or left > SMALL_REQUEST else 0
-    return frozenset(proven - split)
+    whole, split = ({pool: _Blocks(settings, unsplit) for pool in private} for unsplit in (True, False))
+    completes = has_completions(events)
+    call = 0
+    for event in events if private else ():
+        if event.pool in whole:
+            for blocks in (whole[event.pool], split[event.pool]):
+                blocks.follow(event, call, completes)
+        if event.action in (ALLOC, FREE_REQUESTED, OOM):
+            call += 1
+    from_before = {segment.pool for segment in older}
+    proven = {segment.pool for segment in end.segments if segment.private and _has_unsplit_block(segment, settings)}
+    proven.update(pool for pool, blocks in split.items() if blocks.are_refuted and pool not in from_before)
+    splits = {segment.pool for segment in end.segments if len(segment.sizes) > 1 and not segment.expandable}
+    splits.update(pool for pool, blocks in whole.items() if blocks.are_refuted)
+    return frozenset(proven - splits)
 
 
-def _is_alike(one: Event, other: Event, settings: Settings) -> bool:
-    """Return whether both requests are served from the same blocks of a private pool."""
-    small = [settings.round(event.size) <= SMALL_REQUEST for event in (one, other)]
-    return (one.stream, one.pool, small[0]) == (other.stream, other.pool, small[1])
+_Place = tuple[int, bool, int]
+"""Stream, whether the blocks are small ones, and the address of a plain segment or 0."""
+
+
+class _Blocks:
+    """The blocks of one private pool under the assumption that it splits them, or that it does not."""
+
+    def __init__(self, settings: Settings, unsplit: bool) -> None:
+        self.are_refuted = False
+        self._settings = settings
+        self._unsplit = unsplit
+        self._free: dict[int, tuple[int, _Place]] = {}
+        """End and place by address."""
+        self._starts: dict[tuple[int, _Place], int] = {}
+        """Address by end and place."""
+        self._live: dict[int, tuple[int, _Place]] = {}
+        self._freed: dict[int, int] = {}
+        """The call in which a free block changed last, by address."""
+        self._new: list[int] = []
+
+    def follow(self, event: Event, call: int, completes: bool) -> None:
+        """Follow an event; `call` is the number of calls before it."""
+        action, address, end = event.action, event.address or 0, (event.address or 0) + event.size
+        if action in GROWS:
+            place = event.stream, event.size == SMALL_SEGMENT, address if action == "segment_alloc" else 0
+            self._new.append(address)
+            self._add(address, end, place, call)
+        elif action in SHRINKS:
+            self._remove(address, end)
+        elif action == OOM:
+            self.are_refuted |= any(self._fitting(event, event.size, call))
+            self._new = []
+        elif action == ALLOC:
+            self._put(address, call)
+            self._take(event, call)
+            self._new = []
+        elif action == FREE_COMPLETED or not completes:
+            self._put(address, call)
+
+    def _take(self, event: Event, call: int) -> None:
+        address, size = event.address or 0, self._settings.round(event.size)
+        end, place = self._free.get(address, (0, (0, False, 0)))
+        if end - address < size or (self._new and any(start != address for start in self._fitting(event, size, call))):
+            self.are_refuted = True
+            return
+        pool = Pool(self._settings, place[1], event.pool, not place[2], self._unsplit)
+        self._drop(address)
+        if end - address - size > pool.tail and size < pool.splits_below:
+            self._add(address + size, end, place, call - 1)
+            end = address + size
+        self._live[address] = end, place
+
+    def _fitting(self, event: Event, size: int, call: int) -> Iterator[int]:
+        """Yield the free blocks that could serve a request without new memory, and were there when it began."""
+        least = self._settings.max_split_size
+        for start, (end, place) in self._free.items():
+            alike = place[:2] == (event.stream, size <= SMALL_REQUEST) and size <= end - start
+            known = alike and self._freed[start] < call and (least is None or end - start < least)
+            if known and not any(start <= new < end for new in self._new):
+                yield start
+
+    def _put(self, address: int, call: int) -> None:
+        if address in self._live:
+            self._add(address, *self._live.pop(address), call)
+
+    def _add(self, start: int, end: int, place: _Place, call: int) -> None:
+        """Add a free block, merged with its free neighbours of the same segment."""
+        before = self._starts.get((start, place))
+        if before is not None:
+            call = max(call, self._freed[before])
+            self._drop(before)
+            start = before
+        if end in self._free and self._free[end][1] == place:
+            call = max(call, self._freed[end])
+            end = self._drop(end)
+        self._free[start] = end, place
+        self._starts[end, place] = start
+        self._freed[start] = call
+
+    def _drop(self, address: int) -> int:
+        end, place = self._free.pop(address)
+        del self._starts[end, place]
+        return end
+
+    def _remove(self, start: int, end: int) -> None:
+        """Remove free memory."""
+        for address, (stop, place) in [*self._free.items()]:
+            if address < end and start < stop:
+                call = self._freed[address]
+                self._drop(address)
+                for part in ((address, start), (end, stop)):
+                    if part[0] < part[1]:
+                        self._add(*part, place, call)
 
 
 def _has_unsplit_block(segment: Segment, settings: Settings) -> bool:

@@ -14,6 +14,7 @@ from ..simulator.fast_path import FastPath, Request
 MALLOC, FREE, AWAIT, COMPLETE, FAIL, EMPTY, RELEASE, CAPACITY, FAIL_IN_CAPTURE, BORROW = range(10)
 
 FLUSH_OR_EMPTY_CACHE = "flush or empty_cache"
+FLUSH_OR_STREAM = "flush or wait for a stream"
 FLUSH_OR_COLLECTION = "flush or garbage collection"
 FLUSH_OR_CAPTURE = "flush or CUDA graph capture"
 FLUSH_OR_PRIVATE_POOL = "flush or request in a private pool"

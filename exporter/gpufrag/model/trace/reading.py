@@ -8,13 +8,13 @@ other cases are counted as doubts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import takewhile
 
 from ...errors import BadInput
 from ..allocatable import Driver
-from ..heap import DEFAULT_POOL
-from ..settings import SEGMENT_GRID, Settings
+from ..heap import DEFAULT_POOL, Segment
+from ..settings import SEGMENT_GRID, SMALL_REQUEST, SMALL_SEGMENT, Settings
 from ..simulator.addresses import AddressSpace
 from ..simulator.allocator import Allocator
 from ..simulator.blocks import Block
@@ -40,6 +40,7 @@ from .program import (
     FAIL,
     FAIL_IN_CAPTURE,
     FLUSH_OR_EMPTY_CACHE,
+    FLUSH_OR_STREAM,
     FREE,
     MALLOC,
     Operation,
@@ -62,16 +63,49 @@ def read_program(
     it. Raises BadInput, naming the event, if a block is allocated twice.
     """
     if allocator is None:
-        allocator = Allocator(settings, Driver(limit=limit), AddressSpace(places(events)))
+        allocator = Allocator(settings, Driver(limit=limit), AddressSpace(places(events, settings)))
     reader = _Reader(events, allocator, made)
     for index, event in enumerate(events):
         reader.read(index, event)
     return reader.program()
 
 
-def places(events: Sequence[Event]) -> list[tuple[int, int]]:
-    """Return address and size of the new plain segments in order; they break ties between equal blocks."""
-    return [(event.address or 0, event.size) for event in events if event.action == "segment_alloc"]
+def places(
+    events: Sequence[Event], settings: Settings = Settings(), device: int | None = None, older: Iterable[Segment] = ()
+) -> list[tuple[int, int]]:
+    """Return address and size of the new segments in order; they break ties between equal blocks.
+
+    An expandable one begins with its first page, and has address space for more; omitted if the size of the `device` in
+    bytes is unknown. older: the segments from before the trace.
+    """
+    found: list[tuple[int, int]] = []
+    mapped: dict[int, list[int]] = {}  # of each expandable segment, by address: its end, and the mapped bytes
+
+    def add_pages(address: int, size: int, small: bool) -> None:
+        start = next((start for start, (end, _) in mapped.items() if start <= address < end), None)
+        if start is not None:
+            mapped[start][1] += size
+        elif (space := settings.address_space(small, device)) is not None:
+            mapped[address] = [address + space, size]
+            found.append((address, space))
+
+    for segment in older:
+        if segment.expandable:
+            add_pages(segment.address, segment.size, segment.small)
+    found.clear()
+    for event in events:
+        address = event.address or 0
+        if event.action == "segment_alloc":
+            found.append((address, event.size))
+        elif event.action == "segment_map":
+            add_pages(address, event.size, event.size == SMALL_SEGMENT)
+        elif event.action == "segment_unmap":
+            start = next((start for start, (end, _) in mapped.items() if start <= address < end), None)
+            if start is not None:
+                mapped[start][1] -= event.size
+                if mapped[start][1] <= 0:
+                    del mapped[start]
+    return found
 
 
 def _driver_bytes(size: int) -> int:
@@ -112,6 +146,8 @@ class _Reader:
         self._capacity_changes = _capacity_changes(events, self._reserved, allocator.capacity)
         self._grown = self._least = 0
         """The least driver memory for this process that explains the segments created since the last call."""
+        self._explaining = 0
+        """The same for the current request."""
         self._partial = False
         """Whether pages were released after others were mapped, so the next request grew a segment in vain."""
         self._at = 0
@@ -165,7 +201,7 @@ class _Reader:
             self._complete(index, event)
         operation = Operation(MALLOC, self._allocations, event.size, event.stream, event.pool)
         self._live[address] = operation
-        self._request(operation)
+        self._request(operation, address=address)
 
     def _free(self, index: int, event: Event) -> None:
         if self._trail:
@@ -205,22 +241,27 @@ class _Reader:
             self._twin.append_completed(item for item in trail if isinstance(item, Operation))
             self._twin.append_emptied([item for item in trail if isinstance(item, Event)])
 
-    def _request(self, operation: Operation, capacity: int | None = None) -> None:
-        """Append a MALLOC or FAIL after the trail. `capacity`: driver memory for the process, if known."""
+    def _request(self, operation: Operation, capacity: int | None = None, address: int | None = None) -> None:
+        """Append a MALLOC or FAIL after the trail.
+
+        capacity: driver memory for the process, if known; address: of the block that served it.
+        """
         self._allocations += 1
         self._emptying = False
-        least, self._least = self._least, 0
-        if self._twin.capacity is not None and least > self._twin.capacity:
-            self._twin.set_capacity(least)
+        self._explaining, self._least = self._least, 0
+        if self._twin.capacity is not None and self._explaining > self._twin.capacity:
+            self._twin.set_capacity(self._explaining)
         if operation.kind == FAIL or self._retried or any(isinstance(item, Event) for item in self._trail):
-            self._settle(operation, capacity)
+            self._settle(operation, capacity, address)
+        elif self._trail and self._may_have_waited(operation):
+            self._settle_wait(operation, address)
         else:
             self._twin.append_completed(self._trail)  # type: ignore[arg-type]
             self._operations.append(operation)
         self._lending.note(operation, grown=self._grown > 0)
         self._trail, self._retried, self._grown, self._partial = [], False, 0, False
 
-    def _settle(self, operation: Operation, capacity: int | None) -> None:
+    def _settle(self, operation: Operation, capacity: int | None = None, address: int | None = None) -> None:
         """Find the explanation of the trail with which the twin reproduces the recording, and append it."""
         self._twin.run()
         unknown = operation.pool == UNKNOWN_POOL
@@ -244,8 +285,18 @@ class _Reader:
             self._twin.run()
             self._twin.append_completed(late)
             return
-        early, foreseen = self._twin.explain(operation, done, gone, late, self._retried)
-        if foreseen is not None and foreseen.flushes and self._is_end_of_pool(gone, operation.pool):
+        early, foreseen, if_full = self._twin.explain(
+            operation, done, gone, late, self._retried, self._grown if gone and not failed else None
+        )
+        settings = self._allocator.settings
+        flushed: bool | None = None  # if this is sure
+        if not (failed or self._grown or self._retried):
+            if not settings.expandable_segments:
+                flushed = False
+            elif if_full is not None or (foreseen is not None and foreseen.flushes):
+                flushed = self._flush_served(operation, gone, address)
+        is_flush = foreseen is not None and foreseen.flushes and not self._retried
+        if is_flush and (flushed is False or self._is_end_of_pool(gone, operation.pool)):
             foreseen = None
         if unknown and not gone:
             operation = self._failures.place(operation, foreseen, self._at, waited=bool(completed))
@@ -260,25 +311,28 @@ class _Reader:
             self._twin.append_completed(done)
             self._failures.append_in_capture(operation)
             return
-        # without new pages, a flush serves a request in an expandable segment with blocks that it waited for, or with
-        # the rest of a block that was too large to be split
-        settings = self._allocator.settings
-        extended = settings.expandable_segments and (bool(completed) or settings.max_split_size is not None)
-        may_flush = (self._grown > 0 or extended) and self._twin.capacity is not None
-        if foreseen is None and gone and not failed and may_flush:
-            self._twin.doubts[FLUSH_OR_EMPTY_CACHE] += 1
+        if not failed and gone and foreseen is None and flushed is not False and self._may_have_flushed(completed):
             served = self._allocator.foresee(*operation[2:]) is None  # then empty_cache explains no new segment
-            if self._capacity_changes or served or not self._twin.is_flush(operation, Foreseen([], True), gone):
-                early, foreseen = self._explain_by_capacity(operation, done, gone, late)
+            full = self._capacity_changes or served or not self._twin.is_flush(operation, Foreseen([], True), gone)
+            if full and if_full is not None:
+                early, foreseen = if_full
+                self._twin.set_capacity(self._capacity_if_full(gone, foreseen))
+                self._twin.run()
+            else:
+                self._twin.doubts[FLUSH_OR_EMPTY_CACHE] += 1
         if foreseen is None:
             self._twin.append_completed([*done, *late])
             self._twin.append_emptied(gone)
-            self._operations.append(operation)
+            if failed and gone:  # which had nothing to release any more
+                self._trail = []
+                self._settle(operation._replace(pool=UNKNOWN_POOL) if unknown else operation)
+            else:
+                self._operations.append(operation)
             return
         self._twin.append_completed(done[:early])
         self._twin.append_released(gone[len(foreseen.released) :])
         if foreseen.flushes:
-            self._append_flush(operation, foreseen, gone)
+            self._append_flush(operation, foreseen, gone, sure=flushed is True)
         else:
             self._operations.append(operation)
             self._twin.run()
@@ -286,13 +340,84 @@ class _Reader:
         if foreseen.flushes:
             self._twin.skip()
 
-    def _append_flush(self, operation: Operation, foreseen: Foreseen, gone: Sequence[Event]) -> None:
+    def _flush_served(self, operation: Operation, gone: Sequence[Event], address: int | None) -> bool | None:
+        """Return whether a request that no new pages served got its block by a flush; None if it can't be told.
+
+        All blocks of the trail must be completed. Releases what a flush or empty_cache releases.
+        """
+        for pool in {event.pool for event in gone} - {DEFAULT_POOL}:
+            self._allocator.release_pool(pool)
+        if gone:
+            self._allocator.empty_cache()
+        cached, room = self._allocator.places_in_expandable(*operation[2:])
+        return None if (cached == address) == (room == address) else room == address
+
+    def _may_have_waited(self, operation: Operation) -> bool:
+        """Return whether a successful request may have flushed the cache and released nothing.
+
+        It then was served by blocks for which the flush waited, in an expandable segment.
+        """
+        settings = self._allocator.settings
+        if not settings.expandable_segments or self._waiting:
+            return False
+        small = settings.round(operation.size) <= SMALL_REQUEST
+        page, wanted = settings.page_size(small), settings.segment_size(settings.round(operation.size))
+        before, limit, capacity = self._reserved - self._grown, self._allocator.driver.limit, self._twin.capacity
+        is_limited = limit is not None and before + wanted > limit
+        is_full = capacity is not None and -(-wanted // page) * page > Driver.usable(capacity - before)
+        return is_limited or is_full or self._capacity_changes
+
+    def _settle_wait(self, operation: Operation, address: int | None) -> None:
+        """Decide whether a request flushed the cache although it released nothing, and append it."""
+        self._twin.run()
+        done = [item for item in self._trail if isinstance(item, Operation)]
+        early, foreseen, if_full = self._twin.explain(
+            operation, done, (), (), grown=self._grown if self._capacity_changes else None
+        )
+        flush = (early, foreseen) if foreseen is not None and foreseen.flushes else if_full
+        served = None if self._grown else self._flush_served(operation, (), address)
+        if flush is not None and served is None:
+            self._twin.doubts[FLUSH_OR_STREAM] += 1
+        if flush is None or not served:
+            self._twin.append_completed(done)
+            self._operations.append(operation)
+            return
+        self._twin.append_completed(done[: flush[0]])
+        if flush is if_full:
+            self._twin.set_capacity(self._reserved)
+        self._append_flush(operation, flush[1], (), sure=True)
+        self._twin.append_completed(done[flush[0] :])
+        self._twin.skip()
+
+    def _capacity_if_full(self, gone: Sequence[Event], foreseen: Foreseen) -> int:
+        """Return driver memory for the process with which a request fails at first, and not after its flush.
+
+        It is the largest that does so. In an expandable segment, where a request can need more pages after the flush
+        than before it, it is the smallest.
+        """
+        if self._allocator.settings.expandable_segments:
+            return max(self._explaining, self._reserved)
+        freed = sum(event.size for event in gone) - sum(block.size for block in foreseen.released)
+        return max(self._explaining, self._reserved + freed)
+
+    def _may_have_flushed(self, completed: Sequence[Operation]) -> bool:
+        """Return whether a successful request may have flushed the cache because another process took memory.
+
+        Without new pages, a flush serves a request in an expandable segment with blocks that it waited for, or with the
+        rest of a block that was too large to be split.
+        """
+        settings = self._allocator.settings
+        extended = settings.expandable_segments and (bool(completed) or settings.max_split_size is not None)
+        return (self._grown > 0 or extended) and self._twin.capacity is not None
+
+    def _append_flush(self, operation: Operation, foreseen: Foreseen, gone: Sequence[Event], sure: bool) -> None:
         """Append a request that flushed the cache, and note how sure that is."""
         in_default = operation.pool == DEFAULT_POOL
         if gone and not in_default:
             self._failures.flushing.add(operation.pool)
         if not self._retried and operation.kind == MALLOC:
-            self._twin.doubts[FLUSH_OR_EMPTY_CACHE] += 1
+            if not sure:
+                self._twin.doubts[FLUSH_OR_EMPTY_CACHE] += 1
         elif not self._retried and not self._trail and (not in_default or self._failures.is_in_capture(self._at)):
             self._failures.note_unclear(len(self._operations))
         self._twin.flush(operation, foreseen.released)
@@ -303,21 +428,8 @@ class _Reader:
         return (
             len(pools - {requested}) == len(pools) == 1
             and all(pool[1] and not self._allocator.is_released(pool) for pool in pools)
-            and not self._retried
             and self._allocator.settings.torch >= (2, 8)
         )
-
-    def _explain_by_capacity(
-        self, operation: Operation, done: Sequence[Operation], gone: Sequence[Event], late: Sequence[Operation]
-    ) -> tuple[int, Foreseen | None]:
-        """Like Twin.explain, but another process may have taken the driver's memory, so the first attempt failed."""
-        before = self._twin.capacity
-        self._twin.set_capacity(self._reserved + sum(event.size for event in gone))
-        self._twin.run()
-        found = self._twin.explain(operation, done, gone, late, self._retried)
-        if found[1] is None:
-            self._twin.withdraw_capacity(before)
-        return found
 
     def _append_emptied_pools(self, requested: tuple[int, int]) -> None:
         """Handle private segments released first: a MemPool or graph ended.

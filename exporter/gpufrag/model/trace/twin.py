@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from ..heap import DEFAULT_POOL
 from ..simulator.allocator import Allocator
@@ -28,6 +29,18 @@ from .program import (
     Program,
     Replay,
 )  # fmt: skip
+
+
+class Explanation(NamedTuple):
+    """How many completed blocks preceded a request, and what it released.
+
+    foreseen: None if the allocator would not have done the same without a call of the program. if_full: both for a
+    flush that explains it if another process had taken the driver's memory, else None.
+    """
+
+    early: int
+    foreseen: Foreseen | None
+    if_full: tuple[int, Foreseen] | None = None
 
 
 class Twin:
@@ -56,30 +69,36 @@ class Twin:
         self.capacity = capacity
         self.operations.append(Operation(CAPACITY, 0, capacity, 0, DEFAULT_POOL))
 
-    def withdraw_capacity(self, before: int | None) -> None:
-        """Undo set_capacity, the last operation, which has been run."""
-        self.operations.pop()
-        self._replay.position -= 1
-        self.capacity = self.allocator.capacity = before
-
     def explain(
         self,
         operation: Operation,
         done: Sequence[Operation],
         gone: Sequence[Event],
         late: Sequence[Operation],
-        retried: bool,
-    ) -> tuple[int, Foreseen | None]:
+        retried: bool = False,
+        grown: int | None = None,
+    ) -> Explanation:
         """Return how many completed blocks preceded the request, and what the request released.
 
-        The second is None if the allocator would not have done the same without a call of the program. The twin has
-        then completed all blocks of the trail.
+        The twin has then completed all blocks of the trail. grown: the driver memory that the request got, to look for
+        `if_full` too.
         """
         flush: tuple[int, Foreseen] | None = None
+        if_full: tuple[int, Foreseen] | None = None
+        least = (grown or 0) - sum(event.size for event in gone)  # free driver memory before, if the rest was enough
         for count in range(len(done) + 1):
             foreseen = self.allocator.foresee(*operation[2:])
             if foreseen is not None and foreseen.flushes and begins_with(gone, foreseen.released):
                 flush = count, foreseen
+            full = None
+            if (
+                grown is not None
+                and foreseen is not None
+                and (not grown or least < self.allocator.missing(*operation[2:]))
+            ):
+                full = self.allocator.foresee(*operation[2:], full=True)
+            if full is not None and begins_with(gone, full.released):
+                if_full = count, full
             if count < len(done):
                 self._replay.complete(done[count].allocation)
         plain = (
@@ -92,15 +111,18 @@ class Twin:
             self._replay.complete(later.allocation)
         if flush is not None and not self.is_flush(operation, flush[1], gone):
             flush = None
+        if if_full is not None and not (if_full[1].flushes and self.is_flush(operation, if_full[1], gone)):
+            enough = 0 < len(gone) == len(if_full[1].released) and not late  # then it did not have to flush
+            if_full = (if_full[0], Foreseen(if_full[1].released, False)) if enough else None
         if plain and flush is not None:
             self.doubts[FLUSH_OR_COLLECTION] += 1
         last = next((op for op in reversed(self.operations) if op.kind != CAPACITY), None)
         waited = any(last is None or completed.allocation != last.allocation for completed in done)
         if plain and (flush is None or not waited):  # blocks that waited for a stream rather ended in a flush
-            return len(done), foreseen
+            return Explanation(len(done), foreseen)
         if flush is None and retried:
-            return 0, Foreseen([], True)
-        return (len(done), None) if flush is None else flush
+            return Explanation(0, Foreseen([], True))
+        return Explanation(len(done), None, if_full) if flush is None else Explanation(*flush)
 
     def is_flush(self, operation: Operation, foreseen: Foreseen, gone: Sequence[Event]) -> bool:
         """Return whether a flush explains the released segments; all blocks of the trail must be completed."""
@@ -119,7 +141,7 @@ class Twin:
             sorted(sizes) == sorted(event.size for event in rest if event.pool == pool)
             for pool, sizes in expected.items()
         )
-        return complete and not self.allocator.waits and (failed or bool(gone))
+        return complete and not self.allocator.waits
 
     def flush(self, operation: Operation, released: Sequence[Block]) -> None:
         """Serve a request, or let it fail, with a flush, ignoring the cache; then append its operation."""
@@ -148,6 +170,8 @@ class Twin:
         for operation in done:
             last = self.operations[-1]
             if last.kind == AWAIT and last.allocation == operation.allocation:
+                if self._replay.position == len(self.operations):  # the twin has done the AWAIT
+                    self._replay.complete(operation.allocation)
                 self.operations[-1] = operation._replace(kind=FREE)
             else:
                 self.operations.append(operation._replace(kind=COMPLETE))

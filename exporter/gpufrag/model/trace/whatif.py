@@ -98,13 +98,13 @@ def read_run(events: Sequence[Event], end: Heap, driver: Driver, recorded_limit:
     trace and heap do not fit.
     """
     beginning, unclear = rewind(events, end), 0
-    recorded = tuple(places(events))
+    recorded = tuple(places(events, end.settings, driver.size, beginning.heap.segments))
     if recorded_limit is None:
         recorded_limit = limited(driver, end.settings).limit or _limit_behind(beginning, end)
     may_have_pools = end.settings.torch < (2, 12) or any(segment.private for segment in end.segments)
     if may_have_pools and all(event.pool == DEFAULT_POOL for event in events):
         beginning, unclear = infer_pools(beginning, end, replace(driver, limit=recorded_limit))
-    unsplit = unsplit_pools(beginning.events, end)
+    unsplit = unsplit_pools(beginning.events, end, beginning.heap.segments)
     twin = Allocator(end.settings, replace(driver, limit=recorded_limit), AddressSpace(recorded))
     made = _adopt(twin, beginning.heap, unsplit)
     program = read_program([*beginning.allocations, *beginning.events], allocator=twin, made=made)
