@@ -13,7 +13,7 @@ from __future__ import annotations
 import pickle
 import re
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..errors import BadInput
@@ -35,10 +35,20 @@ NUMBER = rb"K.|M..|J.{4}|\x8a(?:%s|\x00|\x09.{8}\x00)" % b"|".join(
 )
 _SHORT_TEXT = b"|".join(rb"\x%02x.{%d}" % (n, n) for n in range(256))
 _PLAIN = re.compile(
-    rb"(?s)(?:[()N\x88\x89}\]aesu\x94]|h.|\x8c(?:%s)|(?:%s)(?:%s)\x86|%s|j.{4}|G.{8}){1,2000}"
-    % (_SHORT_TEXT, NUMBER, NUMBER, NUMBER)
+    rb"(?s)(?:[}\]aes\x94]|h.|u(?!\.)|\((?![eu])|[)N\x88\x89](?!\x94)"
+    rb"|\x8c(?:%s)|(?:%s)(?:%s)\x86|%s|j.{4}|G.{8}){1,2000}" % (_SHORT_TEXT, NUMBER, NUMBER, NUMBER)
 )
-"""Instructions without a condition of their own; a tuple only in the form of a pool id, two numbers."""
+"""Instructions without a condition of their own; a tuple only in the form of a pool id, two numbers.
+
+Two things are not here, nor with a frame between: a mark without items, since Python then accepts any container, and
+constants in the memo, for the sake of trace_rows.
+"""
+_FRAME = re.compile(rb"(?s)(?<!\()\x95.{8}(?![\x94\x95])|\x95.{8}(?![\x94\x95eu])")
+BOTTOM = b"\x80\x04(C\x00"
+"""Begins a pickle whose value is on a stack of its own. No instruction here makes bytes, so these mark its bottom."""
+PICKLE_ERRORS = (
+    pickle.UnpicklingError, ArithmeticError, AttributeError, EOFError, LookupError, TypeError, ValueError,
+)  # fmt: skip
 
 
 class _Machine:
@@ -99,11 +109,8 @@ class _Machine:
 
 def loads(data: bytes | bytearray) -> Any:
     """Return the value of a pickle (protocol 4 or newer). Raises BadInput without the file's name."""
-    if _is_quick(data):
-        try:
-            return pickle.loads(data)  # noqa: S301 (every instruction was checked)
-        except (pickle.UnpicklingError, ArithmeticError, AttributeError, EOFError, LookupError, TypeError, ValueError):
-            pass  # the machine below names what is wrong
+    if quick := _quick(data):
+        return quick[0]
     machine = _Machine(data)
     try:
         return machine.run()
@@ -119,15 +126,18 @@ def loads(data: bytes | bytearray) -> Any:
         raise BadInput(f"it is damaged near byte {machine.at}") from None
 
 
-def _is_quick(data: bytes | bytearray) -> bool:
-    """Return whether all instructions are harmless in any order and cannot fill the memory."""
+def _quick(data: bytes | bytearray) -> tuple[Any] | None:
+    """Return what the C unpickler reads, in a tuple. None if an instruction is not harmless in any order, the memory
+    could be filled, or the pickle is damaged."""
     if not data.startswith((b"\x80\x04", b"\x80\x05")) or cost_of(data) > QUICK_LIMIT * len(data):
-        return False
+        return None
     try:
-        *_, (_, end) = harmless(data, 2)
-    except ValueError:
-        return False
-    return data[end : end + 1] == b"."
+        pieces, end = harmless(memoryview(data), 2)
+        program = b"".join((BOTTOM, *pieces, end[:-1], b"t."))
+        bottom, value = pickle.loads(program)  # noqa: S301 (every instruction was checked)
+    except PICKLE_ERRORS:
+        return None
+    return (value,) if end and type(bottom) is bytes else None
 
 
 def cost_of(data: bytes | bytearray) -> int:
@@ -135,27 +145,27 @@ def cost_of(data: bytes | bytearray) -> int:
     return sum(cost * data.count(instruction) for instruction, cost in _COSTS.items())  # bytes of numbers count too
 
 
-def harmless(data: bytes | bytearray, begin: int = 0) -> Iterator[tuple[int, int]]:
-    """Yield begin and end of the instructions between frames, up to the end of the data or the pickle.
+def harmless(data: bytes | memoryview, begin: int = 0) -> tuple[list[bytes | memoryview], bytes]:
+    """Return the instructions between frames, up to the end of the data or the pickle, and what ends it: `.` or `u.`.
 
     Raises ValueError if one is not harmless in any order, or cut off.
     """
-    at, end = begin, len(data)
-    while at < end:
+    at, size, pieces = begin, len(data), []
+    while at < size:
         if (found := _PLAIN.match(data, at)) is not None:
             at = found.end()
         elif data[at] == _LONG_TEXT:
             at += 5 + int.from_bytes(data[at + 1 : at + 5], "little")
-        elif data[at] == _FRAME:
-            yield begin, at
-            begin = at = at + 9
-        elif data[at] == _STOP:
-            break
+        elif (found := _FRAME.match(data, at)) is not None:
+            pieces.append(data[begin:at])
+            begin = at = found.end()
+        elif data[at] == _STOP or data[at : at + 2] == b"u.":
+            return [*pieces, data[begin:at]], b"." if data[at] == _STOP else b"u."
         else:
             raise ValueError(f"instruction {data[at]:#04x}")
-    if at > end:
+    if at > size:
         raise ValueError("cut off")
-    yield begin, at
+    return [*pieces, data[begin:]], b""
 
 
 Instruction = Callable[[_Machine], object]
@@ -225,16 +235,21 @@ def _append(machine: _Machine, items: list[Any]) -> None:
 def _set_items(machine: _Machine, items: list[Any]) -> None:
     if len(items) % 2:
         raise ValueError("a key without a value")
+    pairs = zip(items[::2], items[1::2])
+    if type(found := machine.stack[-1]) is list:  # Python accepts this too
+        for index, value in pairs:
+            found[index] = value
+        return
     found = machine.open_container(dict)
     machine.spend(_items_cost(len(found) + len(items) // 2) - _items_cost(len(found)))
-    found.update(zip(items[::2], items[1::2]))
+    found.update(pairs)
 
 
 def _items_cost(count: int) -> int:
     return _FIRST_ITEM + _ITEM * max(0, count - _FREE_ITEMS) if count else 0
 
 
-_STOP, _LONG_TEXT, _FRAME = ord("."), ord("X"), 0x95
+_STOP, _LONG_TEXT = ord("."), ord("X")
 _INSTRUCTIONS: Mapping[int, Instruction] = {
     0x80: _protocol,
     0x95: lambda machine: machine.take(8),  # the length of a frame

@@ -2,9 +2,17 @@
 
 Python pickles an entry of torch's trace as `}` MEMOIZE `(` key value … `u`, and most entries have the same keys. This
 reader cuts those out of the pickle and gives the C unpickler a run of them as one list of keys and values. BINPERSID
-passes each list to `persistent_load`, which keeps the columns. An entry keeps its place in the memo: a MEMOIZE replaces
-its dict. Texts, which torch repeats in each entry, are left out in the same way. All that is between the entries must
-consist of the instructions that plain_pickle accepts.
+passes each list to `persistent_load`, which keeps the columns. Texts, which torch repeats in each entry, are left out.
+
+plain_pickle.loads, whose value is the right one, reads whatever is not certain to mean the same in both readers:
+
+- What is between the entries must consist of the instructions that plain_pickle accepts.
+- The hole: an entry's dict and texts leave one empty set in their place of the memo. No accepted instruction changes a
+  set or makes it a key, and nothing may refer to it in the end.
+- The filler: a run of n entries is followed by n - 1 references to another set, so that each item of a trace keeps its
+  index. Only a list's APPENDS can consume a run, and in the end all runs and fillers must be items of the traces.
+- The snapshot itself is a tuple of keys and values until the end. Its place in the memo is the hole too, so nothing
+  refers to it, and nothing else may be on the stack.
 """
 
 from __future__ import annotations
@@ -16,9 +24,10 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
+from weakref import ref
 
 from ..model.trace.columns import NEEDED, Rows
-from .plain_pickle import NUMBER, QUICK_LIMIT, cost_of, harmless
+from .plain_pickle import BOTTOM, NUMBER, PICKLE_ERRORS, QUICK_LIMIT, cost_of, harmless
 
 _CHUNK = 1 << 19
 _SAMPLE = 100
@@ -32,21 +41,30 @@ _VALUE = rb"(?:%s|%s|K.K.\x86\x94|\]\x94(?:\(%s{1,128}e|%sa)?)" % (NUMBER, _REFE
 quadratic time: bytes that look like an entry can overlap."""
 _PAIR = re.compile(rb"(?s)(%s)(?:(%s)|%s)" % (_REFERENCE, _TEXT, _VALUE))
 _ENTRY = re.compile(rb"(?s)\}\x94\(((?:%s(?:%s|%s)){4,12})u" % (_REFERENCE, _TEXT, _VALUE))
+_BEGIN = re.compile(rb"(?s)\x80[\x04\x05](?:\x95.{8})?\}\x94\((?![eu\x95])")
+_HOLE = b"h\x00\x94"
 
 
 def loads(data: bytes | bytearray, progress: Callable[[int, int], None] = lambda done, total: None) -> Any:
     """Return the value of a pickled snapshot; runs of its trace's entries are Rows. None if it has no such form.
 
-    Everything that plain_pickle.loads refuses has no such form.
+    Everything that plain_pickle.loads refuses has no such form, unless it refuses the memory that entries would take.
     """
-    pairs = _usual_pairs(data)
-    if pairs is None or not data.startswith((b"\x80\x04", b"\x80\x05")):
+    pairs, begin = _usual_pairs(data), _BEGIN.match(data)
+    if pairs is None or begin is None:
         return None
-    texts = sum(bool(text) for _, text in pairs)
     try:
-        return _Unpickler(_Source(_rewritten(data, pairs, texts, progress)), len(pairs) - texts).load()
-    except (pickle.UnpicklingError, ArithmeticError, AttributeError, EOFError, LookupError, TypeError, ValueError):
+        unpickler = _Unpickler(_Source(_rewritten(data, begin.end(), pairs, progress)), pairs)
+        bottom, hole, items = unpickler.load()
+        if type(bottom) is not bytes or len(items) % 2:
+            return None
+        result = dict(zip(items[::2], items[1::2]))
+        complete = unpickler.without_fillers(result["device_traces"])
+    except PICKLE_ERRORS:
         return None
+    found = ref(hole)
+    del unpickler, hole, items
+    return result if complete and found() is None else None
 
 
 Pairs = Sequence[tuple[bytes, bytes]]
@@ -67,13 +85,12 @@ def _entry(pairs: Pairs) -> re.Pattern[bytes]:
     return re.compile(b"(?s)\\}\x94\\((" + pattern + b")u")
 
 
-def _rewritten(
-    data: bytes | bytearray, pairs: Pairs, texts: int, progress: Callable[[int, int], None]
-) -> Iterator[bytes]:
+def _rewritten(data: bytes | bytearray, at: int, pairs: Pairs, progress: Callable[[int, int], None]) -> Iterator[bytes]:
     """Yield the pickle, runs of entries as lists. Raises ValueError if something in it is not harmless or too large."""
-    entry, groups = _entry(pairs), texts + 1
-    view, at, size, cost = memoryview(data), 2, _CHUNK, 0
-    yield bytes(data[:2])
+    entry, groups = _entry(pairs), sum(bool(text) for _, text in pairs) + 1
+    prefix = b"](" + b"".join(key for key, text in pairs if text) + _HOLE
+    view, size, cost = memoryview(data), _CHUNK, 0
+    yield BOTTOM + b"\x8f\x94("
     while at < len(data):
         end = min(at + size, len(data))
         parts = entry.split(view[at:end])  # by turns what is between the entries, and the groups of an entry
@@ -88,23 +105,34 @@ def _rewritten(
         cost += sum(map(cost_of, filter(None, between)))
         if cost > QUICK_LIMIT * end + (1 << 20):
             raise ValueError("takes too much memory")
-        chunk = b"".join(_with_runs(between, parts, groups))
+        chunk = b"".join(_with_runs(between, parts, groups, prefix))
         progress(end, len(data))
         yield b"\x95" + struct.pack("<Q", len(chunk))
         yield chunk
         at, size = end, _CHUNK
 
 
-def _with_runs(between: Sequence[bytes], parts: Sequence[bytes], groups: int) -> Iterator[bytes]:
-    """parts: `groups` per entry. A MEMOIZE for the dict is before each entry, one for a text between its groups."""
+def _with_runs(
+    between: Sequence[bytes], parts: Sequence[bytes], groups: int, prefix: bytes
+) -> Iterator[bytes | memoryview]:
+    """parts: `groups` per entry. A hole for the dict is before each entry, one for a text between its groups."""
     begin = 0
     for index in [*(place for place, part in enumerate(between[:-1]) if part), len(between) - 1]:
+        part = between[index]
         if begin < index:
-            yield b"](N\x94" + b"\x94".join(parts[begin * groups : index * groups]) + b"eQ"
-        part, end, begin = between[index], 0, index
-        for start, end in harmless(part):
-            yield part[start:end]
-        yield part[end:]  # nothing, or the end of the pickle and what Python ignores behind it
+            if part.startswith(b"\x94"):
+                raise ValueError("a run in the memo")
+            yield prefix + _HOLE.join(parts[begin * groups : index * groups]) + b"eQ"
+            if index - begin > 1:
+                yield b"NQ" + b"2" * (index - begin - 2)
+        begin = index
+        pieces, end = harmless(part)
+        yield from pieces
+        if end:
+            if end != b"u.":
+                raise ValueError("no dict at the end")
+            yield b"tt."  # what is behind it is ignored
+            return
 
 
 class _Source:
@@ -125,24 +153,44 @@ class _Source:
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, source: _Source, keys: int) -> None:
+    def __init__(self, source: _Source, pairs: Pairs) -> None:
         super().__init__(source)
-        self._width = 2 * keys
+        self._texts = [text[2:-1].decode("utf-8", "surrogatepass") for _, text in pairs if text]
+        self._places, at = list[int](), 1
+        for _, text in pairs:
+            if not text:
+                self._places.append(at)
+            at += 1 if text else 2
+        self._width = at
+        self._entries = 0
+        self._filler: set[object] = set()
 
     def find_class(self, module: str, name: str) -> NoReturn:
         raise pickle.UnpicklingError("no instruction that is accepted names a class")
 
-    def persistent_load(self, run: list[Any]) -> Rows:
-        """Return the columns of a run: after a first value that has no meaning, keys and values by turns."""
-        width, columns = self._width, {}
-        for place in range(1, width, 2):
-            name, values = run[place], run[place + 1 :: width]
-            if type(name) is not str:
-                raise pickle.UnpicklingError("a key that is no text")
-            columns[name] = _compact(values)
+    def persistent_load(self, run: list[Any] | None) -> Rows | set[object]:
+        """Return the columns of a run: the keys of texts, then a hole and keys and values by turns for each entry."""
+        if run is None:
+            return self._filler
+        first, width = len(self._texts), self._width
+        texts = dict(zip(run, self._texts))
+        columns = {run[first + place]: _compact(run[first + place + 1 :: width]) for place in self._places}
+        names = {*texts, *columns}
+        if len(names) < first + len(self._places) or not all(type(name) is str for name in names):
+            raise pickle.UnpicklingError("a key that is twice there or no text")
         if not columns.keys() >= NEEDED:  # an entry of something else, or one whose action is a text of its own
             raise pickle.UnpicklingError("no entry of a trace")
-        return Rows(columns)
+        self._entries += (len(run) - first) // width
+        return Rows(columns, texts)
+
+    def without_fillers(self, traces: list[Any]) -> bool:
+        """Remove the fillers from traces. Return whether those and the runs are all there, in other words unmoved."""
+        found = 0
+        for trace in {id(each): each for each in traces if type(each) is list}.values():
+            kept = [item for item in trace if item is not self._filler]
+            found += len(trace) - len(kept) + list(map(type, kept)).count(Rows)
+            trace[:] = kept
+        return found == self._entries
 
 
 def _compact(values: list[Any]) -> Sequence[Any]:

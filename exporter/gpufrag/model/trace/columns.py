@@ -22,21 +22,32 @@ _LISTS = frozenset((list, tuple))
 _NUMBERS = ("addr", "size", "stream")
 NEEDED = {"action", *_NUMBERS}
 """The keys of every entry of a trace but a failed request."""
+_OPTIONAL = {"frames", "time_us", "pool_id"}
 
 
 class Rows(NamedTuple):
     """Consecutive entries of torch's trace with the same keys: the values by key."""
 
     columns: Mapping[str, Sequence[Any]]
+    texts: Mapping[str, str] = {}
+    """Values that all these entries have."""
 
     @property
     def are_ordinary(self) -> bool:
-        """Whether no action or pool needs a closer look."""
+        """Whether no action, pool, stack or time needs a closer look."""
+        if not _OPTIONAL.isdisjoint(self.texts):
+            return False
         pools = self.columns.get("pool_id", ())
-        return _ORDINARY.issuperset(self.columns.get("action", ())) and all(pool == DEFAULT_POOL for pool in pools)
+        try:
+            return _ORDINARY.issuperset(self.columns.get("action", ())) and all(pool == DEFAULT_POOL for pool in pools)
+        except TypeError:  # an action that is a list or dict
+            return False
 
     def entries(self) -> list[dict[str, Any]]:
-        return [dict(zip(self.columns, values)) for values in zip(*self.columns.values())]
+        return [{**dict(zip(self.columns, values)), **self.texts} for values in zip(*self.columns.values())]
+
+
+assert Event._fields == ("action", "address", "size", "stream", "pool"), "Trace needs a column for each field of Event"
 
 
 class Trace(Sequence[Event]):
