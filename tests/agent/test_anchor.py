@@ -8,7 +8,8 @@ import pytest
 
 from agent.programs import CUDA
 from fake_torch import SIZE, Machine, remove, torch_of
-from gpufrag.agent.torch.anchor import Anchor, settings_obstacle
+from gpufrag.agent.torch.anchor import Anchor
+from gpufrag.model.anchor import settings_obstacle
 from gpufrag.model.settings import MIB, parse_conf
 from gpufrag.wire.error_counter import ErrorCounter
 
@@ -34,8 +35,8 @@ class Ship:
         torch.nn = SimpleNamespace(modules=SimpleNamespace(module=register))
         return torch
 
-    def drop(self, share: float = 0.2, torch: ModuleType | None = None) -> None:
-        Anchor(torch or self.torch(), share, self.errors, self.environment).drop_when_chosen()
+    def drop(self, size: int | float = 0.2, torch: ModuleType | None = None) -> None:
+        Anchor(torch or self.torch(), size, self.errors, self.environment).drop_when_chosen()
 
     def forward(self) -> None:
         for hook in list(self.hooks):
@@ -67,6 +68,17 @@ def test_anchor_reserves_one_piece_and_frees_it(ship: Ship) -> None:
     assert 0 <= SIZE * 0.2 - size < 2 * MIB
     assert ship.given_back == [1]
     assert ship.errors.counts == {}
+
+
+def test_anchor_of_a_size_reserves_that_size(ship: Ship) -> None:
+    ship.drop(3 * MIB * 1024 + 512)
+    assert ship.taken == [(3 * MIB * 1024, 0)]
+
+
+def test_size_above_90_percent_of_the_device_is_refused(ship: Ship, caplog) -> None:
+    ship.drop(SIZE * 95 // 100)
+    assert (ship.taken, ship.errors.counts) == ([], {"anchor": 1})
+    assert "more than 90% of device 0" in caplog.text
 
 
 def test_anchor_waits_until_a_device_is_chosen(ship_of_two: Ship) -> None:

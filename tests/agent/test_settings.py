@@ -21,7 +21,10 @@ def test_arguments_override_the_environment() -> None:
         *(({"GPUFRAG_INTERVAL": v}, {}, "(?i)interval") for v in ("0", "-1", "nan", "inf", "soon", "1e-300", "1e300")),
         *(({}, {"interval": v}, r"interval must be a number \(got .{1,80}\)$") for v in ("x", [], 10**400, {"a": 1})),
         *(({}, {"budget": v}, "share of wall time") for v in (0.0, -0.1, 1.5, float("nan"), 1e-300)),
-        *(({"GPUFRAG_ANCHOR": v}, {}, "(?i)anchor must be") for v in ("0", "95%", "2", "-1%", "much", "nan", "%")),
+        *(
+            ({"GPUFRAG_ANCHOR": v}, {}, "(?i)anchor must be")
+            for v in ("0", "95%", "2", "2.5", "-1%", "much", "nan", "nan%", "%", "20G")
+        ),
         *(({"GPUFRAG_LEAK_THRESHOLD": v}, {}, "(?i)leak.threshold") for v in ("0", "much", "-1MB", "5M")),
     ],
 )
@@ -34,6 +37,12 @@ def test_invalid_value_is_refused(environment: dict[str, str], arguments: dict[s
 def test_anchor_is_a_share_and_off_by_default(text: str, share: float | None) -> None:
     assert from_environment({"GPUFRAG_ANCHOR": text}).anchor == share
     assert from_environment({}).anchor is None
+
+
+@pytest.mark.parametrize(("text", "size"), [("20GiB", 20 << 30), ("21474836480", 20 << 30), ("512 MiB", 512 << 20)])
+def test_anchor_can_be_a_size(text: str, size: int) -> None:
+    found = from_environment({"GPUFRAG_ANCHOR": text}).anchor
+    assert (found, type(found)) == (size, int)
 
 
 @pytest.mark.parametrize(("text", "size"), [("5MB", 5_000_000), ("1MiB", 1 << 20), ("4096", 4096), ("", 1_000_000)])

@@ -66,6 +66,10 @@ def test_flags_reach_every_process_through_the_environment(tmp_path: Path) -> No
     assert {name: found[f"GPUFRAG_{name}"] for name in expected} == expected
 
 
+def test_anchor_reaches_every_process_as_a_size() -> None:
+    assert _run("--anchor", "20GiB")["environment"]["GPUFRAG_ANCHOR"] == str(20 << 30)
+
+
 def test_unwritable_folder_is_a_warning() -> None:
     with _start("--folder", "/dev/null", "--", sys.executable, "-c", "print('ran')") as process:
         out, err = process.communicate(timeout=60)
@@ -118,7 +122,7 @@ def test_signals_reach_the_command(number: signal.Signals) -> None:
         (["--interval", "soon", "--", "true"], 2, "soon"),
         (["--budget", "2", "--", "true"], 2, "budget must be a share"),
         (["--anchor", "120%", "--", "true"], 2, "anchor must be above 0"),
-        (["--anchor", "much", "--", "true"], 2, "'much'"),
+        (["--anchor", "much", "--", "true"], 2, "--anchor must be a share of the device or a size"),
         (["--leak-threshold", "much", "--", "true"], 2, "--leak-threshold: 'much' is not a size"),
         (["--leak-threshold", "0", "--", "true"], 2, "leak threshold must be above 0"),
         (["--name", "train", "--", "true"], 2, "add --restartable"),

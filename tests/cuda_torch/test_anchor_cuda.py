@@ -46,6 +46,13 @@ def test_anchor_reserves_one_free_segment(run) -> None:
     assert (found["ooms"], found["retries"], found["errors"]) == (0, 0, {})
 
 
+def test_anchor_of_a_size_reserves_exactly_that(run) -> None:
+    """The small blocks of torch's own first requests are in other segments."""
+    found = run("report()", anchor="2GiB")
+    total = torch.cuda.get_device_properties(0).total_memory
+    assert (round(found["reserved"] * total), found["errors"]) == (2 << 30, {})
+
+
 def test_large_request_later_fits_into_the_anchor(run) -> None:
     program = """
 size = torch.cuda.get_device_properties(0).total_memory // 200

@@ -10,14 +10,14 @@ from reprlib import repr as shortened
 from typing import Any
 
 from ..errors import UsageError
-from ..units import parse_bytes
+from ..units import parse_bytes, parse_memory
 
 SHORTEST, LONGEST = 0.001, 1e9
 """Seconds between two snapshots; the longest means never."""
 SMALLEST = 1e-9
 """Share of wall time."""
 LARGEST_ANCHOR = 0.9
-"""Above it, the memory of the driver and of other libraries may no longer fit."""
+"""Share of a device. Above it, the memory of the driver and of other libraries may no longer fit."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,9 @@ class AgentSettings:
     """How often the cheap figures are read and the file is replaced."""
     history_factor: float = 10.0
     """How much rarer snapshots are while the user records history: each leaves an entry in the user's history."""
-    anchor: float | None = None
-    """Share of a device to reserve in one piece at its first use, GPUFRAG_ANCHOR; None: no anchor."""
+    anchor: int | float | None = None
+    """What to reserve of a device in one piece at its first use, GPUFRAG_ANCHOR: bytes, or a share (float); None: no
+    anchor."""
     leak_threshold: int = 1_000_000
     """Bytes per step (per minute, without steps) above which growing memory is called a leak,
     GPUFRAG_LEAK_THRESHOLD."""
@@ -50,7 +51,7 @@ class AgentSettings:
             )
         if self.leak_threshold <= 0:
             raise UsageError(f"leak threshold must be above 0 bytes per step, such as 1MB (got {self.leak_threshold})")
-        if self.anchor is not None and not 0 < self.anchor <= LARGEST_ANCHOR:
+        if isinstance(self.anchor, float) and not 0 < self.anchor <= LARGEST_ANCHOR:
             raise UsageError(
                 f"anchor must be above 0 and at most {LARGEST_ANCHOR:.0%} of a device (got {self.anchor:.0%})"
             )
@@ -65,10 +66,7 @@ def from_environment(
     """Arguments override the environment. Raises UsageError for an invalid value."""
     settings = AgentSettings(folder=folder)
     if text := environment.get("GPUFRAG_ANCHOR"):
-        try:
-            settings = replace(settings, anchor=share(text))
-        except ValueError:
-            raise UsageError(f"GPUFRAG_ANCHOR must be a share of the device, such as 20% (got {text!r})") from None
+        settings = replace(settings, anchor=anchor(text, "GPUFRAG_ANCHOR"))
     if text := environment.get("GPUFRAG_LEAK_THRESHOLD"):
         settings = replace(settings, leak_threshold=size(text, "GPUFRAG_LEAK_THRESHOLD"))
     for name, given in (("interval", interval), ("budget", budget)):
@@ -86,10 +84,19 @@ def _number(value: Any, name: str) -> float | None:
         raise UsageError(f"{name} must be a number (got {shortened(value)})") from None
 
 
-def share(text: str) -> float:
-    """Parse `20%` or `0.2`. Raises ValueError for anything else."""
+def anchor(text: str, name: str) -> int | float:
+    """Parse `20%` or `0.2` to a share, and `20GiB` to bytes. Raises UsageError with `name` in its message."""
     number = text.strip().removesuffix("%")
-    return float(number) / (100 if number != text.strip() else 1)
+    try:
+        share = float(number) / (100 if number != text.strip() else 1)
+    except ValueError:
+        share = None
+    if share is not None and (share <= 1 or number != text.strip()):
+        return share
+    try:
+        return parse_memory(text)
+    except UsageError as error:
+        raise UsageError(f"{name} must be a share of the device or a size, such as 20% or 20GiB: {error}") from None
 
 
 def size(text: str, name: str) -> int:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import gpufrag
 
-from ..agent.settings import AgentSettings, share, size
+from ..agent.settings import AgentSettings, anchor, size
 from ..errors import Unavailable, UsageError
 from ..units import argument, parse_duration
 from ..wire.folder import VARIABLE, to_write
@@ -37,7 +37,7 @@ SETTINGS = ("interval", "budget", "anchor", "leak_threshold")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = (
-        "gpufrag run [--folder DIR] [--interval SECONDS] [--budget SHARE] [--anchor SHARE] [--leak-threshold SIZE] "
+        "gpufrag run [--folder DIR] [--interval SECONDS] [--budget SHARE] [--anchor SIZE] [--leak-threshold SIZE] "
         "[--summary | --restartable [--name NAME] [--grace DURATION] [--in-place] [--defragment]] -- CMD ..."
     )
     add = parser.add_argument
@@ -52,10 +52,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--budget", metavar="SHARE", type=float, help="maximum share of time for snapshots (default: 0.001)")
     add(
         "--anchor",
-        metavar="SHARE",
-        type=_share,
-        help="reserve this share of the device, such as 20%%, as one block for later large requests; other processes "
-        "cannot use it (default: off)",
+        metavar="SIZE",
+        type=lambda text: anchor(text, "--anchor"),
+        help="reserve this much of the device, such as 20GiB or 20%%, as one block for later large requests; other "
+        "processes cannot use it (default: off)",
     )
     add(
         "--leak-threshold",
@@ -177,13 +177,6 @@ def injected(environment: Mapping[str, str]) -> dict[str, str]:
     others = [entry for entry in entries if Path(entry).parts[-2:] != SHIM.parts[-2:]]
     path = os.pathsep.join([str(SHIM), *others]) if any(others) else str(SHIM)
     return {"PYTHONPATH": path, "GPUFRAG_AGENT_PATH": str(PACKAGE.parent)}
-
-
-def _share(text: str) -> float:
-    try:
-        return share(text)
-    except ValueError:
-        raise UsageError(f"--anchor must be a share of the device, such as 20% (got {text!r})") from None
 
 
 def _duration(text: str) -> float:

@@ -1,4 +1,4 @@
-"""The anchor: a share of the device, reserved in one piece and left free in torch's cache. Off by default.
+"""The anchor: memory of the device, reserved in one piece and left free in torch's cache. Off by default.
 
 Fragmentation begins when segments are made one by one, each as large as the request of that moment. With one large
 segment from the start, blocks are carved out of it and merge again when freed, so a later large request finds room.
@@ -14,23 +14,25 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-from ...model.settings import MIB, Settings
+from ...model.anchor import GRID, SMALLEST, settings_obstacle
+from ...model.settings import Settings
 from ...wire.error_counter import ErrorCounter
+from ..settings import LARGEST_ANCHOR
 from . import devices as torch_devices
 from . import snapshot as torch_snapshot
 from .api import REFUSALS, TorchSurface
 
-GRID = 2 * MIB  # of torch's segments
-SMALLEST = 20 * MIB  # torch keeps smaller segments for smaller requests
-
 
 class Anchor:
-    """Drops one anchor, in the thread that uses the device, and never raises."""
+    """Drops one anchor, in the thread that uses the device, and never raises.
+
+    size: bytes, or a share of the device (float).
+    """
 
     def __init__(
-        self, torch: ModuleType, share: float, errors: ErrorCounter, environment: Mapping[str, str] = os.environ
+        self, torch: ModuleType, size: int | float, errors: ErrorCounter, environment: Mapping[str, str] = os.environ
     ) -> None:
-        self._surface, self._share = TorchSurface(torch, errors), share
+        self._surface, self._size = TorchSurface(torch, errors), size
         self._errors, self._environment = errors, environment
         self._hook: Any = None
 
@@ -49,7 +51,7 @@ class Anchor:
             self._hook = register(self._before_forward)
 
     def drop(self) -> None:
-        """Reserve the share of the current device unless there is an obstacle."""
+        """Reserve it on the current device unless there is an obstacle."""
         try:
             device = self._surface.find("cuda.current_device")
             if device is not None and (obstacle := self._reserve(int(device()))) is not None:
@@ -75,7 +77,10 @@ class Anchor:
         snapshot = torch_snapshot.take(self._surface, self._errors) or {}
         settings = torch_snapshot.settings(torch_snapshot.conf(snapshot, self._environment), self._errors)
         properties = self._surface.ask("cuda.get_device_properties", device)
-        size = int(getattr(properties, "total_memory", 0) * self._share) // GRID * GRID
+        total = int(getattr(properties, "total_memory", 0))
+        size = (self._size if isinstance(self._size, int) else int(total * self._size)) // GRID * GRID
+        if size > LARGEST_ANCHOR * total:
+            return f"{size} bytes are more than {LARGEST_ANCHOR:.0%} of device {device}"
         if (obstacle := settings_obstacle(settings) or self._room_obstacle(device, size, settings)) is not None:
             return obstacle
         allocate = self._surface.find("cuda.caching_allocator_alloc")
@@ -101,12 +106,3 @@ class Anchor:
 
     def _refuse(self, obstacle: str) -> None:
         self._errors.note("anchor", obstacle, "the job continues without it")
-
-
-def settings_obstacle(settings: Settings) -> str | None:
-    """Why an anchor would be useless or harmful under these settings, or None."""
-    if settings.expandable_segments:
-        return "expandable segments already are one piece that grows: an anchor would only hold memory"
-    if settings.max_split_size is not None:
-        return "max_split_size does not allow carving a large block: most requests could not use the anchor"
-    return None
