@@ -13,7 +13,7 @@ from gpufrag.model.allocatable import Driver
 from gpufrag.model.heap import parse
 from gpufrag.model.needs import step_run
 from gpufrag.model.step import StepEvents
-from gpufrag.model.trace.whatif import smallest_limit
+from gpufrag.model.trace.whatif import OWN_HEAP, PACKED, smallest_limit
 
 STEPS = Path(__file__).parents[1] / "tests/fixtures/steps"
 MIB = 1 << 20
@@ -24,7 +24,7 @@ def main() -> None:
         raw = json.loads(gzip.decompress(path.read_bytes()))
         heap = parse(raw["snapshot"])
         run = step_run(heap, StepEvents(**raw["events"]), Driver())
-        own, packed = (smallest_limit(run, heap.settings, packed=start) for start in (False, True))
+        own, packed = (smallest_limit(run, heap.settings, start=start) for start in (OWN_HEAP, PACKED))
         assert own is not None
         assert packed is not None
         difference = packed / own - 1

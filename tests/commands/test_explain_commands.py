@@ -45,6 +45,15 @@ def test_explain_replays_settings(cli, save) -> None:
     assert cli.device("explain", path, "--no-whatif")["settings"] == []
 
 
+def test_explain_names_the_best_anchor_with_its_cost(cli) -> None:
+    found = cli.device("explain", TESTS / "fixtures/whatif/train-varying.json.gz")
+    (anchored,) = [each for each in found["settings"] if each["anchor"]]
+    size = anchored["anchor"] >> 30
+    (advice,) = [each for each in found["advice"] if "anchor" in each["change"]]
+    assert advice["change"] == f"start it with `gpufrag run --anchor {size}GiB`, and unset PYTORCH_CUDA_ALLOC_CONF"
+    assert "no other process can use the anchor's memory" in advice["what"]
+
+
 def test_explain_healthy_program_is_fine(cli, save) -> None:
     path = save(run(healthy))
     text = cli.text("explain", path)

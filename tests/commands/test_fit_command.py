@@ -22,6 +22,13 @@ def test_json_has_bytes_and_null(cli) -> None:
     assert recorded["flushes"] == {"1.00 GiB": None, "80.0 GiB": 0}
 
 
+def test_anchor_is_named_as_its_option(cli) -> None:
+    anchored = cli.device("fit", TRACE, "--card", "80GiB")["fits"][-1]
+    size = f"{anchored['anchor'] >> 20}MiB"
+    assert (anchored["conf"], anchored["anchor"] > 0) == ("", True)
+    assert f"torch's defaults, --anchor {size} " in cli.text("fit", TRACE, "--card", "80GiB")
+
+
 def test_late_trace_compares_settings_from_packed_heaps(cli, tmp_path) -> None:
     raw = json.loads(gzip.decompress(TRACE.read_bytes()))
     late = tmp_path / "late.json"
@@ -30,3 +37,4 @@ def test_late_trace_compares_settings_from_packed_heaps(cli, tmp_path) -> None:
     assert "torch's defaults (recorded) " in text
     assert "torch's defaults (recorded, packed) " in text
     assert "compare them with (recorded, packed)." in text
+    assert "torch's defaults (recorded, empty_cache) " in text

@@ -77,9 +77,34 @@ def test_late_trace_is_compared_without_its_cache(cli) -> None:
     found = cli.device("whatif", LATE)
     first, again, *others = found["candidates"]
     assert (first["recorded"], first["packed"], again["recorded"], again["packed"]) == (True, False, True, True)
-    best = min(candidate["peak_reserved"] for candidate in others)
+    best = min(candidate["peak_reserved"] for candidate in others if candidate["packed"])
     assert found["advice"]["saves_bytes"] == again["peak_reserved"] - best
     assert first["peak_reserved"] > 1.5 * again["peak_reserved"]  # 12 GiB of cache that no setting begins with
+
+
+def test_late_trace_is_compared_with_itself_after_empty_cache(cli) -> None:
+    first, *others = cli.device("whatif", LATE, "--smallest-limit")["candidates"]
+    (emptied,) = [candidate for candidate in others if candidate["empties_cache"]]
+    assert (emptied["recorded"], emptied["packed"]) == (True, False)
+    assert first["peak_active"] <= emptied["smallest_limit"] <= first["smallest_limit"]
+    assert "  recorded, empty_cache" in cli.text("whatif", LATE)
+
+
+def test_anchor_is_advised_with_its_command_and_risk(cli) -> None:
+    lines = cli.text("whatif", GROWTH.with_name("train-varying.json.gz")).splitlines()
+    at = next(index for index, line in enumerate(lines) if line.startswith("gpufrag run --anchor "))
+    size = lines[at].split()[3]
+    assert lines[at - 1] == "unset PYTORCH_CUDA_ALLOC_CONF"
+    assert lines[at] == f"gpufrag run --anchor {size} -- CMD"
+    assert any(line.startswith(f"  --anchor {size} ") for line in lines)
+    assert "other processes and libraries cannot use the anchor's memory" in " ".join(lines)
+
+
+def test_one_anchor_is_compared_and_none_with_given_settings(cli) -> None:
+    """The best of the tried ones."""
+    assert sum(candidate["anchor"] > 0 for candidate in cli.device("whatif", GROWTH)["candidates"]) == 1
+    given = cli.device("whatif", GROWTH, "--settings", EXPANDABLE)["candidates"]
+    assert not any(candidate["anchor"] or candidate["empties_cache"] for candidate in given)
 
 
 def test_smallest_limit_as_recorded_starts_from_the_recorded_heap(cli) -> None:

@@ -46,7 +46,7 @@ def test_recorded_setting_comes_first_as_recorded(cli) -> None:
     assert recorded["same_end"]
     assert recorded["peak_reserved"] == stats["reserved_bytes.all.peak"]
     assert (recorded["alloc_retries"], recorded["ooms"]) == (stats["num_alloc_retries"], stats["num_ooms"])
-    assert [other["recorded"] for other in others] == [False] * 5
+    assert [other["recorded"] for other in others] == [False] * 6
 
 
 def test_other_setting_has_its_real_peak(cli) -> None:

@@ -65,6 +65,8 @@ def step_limits(recorded: float, expandable: float) -> list[Line]:
         device(name, GIB * expandable, setting="expandable_segments"),
         device(name, GIB * 20, setting="expandable_segments", rank="1", **SECOND_POD),
         device(name, GIB * recorded, setting="default"),
+        device(name, GIB * 1, setting="anchor:8GiB"),
+        device(name, GIB * 1, setting="recorded, empty_cache"),
     ]
 
 

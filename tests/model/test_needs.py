@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -12,9 +13,20 @@ import pytest
 from gpufrag.errors import BadInput
 from gpufrag.model.allocatable import Driver
 from gpufrag.model.heap import INACTIVE, Heap, parse
-from gpufrag.model.needs import CANDIDATES, RECORDED, RECORDED_PACKED, Needs, better_setting, step_needs
+from gpufrag.model.needs import (
+    CANDIDATES,
+    RECORDED,
+    RECORDED_EMPTIED,
+    RECORDED_PACKED,
+    Better,
+    Needs,
+    better_setting,
+    step_needs,
+    step_run,
+)
 from gpufrag.model.settings import MIB, SEGMENT_GRID
 from gpufrag.model.step import StepEvents
+from gpufrag.model.trace.whatif import EMPTIED, smallest_limit
 from helpers import TESTS
 from simulated_trace import Recorder
 
@@ -34,7 +46,9 @@ def step(request: pytest.FixtureRequest) -> tuple[dict[str, Any], Needs]:
 
 def test_step_needs_at_least_its_true_peak(step: tuple[dict[str, Any], Needs]) -> None:
     raw, needs = step
-    assert set(needs.smallest_limits) == {RECORDED, RECORDED_PACKED, *CANDIDATES}
+    anchors = {name for name in needs.smallest_limits if re.fullmatch("anchor:[0-9]+GiB", name)}
+    assert len(anchors) == 1
+    assert set(needs.smallest_limits) == {RECORDED, RECORDED_PACKED, RECORDED_EMPTIED, *CANDIDATES, *anchors}
     # packing closes the gaps of unsplit blocks, so a limit may lie a little below the active peak
     assert min(needs.smallest_limits.values()) > 0.99 * raw["true_peak"]
 
@@ -59,8 +73,12 @@ def pinned_step(pieces: int) -> tuple[Heap, StepEvents]:
     block = recorder.malloc(30 * MIB)
     assert block is not None
     recorder.free(block)
+    return recorder.heap(), columns(recorder, begin)
+
+
+def columns(recorder: Recorder, begin: int) -> StepEvents:
     rows = [(event.action, event.address or 0, event.size, event.stream) for event in recorder.trace[begin:]]
-    return recorder.heap(), StepEvents(*map(list, zip(*rows)))
+    return StepEvents(*map(list, zip(*rows)))
 
 
 def test_recorded_settings_count_fragmentation_of_earlier_steps() -> None:
@@ -72,7 +90,24 @@ def test_recorded_settings_count_fragmentation_of_earlier_steps() -> None:
 
 def test_setting_that_only_starts_without_gaps_is_not_better() -> None:
     assert better_setting({RECORDED: 190, RECORDED_PACKED: 118, "default": 118, "other": 117}) is None
-    assert better_setting({RECORDED: 190, RECORDED_PACKED: 118, "default": 118, "other": 110}) == "other"
+    assert better_setting({RECORDED: 190, RECORDED_PACKED: 118, "default": 118, "other": 110}) == Better("other", 8)
+
+
+def test_better_anchor_has_a_cost() -> None:
+    better = better_setting({RECORDED: 190, RECORDED_PACKED: 118, "default": 118, "anchor:7GiB": 110})
+    assert better is not None
+    assert (better.name, better.saves) == ("anchor:7GiB", 8)
+    assert "no other process can use" in better.cost
+
+
+def test_empty_cache_is_better_only_from_the_same_heap_and_without_a_better_setting() -> None:
+    limits = {RECORDED: 120, RECORDED_PACKED: 118, "default": 118, RECORDED_EMPTIED: 112}
+    better = better_setting(limits)
+    assert better is not None
+    assert (better.name, better.saves) == (RECORDED_EMPTIED, 8)
+    assert "costs time" in better.cost
+    assert better_setting({**limits, RECORDED: 113}) is None
+    assert better_setting({**limits, "other": 115}) == Better("other", 3)
 
 
 def test_segments_cached_before_the_step_count_only_if_the_limit_has_room() -> None:
@@ -80,6 +115,31 @@ def test_segments_cached_before_the_step_count_only_if_the_limit_has_room() -> N
     cached = heap.segments[0]._replace(address=1 << 50, sizes=(100 * MIB,), requested=(0,), states=(INACTIVE,))
     with_cache = replace(heap, segments=(*heap.segments, cached))
     assert step_needs(0, with_cache, events, Driver()).smallest_limits[RECORDED] == (40 + 30) * MIB
+
+
+def test_empty_cache_before_the_step_frees_the_segment_that_the_step_would_pin() -> None:
+    recorder = Recorder()
+    cached = recorder.malloc(100 * MIB)
+    assert cached is not None
+    recorder.free(cached)
+    begin = len(recorder.trace)
+    assert recorder.malloc(21 * MIB)
+    assert recorder.malloc(110 * MIB)
+    limits = step_needs(0, recorder.heap(), columns(recorder, begin), Driver()).smallest_limits
+    assert limits[RECORDED] == (100 + 110) * MIB
+    assert limits[RECORDED_EMPTIED] == (22 + 110) * MIB
+
+
+def test_step_that_leaves_no_room_for_its_cache_needs_the_same_after_empty_cache() -> None:
+    raw = recorded("llama-def-0")
+    run = step_run(raw["heap"], raw["events"], Driver())
+    limits = step_needs(0, raw["heap"], raw["events"], Driver()).smallest_limits
+    assert limits[RECORDED_EMPTIED] == limits[RECORDED]
+    assert limits[RECORDED_EMPTIED] == smallest_limit(run, raw["heap"].settings, start=EMPTIED)
+
+
+def test_small_step_has_no_anchor() -> None:
+    assert not [name for name in step_needs(0, *pinned_step(1), Driver()).smallest_limits if "anchor" in name]
 
 
 def test_margin_without_a_limit_is_unknown() -> None:

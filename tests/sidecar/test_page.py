@@ -212,6 +212,11 @@ def test_margin_is_unknown_or_negative(changes: dict[str, object], margin: str) 
     [
         ({"recorded": 1 << 30, "recorded, packed": 100 << 20, "a": 98 << 20, "b": 99 << 20}, "a needs 2.00 MiB less"),
         ({"recorded": 1 << 30, "recorded, packed": 101 << 20, "a": 99 << 20}, "keep the setting"),
+        (
+            {"recorded, packed": 100 << 20, "anchor:1GiB": 98 << 20},
+            "anchor:1GiB needs 2.00 MiB less: without PYTORCH_CUDA_ALLOC_CONF; no other process can use the anchor's "
+            "memory",
+        ),
         ({"a": 98 << 20}, "–"),
     ],
 )

@@ -179,8 +179,9 @@ def _with_settings(explained: Explained, options: argparse.Namespace) -> Explain
     events, end = explained.events, explained.end
     if options.no_whatif or not events or len(events) > MOST_EVENTS:
         return explained
+    from ..model.anchor import anchor_name
     from ..model.settings import parse_conf
-    from ..model.trace.whatif import play, read_run
+    from ..model.trace.whatif import PACKED, Start, play, possible_anchors, read_run
     from ..reports.explain import Tried
     from ..reports.terminal import Progress
 
@@ -192,15 +193,23 @@ def _with_settings(explained: Explained, options: argparse.Namespace) -> Explain
         replayed = read_run(list(events), end, driver, driver.limit)
     except BadInput:  # a trace with gaps can be profiled, but not replayed
         return explained
-    tried = []
+    tried, anchored = [], []
     with Progress(sys.stderr) as progress:
         progress.start("recorded setting")
-        before = play(replayed, end.settings, driver.limit, progress.show, packed=True)
+        before = play(replayed, end.settings, driver.limit, progress.show, PACKED)
         for conf in CANDIDATES:
             settings = parse_conf(conf)
             if settings == end.settings:
                 continue
             progress.start(conf)
-            after = play(replayed, settings, driver.limit, progress.show, packed=True)
+            after = play(replayed, settings, driver.limit, progress.show, PACKED)
             tried.append(Tried(conf, before.peak_reserved - after.peak_reserved, before.failed, after.failed))
+        defaults = parse_conf("", end.settings.torch)
+        for size in possible_anchors(replayed, defaults):
+            progress.start(anchor_name(size))
+            after = play(replayed, defaults, driver.limit, progress.show, Start(anchor=size))
+            saves = before.peak_reserved - after.peak_reserved
+            anchored.append(Tried("", saves, before.failed, after.failed, size))
+    if anchored:
+        tried.append(min(anchored, key=lambda one: (one.failed, -one.saves)))
     return replace(explained, tried=tried)

@@ -6,9 +6,11 @@ import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from itertools import count
+from typing import TYPE_CHECKING, Any
 
 from ..errors import BadInput
+from ..model.anchor import anchor_size
 from ..reports.terminal import Progress, bold
 from ..units import argument, format_bytes, parse_memory, whole
 from ..wire.codec import dumps
@@ -59,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
     for recording in read_recordings(options.file, options.device):
         recorded = on_any_device(_read_run(recording))
         fits = _fit(recording, recorded, cards, options.context + options.other)
-        records.append({"device": recording.device, "fits": [asdict(fit) for fit in fits]})
+        records.append({"device": recording.device, "fits": [_record(fit) for fit in fits]})
         texts.append("\n".join(_lines(recording, fits, cards)))
     if options.json:
         print(dumps({"file": options.file, "devices": records}, 2))
@@ -82,11 +84,11 @@ def _fit(recording: Recording, recorded: Run, cards: Sequence[Card], taken: int)
 
     settings = _settings(recording, recorded)
     with Progress(sys.stderr) as progress:
-        numbers = iter(range(len(settings) + 1))
+        numbers = count()
 
         def show(conf: str) -> None:
             progress.start(f"smallest limit with {_setting(conf)}")
-            progress.show(next(numbers), len(settings) + (not recorded.complete))
+            progress.show(next(numbers), len(settings) + 1 + 2 * (not recorded.complete))
 
         return fit(recorded, settings, cards, taken, show)
 
@@ -99,6 +101,12 @@ def _settings(recording: Recording, recorded: Run) -> dict[str, Settings]:
     return {recording.conf: own} | {conf: other for conf, other in others.items() if other != own}
 
 
+def _record(one: Fit) -> dict[str, Any]:
+    """Return one object of --json."""
+    record = asdict(one)
+    return {"conf": record.pop("conf"), **record.pop("start")._asdict(), **record}
+
+
 def _lines(recording: Recording, fits: Sequence[Fit], cards: Sequence[Card]) -> Iterator[str]:
     emphasis = bold(sys.stdout)
     recorded, packed = fits[0], next(one for one in fits if one.packed)
@@ -107,10 +115,10 @@ def _lines(recording: Recording, fits: Sequence[Fit], cards: Sequence[Card]) -> 
     best = min((one for one in fits if one.packed), key=lambda one: (one.smallest_limit is None, one.smallest_limit))
     if best is not packed and best.smallest_limit is not None:
         instead = "" if recorded.packed else f", compared with {_size(packed.smallest_limit)} (recorded, packed)"
-        yield f"needs only {_size(best.smallest_limit)} with {_setting(best.conf)}{instead}"
+        yield f"needs only {_size(best.smallest_limit)} with {_name(best)}{instead}"
     yield ""
     marks = {id(packed): " (recorded, packed)", id(recorded): " (recorded)"}
-    names = [f"{_setting(one.conf)}{marks.get(id(one), '')}" for one in fits]
+    names = [f"{_name(one)}{marks.get(id(one), '')}" for one in fits]
     head = ["", "needs", *(card.name for card in cards)]
     rows = [[name, _needed(one), *(_cell(one, card) for card in cards)] for name, one in zip(names, fits)]
     widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head))]
@@ -122,7 +130,17 @@ def _lines(recording: Recording, fits: Sequence[Fit], cards: Sequence[Card]) -> 
     yield "which costs time."
     if not recorded.packed:
         yield "The recorded setting starts from its own heap. The other lines assume that older blocks lie without"
-        yield "gaps: compare them with (recorded, packed)."
+        yield "gaps: compare them with (recorded, packed). Only the line with empty_cache starts from its own heap too:"
+        yield "compare it with (recorded). Each call of empty_cache costs time, because it waits for the GPU."
+    if any(one.start.anchor for one in fits):
+        yield "--anchor is an option of gpufrag run. No other process can use the memory of the anchor."
+
+
+def _name(one: Fit) -> str:
+    name = _setting(one.conf)
+    if one.start.anchor:
+        return f"{name}, --anchor {anchor_size(one.start.anchor)}"
+    return f"{name} (recorded, empty_cache)" if one.start.empties_cache else name
 
 
 def _setting(conf: str) -> str:

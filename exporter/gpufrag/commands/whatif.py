@@ -20,7 +20,7 @@ from .arguments import refuse_more_free_than_there_is, release
 if TYPE_CHECKING:
     from ..model.settings import Settings
     from ..model.trace.comparison import Candidate, Compared
-    from ..model.trace.whatif import Run
+    from ..model.trace.whatif import Run, Start
     from ..snapshot_file.recording import Recording
 
 CANDIDATES = (
@@ -143,8 +143,8 @@ class _Choice(NamedTuple):
 
     conf: str
     settings: Settings
+    start: Start
     recorded: bool = False
-    packed: bool = True
 
 
 class _Work(NamedTuple):
@@ -159,16 +159,23 @@ class _Work(NamedTuple):
 
 
 def _play(run: Run, own_conf: str, limit: int | None, options: argparse.Namespace) -> list[Candidate]:
-    """Replay the recorded setting first, then the candidates; those that are equal in this run only once."""
+    """Replay the recorded setting first, then the candidates; those that are equal in this run only once.
+
+    Of the anchors, only the best is returned.
+    """
+    from ..model.trace.comparison import best_of
     from ..model.trace.whatif import in_effect
 
     choices = list(_choices(run, own_conf, limit, options.settings))
-    kinds = [(in_effect(run, choice.settings, limit, options.smallest_limit), choice.packed) for choice in choices]
-    distinct: dict[tuple[Settings, bool], _Choice] = {}
+    kinds = [(in_effect(run, choice.settings, limit, options.smallest_limit), choice.start) for choice in choices]
+    distinct: dict[tuple[Settings, Start], _Choice] = {}
     for kind, choice in zip(kinds, choices):
         distinct.setdefault(kind, choice)
     found = dict(zip(distinct, _play_each(run, list(distinct.values()), limit, options)))
-    return [replace(found[kind], **choice._asdict()) for kind, choice in zip(kinds, choices)]
+    candidates = [replace(found[kind], **choice._asdict()) for kind, choice in zip(kinds, choices)]
+    anchored = [candidate for candidate in candidates if candidate.start.anchor]
+    others = [candidate for candidate in candidates if not candidate.start.anchor]
+    return [*others, best_of(anchored)] if anchored else others
 
 
 def _play_each(run: Run, choices: list[_Choice], limit: int | None, options: argparse.Namespace) -> list[Candidate]:
@@ -213,15 +220,15 @@ def _play_one(work: _Work, number: int, progress: Progress | None = None) -> Can
         if progress is not None:
             progress.show(sum(work.done), _total(work))
 
-    limit = work.limit if choice.packed else run.recorded_limit
-    outcome = play(run, choice.settings, limit, show, packed=choice.packed)
+    limit = work.limit if choice.start.packed else run.recorded_limit
+    outcome = play(run, choice.settings, limit, show, choice.start)
     smallest = None
     if work.search:
         known = None if outcome.failed else limit
         progress_of_search = partial(show, searching=True)
-        smallest = smallest_limit(run, choice.settings, progress_of_search, known, packed=choice.packed)
+        smallest = smallest_limit(run, choice.settings, progress_of_search, known, choice.start)
     work.done[number] = operations * (1 + work.search)
-    return Candidate(*choice, outcome=outcome, smallest_limit=smallest)
+    return Candidate(**choice._asdict(), outcome=outcome, smallest_limit=smallest)
 
 
 def _total(work: _Work) -> int:
@@ -231,21 +238,25 @@ def _total(work: _Work) -> int:
 def _choices(run: Run, own_conf: str, limit: int | None, confs: list[str] | None) -> Iterator[_Choice]:
     """Yield the recorded setting as recorded, the same with the others' start, and the others."""
     from ..model.settings import parse_conf, without_choices
+    from ..model.trace.whatif import EMPTIED, OWN_HEAP, PACKED, Start, possible_anchors
 
     own = run.end.settings
     if not run.complete:
-        yield _Choice(own_conf, own, recorded=True, packed=False)
-    yield _Choice(own_conf, own, recorded=True)
-    if confs is None:
-        stays = without_choices(own_conf)
-        bounded = run.limit_under(own, limit) is not None
-        known = [conf for conf in CANDIDATES if bounded or "garbage" not in conf]
-        choices = {
-            conf: parse_conf(conf, own.torch) for conf in (",".join(filter(None, (one, stays))) for one in known)
-        }
-    else:
+        yield _Choice(own_conf, own, OWN_HEAP, recorded=True)
+    yield _Choice(own_conf, own, PACKED, recorded=True)
+    if confs is not None:
         choices = {conf: _settings(conf, own.torch) for conf in confs}
-    yield from (_Choice(conf, settings) for conf, settings in choices.items() if settings != own)
+        yield from (_Choice(conf, settings, PACKED) for conf, settings in choices.items() if settings != own)
+        return
+    stays = without_choices(own_conf)
+    bounded = run.limit_under(own, limit) is not None
+    known = [conf for conf in CANDIDATES if bounded or "garbage" not in conf]
+    choices = {conf: parse_conf(conf, own.torch) for conf in (",".join(filter(None, (one, stays))) for one in known)}
+    yield from (_Choice(conf, settings, PACKED) for conf, settings in choices.items() if settings != own)
+    defaults = parse_conf(stays, own.torch)
+    yield from (_Choice(stays, defaults, Start(anchor=size)) for size in possible_anchors(run, defaults))
+    if not run.complete:
+        yield _Choice(own_conf, own, EMPTIED, recorded=True)
 
 
 def _settings(conf: str, torch: tuple[int, int]) -> Settings:

@@ -212,7 +212,8 @@ STEPS: tuple[Metric[Any], ...] = (
     Metric(names.WHATIF_SMALLEST_LIMIT, GAUGE, STEP,
         lambda step: {name: limit for name, limit in step.smallest_limits.items() if name != RECORDED},
         "Smallest limit of the last analysed step by allocator setting. setting=\"recorded, packed\" is the job's "
-        "own setting. Compare these limits only with each other: they assume no gaps between older blocks.",
+        "own setting. Compare these limits only with each other: they assume no gaps between older blocks. "
+        "Exception: compare setting=\"recorded, empty_cache\" with gpufrag_step_smallest_limit_bytes.",
         adds=(Label.SETTING,), detail=True),
     Metric(names.STEP_LARGEST_REQUEST, GAUGE, STEP, lambda step: step.largest_request or None,
         "Largest request of the last analysed step.", detail=True),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from ..metrics import names
 from ..metrics.names import AlertName, Label
-from ..model.needs import RECORDED_PACKED
+from ..model.needs import RECORDED_EMPTIED, RECORDED_PACKED
 from ..model.trace.comparison import WORTHWHILE
 from . import recording, templates
 from .config import Config, duration, number
@@ -51,7 +51,9 @@ def fragmented(config: Config) -> Alert:
         f" The largest possible allocation is now {figure(config, names.LARGEST_ALLOCATABLE, MOMENT)} of "
         f"{figure(config, names.FREE_TOTAL, MOMENT)} free."
     )
-    needs = f"max by ({Label.SETTING}) ({_over_window('last', config, names.WHATIF_SMALLEST_LIMIT, JOB)})"
+    # an anchor and empty_cache have other costs, and each rank can have another anchor
+    settings = f'{Label.SETTING}!~"anchor:.*|{RECORDED_EMPTIED}"'
+    needs = f"max by ({Label.SETTING}) ({_over_window('last', config, names.WHATIF_SMALLEST_LIMIT, JOB, settings)})"
     recorded = f'{Label.SETTING}="{RECORDED_PACKED}"'
     needed = f"max({_over_window('last', config, names.WHATIF_SMALLEST_LIMIT, JOB, recorded)})"
     better = f"bottomk(1, {needs} <= on () group_left () {number(1 - WORTHWHILE)} * {needed})"

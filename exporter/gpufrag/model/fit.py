@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from .settings import MIB, Settings
-from .trace.whatif import Run, begin_under, smallest_limit
+from .trace.whatif import EMPTIED, OWN_HEAP, PACKED, Run, Start, begin_under, best_anchor, smallest_limit
 
 CONTEXT = 600 * MIB
 """What the driver and a CUDA context take next to the allocator: 540 MiB on an H200 with torch 2.11."""
@@ -41,17 +41,20 @@ CARDS = (
 class Fit:
     """One setting. Sizes are bytes; None is unknown or does not exist.
 
-    packed: the run begins with only the older blocks, without gaps. Only the recorded setting can begin with its own
-    heap; packed, it compares with the others.
+    start: how the run begins. If it has older blocks, all settings but the recorded one begin without gaps.
     flushes: times the allocator flushes its cache and asks again, by card; None where the job does not fit. Flushes
     synchronize the device, so they cost time.
     """
 
     conf: str
-    packed: bool
+    start: Start
     smallest_limit: int | None
     flushes_at_smallest: int | None
     flushes: Mapping[str, int | None]
+
+    @property
+    def packed(self) -> bool:
+        return self.start.packed
 
 
 def fit(
@@ -61,32 +64,43 @@ def fit(
     taken: int = CONTEXT,
     progress: Callable[[str], None] = lambda conf: None,
 ) -> list[Fit]:
-    """Return how the run fits on each card, by setting (PYTORCH_CUDA_ALLOC_CONF -> Settings).
+    """Return how the run fits on each card, by setting (PYTORCH_CUDA_ALLOC_CONF -> Settings), then with an anchor.
 
-    If the trace begins late, the recorded setting appears twice: from its own heap first, and packed like the others.
-    taken: bytes of a card that the job cannot have: driver, context, other jobs. progress: called with each setting.
+    If the trace begins late, the recorded setting appears three times: from its own heap, packed like the others, and
+    from its own heap after empty_cache. taken: bytes of a card that the job cannot have: driver, context, other jobs.
+    progress: called with each setting.
     """
-    found = []
-    starts = [(conf, setting, True) for conf, setting in settings.items()]
+    starts = [(conf, setting, PACKED) for conf, setting in settings.items()]
     if not run.complete:
-        starts = [(conf, one, False) for conf, one in settings.items() if one == run.end.settings] + starts
-    for conf, setting, packed in starts:
+        own = [(conf, setting) for conf, setting in settings.items() if setting == run.end.settings]
+        starts = [(*one, OWN_HEAP) for one in own] + starts + [(*one, EMPTIED) for one in own]
+    found = []
+    for conf, setting, start in starts:
         progress(conf)
-        smallest = smallest_limit(run, setting, packed=packed)
-        at_smallest = None if smallest is None else _flushes(run, setting, smallest, packed)
-        flushes = {
-            card.name: None
-            if smallest is None or card.size - taken < smallest
-            else _flushes(run, setting, card.size - taken, packed)
-            for card in cards
-        }
-        found.append(Fit(conf, packed, smallest, at_smallest, flushes))
+        found.append(_fit(run, conf, setting, start, smallest_limit(run, setting, start=start), cards, taken))
+    progress("an anchor")
+    defaults = Settings(torch=run.end.settings.torch)
+    if (anchor := best_anchor(run, defaults)) is not None:
+        found.append(_fit(run, "", defaults, Start(anchor=anchor.size), anchor.smallest_limit, cards, taken))
     return found
 
 
-def _flushes(run: Run, settings: Settings, limit: int, packed: bool) -> int | None:
+def _fit(
+    run: Run, conf: str, settings: Settings, start: Start, smallest: int | None, cards: Sequence[Card], taken: int
+) -> Fit:
+    at_smallest = None if smallest is None else _flushes(run, settings, smallest, start)
+    flushes = {
+        card.name: None
+        if smallest is None or card.size - taken < smallest
+        else _flushes(run, settings, card.size - taken, start)
+        for card in cards
+    }
+    return Fit(conf, start, smallest, at_smallest, flushes)
+
+
+def _flushes(run: Run, settings: Settings, limit: int, start: Start) -> int | None:
     """None if a request fails: a larger limit can fail where a smaller one does not."""
-    replay = begin_under(run, settings, limit, packed)
+    replay = begin_under(run, settings, limit, start)
     if replay is None:
         return None
     replay.run()

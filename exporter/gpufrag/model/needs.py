@@ -2,27 +2,31 @@
 
 The step is replayed on the simulated allocator with ever smaller limits. Under its own settings it begins with the heap
 that it had. Under other settings it begins with only the blocks of that heap, packed in the order of their addresses,
-because no trace shows how another setting would have placed them.
+because no trace shows how another setting would have placed them. An anchor is reserved before these blocks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from ..errors import BadInput
 from .allocatable import Driver
+from .anchor import anchor_name
 from .heap import Heap
-from .settings import parse_conf
+from .settings import Settings, parse_conf
 from .step import StepEvents
 from .trace.comparison import saves_enough
 from .trace.events import Event
-from .trace.whatif import Run, read_run, smallest_limit
+from .trace.whatif import EMPTIED, OWN_HEAP, Run, best_anchor, read_run, smallest_limit
 
 RECORDED = "recorded"
 """The name of the settings under which the step ran, from the heap that it had."""
 RECORDED_PACKED = "recorded, packed"
 """The name of the same settings from a packed heap, with which candidates compare."""
+RECORDED_EMPTIED = "recorded, empty_cache"
+"""The name of the recorded settings from the job's own heap if torch.cuda.empty_cache() is called before the step."""
 CANDIDATES = {
     "default": "",
     "expandable_segments": "expandable_segments:True",
@@ -38,8 +42,8 @@ class Needs:
 
     smallest_limits: the smallest memory limit under which every request of the step succeeds, to 2 MiB, by setting. A
     setting under which no limit was found is left out. RECORDED is the step's own, from its own heap: it counts the
-    fragmentation that earlier steps left. The others begin with a packed heap, so they compare with each other; they
-    can be too low.
+    fragmentation that earlier steps left. RECORDED_EMPTIED begins with this heap too, without its cache. The others
+    begin with a packed heap, so they compare with each other; they can be too low.
     limit: the process's limit when the step ran; None is unknown.
     """
 
@@ -54,16 +58,34 @@ class Needs:
         return None if self.limit is None or needed is None else self.limit - needed
 
 
-def better_setting(smallest_limits: Mapping[str, int]) -> str | None:
+class Better(NamedTuple):
+    """A setting that saves memory. saves: bytes; cost: what it costs in another way, empty if nothing is known."""
+
+    name: str
+    saves: int
+    cost: str = ""
+
+
+EMPTY_CACHE_COST = "call torch.cuda.empty_cache() before each step, which waits for the GPU and costs time"
+ANCHOR_COST = "without PYTORCH_CUDA_ALLOC_CONF; no other process can use the anchor's memory"
+
+
+def better_setting(smallest_limits: Mapping[str, int]) -> Better | None:
     """Return the setting under which the step needs the least, by the rule of `gpufrag whatif`; None: keep its own.
 
-    Every setting begins with a packed heap. The alert GpuMemoryFragmented names a setting by the same rule.
+    Every setting begins with a packed heap; empty_cache, which begins with the job's own, is named only if no setting
+    saves enough. The alert GpuMemoryFragmented names a setting by the same rule, but neither an anchor nor empty_cache.
     """
-    packed = {name: limit for name, limit in smallest_limits.items() if name != RECORDED}
+    packed = {name: limit for name, limit in smallest_limits.items() if name not in (RECORDED, RECORDED_EMPTIED)}
     if RECORDED_PACKED not in packed:
         return None
-    name = min(packed, key=lambda name: packed[name])
-    return name if saves_enough(packed[name], packed[RECORDED_PACKED]) else None
+    name, own = min(packed, key=lambda name: packed[name]), packed[RECORDED_PACKED]
+    if saves_enough(packed[name], own):
+        return Better(name, own - packed[name], ANCHOR_COST if name.startswith("anchor:") else "")
+    recorded, emptied = smallest_limits.get(RECORDED), smallest_limits.get(RECORDED_EMPTIED)
+    if recorded is not None and emptied is not None and saves_enough(emptied, recorded):
+        return Better(RECORDED_EMPTIED, recorded - emptied, EMPTY_CACHE_COST)
+    return None
 
 
 def step_needs(device: int, end: Heap, events: StepEvents, driver: Driver) -> Needs:
@@ -79,9 +101,19 @@ def step_needs(device: int, end: Heap, events: StepEvents, driver: Driver) -> Ne
         for name, conf in CANDIDATES.items()
     }
     packed = {each: smallest_limit(run, each) for each in {own, *settings.values()}}
-    found = {RECORDED: smallest_limit(run, own, packed=False), RECORDED_PACKED: packed[own]}
+    found = {RECORDED: smallest_limit(run, own, start=OWN_HEAP), RECORDED_PACKED: packed[own]}
     found |= {name: packed[each] for name, each in settings.items()}
+    if (anchor := best_anchor(run, settings["default"])) is not None:
+        found[anchor_name(anchor.size)] = anchor.smallest_limit
+    found[RECORDED_EMPTIED] = _smallest_limit_emptied(run, own, found[RECORDED])
     return Needs(device, driver.cap, {name: limit for name, limit in found.items() if limit is not None})
+
+
+def _smallest_limit_emptied(run: Run, own: Settings, recorded: int | None) -> int | None:
+    held = sum(segment.size for segment in run.beginning.segments)
+    if recorded is not None and recorded < held:
+        return recorded  # it does not hold the cache either: the replay under this limit releases it first
+    return smallest_limit(run, own, start=EMPTIED)
 
 
 def step_trace(events: StepEvents | None) -> list[Event]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from ..model.anchor import anchor_size
 from ..model.call_sites import Stack
 from ..model.culprits import Culprit, culprits
 from ..model.diagnosis import Assessment, Finding, assess_profile, findings, where
@@ -20,6 +21,7 @@ from .terminal import Emphasis
 SHOWN = 5
 """Culprits, call sites and pieces of advice in the text; JSON has all."""
 UNKNOWN = "–"
+CONF = "PYTORCH_CUDA_ALLOC_CONF"
 HOW_STACKS = (
     "record a running job with `gpufrag record PID --steps 3 --stacks`, or call "
     "torch.cuda.memory._record_memory_history() at its start"
@@ -35,6 +37,8 @@ class Tried(NamedTuple):
     failed_before: int
     failed: int
     """Requests that fail under it."""
+    anchor: int = 0
+    """Bytes of the anchor; 0 is none."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +84,11 @@ def advice(explained: Explained, found: Sequence[Culprit], rules: Sequence[Findi
             what = "lower peak reserved"
             if tried.failed < tried.failed_before:
                 what += f", {tried.failed_before - tried.failed} fewer failed requests"
-            result.append(Advice(f"set {tried.conf}", tried.saves, what))
+            change = f"set {tried.conf}"
+            if tried.anchor:
+                change = f"start it with `gpufrag run --anchor {anchor_size(tried.anchor)}`, and unset {CONF}"
+                what += "; no other process can use the anchor's memory"
+            result.append(Advice(change, tried.saves, what))
     for culprit in found:
         gain = culprit.unpinned if culprit.allocatable is None else culprit.allocatable
         if gain and culprit.stack:

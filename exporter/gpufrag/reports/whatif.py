@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from ..model.anchor import anchor_size
 from ..model.settings import unknown_options
 from ..model.trace.comparison import Advice, Candidate, Compared, advise
 from ..model.trace.program import AWAIT, FAIL, FAIL_IN_CAPTURE
@@ -91,6 +92,7 @@ def as_record(compared: Compared) -> dict[str, Any]:
         "candidates": [_candidate_record(candidate, compared) for candidate in compared.candidates],
         "advice": {
             "conf": advice.take.conf,
+            "anchor": advice.take.start.anchor,
             "change": advice.change,
             "enough": advice.enough,
             "saves_bytes": advice.saves,
@@ -107,7 +109,7 @@ def _candidate_record(candidate: Candidate, compared: Compared) -> dict[str, Any
         "limit": compared.limit_of(candidate),
         "conf": candidate.conf,
         "recorded": candidate.recorded,
-        "packed": candidate.packed,
+        **candidate.start._asdict(),
         **asdict(candidate.outcome),
         "peak_fragmentation": candidate.outcome.peak_fragmentation,
         "smallest_limit": candidate.smallest_limit,
@@ -163,7 +165,10 @@ def _name_lines(candidate: Candidate, first: Candidate) -> list[str]:
     """Return the setting, one option per line."""
     lines = (candidate.conf or "torch's defaults").replace(",", ",\n  ").split("\n")
     if candidate.recorded:
-        lines.append("  as recorded" if candidate is first else "  recorded, packed")
+        emptied = "  recorded, empty_cache" if candidate.start.empties_cache else "  recorded, packed"
+        lines.append("  as recorded" if candidate is first else emptied)
+    if candidate.start.anchor:
+        lines.append(f"  --anchor {anchor_size(candidate.start.anchor)}")
     return lines
 
 
@@ -194,6 +199,8 @@ def _line(name: str, cells: Sequence[str], widths: Sequence[int]) -> str:
 def _advice_lines(advice: Advice, searched: bool, bold: Emphasis) -> Iterator[str]:
     if advice.change:
         yield bold(_line_to_run(advice.take.conf))
+        if advice.take.start.anchor:
+            yield bold(f"gpufrag run --anchor {anchor_size(advice.take.start.anchor)} -- CMD")
         if advice.saves is not None:
             yield f"  {_saving(advice.saves)}; no request fails"
         else:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import BadInput, NewerVersion, Unavailable, one_line
-from ..model.needs import RECORDED, RECORDED_PACKED, Needs, better_setting, step_needs
+from ..model.needs import RECORDED, Needs, better_setting, step_needs
 from ..reports import recorded_step
 from ..units import format_bytes
 from ..wire import recording, sample
@@ -166,8 +166,8 @@ def _other_setting(needs: Needs) -> str:
     better = better_setting(needs.smallest_limits)
     if better is None:
         return "other settings: none needs at least 2 % less"
-    size, own = needs.smallest_limits[better], needs.smallest_limits[RECORDED_PACKED]
-    return f"other settings: {better} needs {format_bytes(own - size)} less in a replay of that step"
+    cost = f": {better.cost}" if better.cost else ""
+    return f"other settings: {better.name} needs {format_bytes(better.saves)} less in a replay of that step{cost}"
 
 
 def _faults(samples: Sequence[ProcessSample]) -> str:

@@ -11,9 +11,24 @@ from hypothesis import strategies as st
 
 from gpufrag.model.allocatable import Driver
 from gpufrag.model.heap import parse
-from gpufrag.model.settings import parse_conf
+from gpufrag.model.settings import MIB, SEGMENT_GRID, parse_conf
 from gpufrag.model.trace.events import parse_rows
-from gpufrag.model.trace.whatif import Outcome, Run, in_effect, play, read_run, smallest_limit
+from gpufrag.model.trace.program import Replay
+from gpufrag.model.trace.whatif import (
+    EMPTIED,
+    OWN_HEAP,
+    PACKED,
+    Outcome,
+    Run,
+    Start,
+    best_anchor,
+    in_effect,
+    on_any_device,
+    play,
+    possible_anchors,
+    read_run,
+    smallest_limit,
+)
 from gpufrag.model.trace.whatif import begin as begin_replay
 from helpers import GOLDEN_NAMES, golden_case_named
 from simulated_trace import Recorder
@@ -112,7 +127,7 @@ def test_smallest_limit_of_random_step_from_its_own_heap(data: st.DataObject) ->
             if data.draw(st.booleans()):
                 recorder.free(live.pop(data.draw(st.integers(0, len(live) - 1))))
     run = read_run(recorder.trace[begin:], recorder.heap(), Driver())
-    limit = smallest_limit(run, run.end.settings, packed=False)
+    limit = smallest_limit(run, run.end.settings, start=OWN_HEAP)
     assert limit is not None
 
     def suffices(limit: int) -> bool:
@@ -145,8 +160,81 @@ def test_late_trace_starts_all_settings_alike() -> None:
     run = second_half("kv-default")
     stranger = replace(run, end=replace(run.end, settings=parse_conf("expandable_segments:True")))
     as_other = play(stranger, run.end.settings, None)
-    assert play(run, run.end.settings, None, packed=True).peak_reserved == as_other.peak_reserved
+    assert play(run, run.end.settings, None, start=PACKED).peak_reserved == as_other.peak_reserved
     assert play(run, run.end.settings, None).peak_reserved > as_other.peak_reserved
+
+
+def anchored(conf: str, size: int, limit: int | None = None) -> Replay:
+    """A run that takes 30 MiB at once, at its start with an anchor."""
+    recorder = Recorder()
+    block = recorder.malloc(30 * MIB)
+    assert block is not None
+    recorder.free(block)
+    run = read_run(recorder.trace, recorder.heap(), Driver())
+    return begin_replay(run, parse_conf(conf), limit, Start(anchor=size))
+
+
+def test_anchor_is_one_free_segment_that_serves_the_run() -> None:
+    replay = anchored("", 100 * MIB)
+    assert [segment.sizes for segment in replay.allocator.heap().segments] == [(100 * MIB,)]
+    assert replay.allocator.active == 0
+    replay.run()
+    assert (replay.allocator.reserved, replay.allocator.counters.device_allocs) == (100 * MIB, 1)
+
+
+@pytest.mark.parametrize(
+    ("conf", "size", "limit"),
+    [
+        ("", 100 * MIB, 98 * MIB),
+        ("", 18 * MIB, None),
+        ("roundup_power2_divisions:2", 130 * MIB, 140 * MIB),
+        ("expandable_segments:True", 100 * MIB, None),
+        ("max_split_size_mb:64", 100 * MIB, None),
+    ],
+    ids=["above the limit", "too small", "rounded above the limit", "expandable", "max_split_size"],
+)
+def test_anchor_that_the_agent_refuses_is_not_reserved(conf: str, size: int, limit: int | None) -> None:
+    replay = anchored(conf, size, limit)
+    assert (replay.allocator.reserved, replay.failed) == (0, 0)
+
+
+def test_unused_anchor_is_released_for_a_larger_request() -> None:
+    replay = anchored("", 28 * MIB, 40 * MIB)
+    assert replay.allocator.reserved == 28 * MIB
+    replay.run()
+    assert (replay.failed, replay.allocator.reserved, replay.allocator.counters.alloc_retries) == (0, 30 * MIB, 1)
+
+
+@pytest.mark.parametrize("name", ["train-cap4", "churn-small-default"])
+def test_best_anchor_needs_the_least_of_the_tried_ones(name: str) -> None:
+    run = on_any_device(recorded(name))
+    settings = run.end.settings
+    sizes = possible_anchors(run, settings)
+    limits = {size: smallest_limit(run, settings, start=Start(anchor=size)) for size in sizes}
+    best = best_anchor(run, settings)
+    assert best is not None
+    assert len(sizes) > 1
+    assert best.smallest_limit == limits[best.size] == min(limit for limit in limits.values() if limit is not None)
+
+
+def test_smallest_limit_is_searched_only_below_another() -> None:
+    run = recorded("train-cap4")
+    limit = smallest_limit(run, run.end.settings)
+    assert limit is not None
+    assert smallest_limit(run, run.end.settings, below=limit + SEGMENT_GRID) == limit
+    assert smallest_limit(run, run.end.settings, below=limit) is None
+
+
+def test_peaks_after_empty_cache_leave_out_the_cache() -> None:
+    recorder = Recorder()
+    cached = recorder.malloc(100 * MIB)
+    assert cached is not None
+    recorder.free(cached)
+    begin = len(recorder.trace)
+    recorder.malloc(30 * MIB)
+    run = read_run(recorder.trace[begin:], recorder.heap(), Driver())
+    peaks = {start: play(run, run.end.settings, None, start=start).peak_reserved for start in (OWN_HEAP, EMPTIED)}
+    assert peaks == {OWN_HEAP: 100 * MIB, EMPTIED: 30 * MIB}
 
 
 def test_empty_trace_is_an_empty_run() -> None:

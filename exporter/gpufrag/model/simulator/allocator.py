@@ -243,6 +243,10 @@ class Allocator:
         """
         self.supply.empty(pool)
 
+    def reset_peaks(self) -> None:
+        self.peak_active = self.active
+        self._device.peak_reserved = self.reserved
+
     def heap(self) -> Heap:
         heads = sorted(self.supply.heads, key=lambda head: head.address)
         segments = [segment for head in heads for segment in segments_of(head)]

@@ -7,11 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..settings import Settings
-from .whatif import Outcome, Run
+from .whatif import Outcome, Run, Start
 
 WORTHWHILE = 0.02
 """Share of the peak that a setting must save to be worth a change."""
 
+ANCHOR_RISK = (
+    "other processes and libraries cannot use the anchor's memory; it serves only requests on torch's default stream, "
+    "and the allocator can release it while it is unused"
+)
 RISKS = {
     "expandable_segments": "blocks cannot be shared by CUDA IPC before torch 2.5; buffers registered with NCCL or RDMA "
     "may need non-expandable memory; the job waits for its stream when a segment grows and when the cache is flushed",
@@ -26,24 +30,27 @@ RISKS = {
 
 @dataclass(frozen=True)
 class Candidate:
-    """One setting and its outcome; `smallest_limit` is None if it was not searched or does not exist.
-
-    packed: the replay began with only the older blocks, without the memory that was cached next to them.
-    """
+    """One setting and its outcome; `smallest_limit` is None if it was not searched or does not exist."""
 
     conf: str
     settings: Settings
     recorded: bool
-    packed: bool
+    start: Start
     outcome: Outcome
     smallest_limit: int | None = None
+
+    @property
+    def packed(self) -> bool:
+        """Whether the replay began with only the older blocks, without the memory that was cached next to them."""
+        return self.start.packed
 
 
 @dataclass(frozen=True)
 class Compared:
     """One device's run under the recorded setting, which comes first, and under each candidate.
 
-    If the trace begins late, the recorded setting appears twice: as recorded, and packed like the others.
+    If the trace begins late, the recorded setting appears three times: as recorded, after empty_cache, and packed like
+    the others.
     """
 
     device: int
@@ -119,12 +126,18 @@ def advise(candidates: Sequence[Candidate]) -> Advice:
         return Advice(recorded, recorded, None if recorded.outcome.ooms else 0)
     failed = best.outcome.ooms or recorded.outcome.ooms
     saves = recorded.outcome.peak_reserved - best.outcome.peak_reserved
-    return Advice(best, recorded, None if failed else saves, _risks(best.settings, recorded.settings))
+    return Advice(best, recorded, None if failed else saves, _risks(best, recorded))
 
 
 def saves_enough(needs: int, needed: int) -> bool:
     """Return whether a limit is worth a change from the recorded setting, which needs `needed`."""
     return needed - needs >= WORTHWHILE * needed
+
+
+def best_of(candidates: Sequence[Candidate]) -> Candidate:
+    """Return the candidate with the fewest failed requests, then by smallest limit if it was searched, then by peak."""
+    searched = any(candidate.smallest_limit is not None for candidate in candidates)
+    return min(candidates, key=_cost_by_limit if searched else _cost)
 
 
 def _cost(candidate: Candidate) -> tuple[float, ...]:
@@ -136,5 +149,6 @@ def _cost_by_limit(candidate: Candidate) -> tuple[float, ...]:
     return math.inf if needs is None else needs, *_cost(candidate)
 
 
-def _risks(settings: Settings, before: Settings) -> list[str]:
-    return [text for name, text in RISKS.items() if getattr(settings, name) != getattr(before, name)]
+def _risks(best: Candidate, recorded: Candidate) -> list[str]:
+    risks = [text for name, text in RISKS.items() if getattr(best.settings, name) != getattr(recorded.settings, name)]
+    return [*risks, ANCHOR_RISK] if best.start.anchor else risks

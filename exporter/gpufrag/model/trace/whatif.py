@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from typing import NamedTuple
 
 from ..allocatable import Driver, limited
+from ..anchor import SMALLEST, settings_obstacle, sizes_to_try
 from ..fragmentation import measure
 from ..heap import DEFAULT_POOL, INACTIVE, Heap
 from ..settings import SEGMENT_GRID, SMALL_REQUEST, Settings
@@ -25,6 +27,23 @@ STRETCHES = 64
 
 Progress = Callable[[int, int], None]
 """Called with (operations done, all operations); in a search, with (tries done, all tries)."""
+
+
+class Start(NamedTuple):
+    """How a replay begins.
+
+    packed: with only the older blocks, packed. Otherwise the recorded settings begin with the recorded heap; others
+    are always packed, so that their outcomes are comparable. anchor: bytes that are reserved in one piece first, by the
+    rules of the agent's anchor; 0 is none. empties_cache: the cache is released first, as by empty_cache.
+    """
+
+    packed: bool = True
+    anchor: int = 0
+    empties_cache: bool = False
+
+
+PACKED, OWN_HEAP = Start(), Start(packed=False)
+EMPTIED = Start(packed=False, empties_cache=True)
 
 
 @dataclass(frozen=True)
@@ -143,14 +162,10 @@ def ends_as_recorded(run: Run) -> bool:
 
 
 def play(
-    run: Run, settings: Settings, limit: int | None, progress: Progress | None = None, *, packed: bool = False
+    run: Run, settings: Settings, limit: int | None, progress: Progress | None = None, start: Start = OWN_HEAP
 ) -> Outcome:
-    """Replay under `settings` and `limit` (bytes, None is none).
-
-    The recorded settings continue from the recorded beginning. Other settings, or the recorded ones with `packed`,
-    start with only the older blocks, packed, so that their outcomes are comparable.
-    """
-    replay = begin(run, settings, limit, packed)
+    """Replay under `settings` and `limit` (bytes, None is none)."""
+    replay = begin(run, settings, limit, start)
     allocator = replay.allocator
     worst: int | None = None
     most_active = stranded = 0
@@ -179,22 +194,50 @@ def play(
 
 
 def smallest_limit(
-    run: Run, settings: Settings, progress: Progress | None = None, known: int | None = None, *, packed: bool = True
+    run: Run,
+    settings: Settings,
+    progress: Progress | None = None,
+    known: int | None = None,
+    start: Start = PACKED,
+    below: int | None = None,
 ) -> int | None:
     """Return a limit, to 2 MiB, that serves every request of the run and fails 2 MiB lower; by bisection.
 
     Returns None if twice the peak without a limit does not suffice. A larger limit can fail where a smaller one
     succeeds, so several such limits may exist. If the first one found is above `known`, a limit that served the run,
-    the search continues below `known`. The run begins as in `play`, but a limit below the memory reserved then first
-    releases what is cached.
+    the search continues below `known`. below: search only below this limit; None if the next smaller one fails. The run
+    begins as in `play`, but a limit below the memory reserved then first releases what is cached.
     """
     if run.driver.free is None:  # the trace shows the device's free memory only when it was full
         run = on_any_device(run)
-    search = _Search(run, settings, packed)
-    found = search.bisect(-(-2 * search.enough // SEGMENT_GRID), progress)
+    search = _Search(run, settings, start)
+    highest = -(-2 * search.enough // SEGMENT_GRID)
+    found = search.bisect(highest if below is None else min(highest, below // SEGMENT_GRID - 1), progress)
     if known is not None and (found is None or known < found):
         found = search.bisect(known // SEGMENT_GRID, progress) or found
     return found
+
+
+class Anchored(NamedTuple):
+    """An anchor of `size` bytes, and the smallest limit with it."""
+
+    size: int
+    smallest_limit: int
+
+
+def best_anchor(run: Run, settings: Settings) -> Anchored | None:
+    """Return the tried anchor with which the run needs the least; None if no anchor is possible."""
+    best: Anchored | None = None
+    for size in possible_anchors(run, settings):
+        limit = smallest_limit(run, settings, start=Start(anchor=size), below=best and best.smallest_limit)
+        if limit is not None and limit >= size:  # below its size, the anchor is not reserved
+            best = Anchored(size, limit)
+    return best
+
+
+def possible_anchors(run: Run, settings: Settings) -> list[int]:
+    """Return the anchors to try, in bytes; none if the agent reserves none under these settings."""
+    return [] if settings_obstacle(settings) else sizes_to_try(_least_active(run.program, settings))
 
 
 def in_effect(run: Run, settings: Settings, limit: int | None, search: bool) -> Settings:
@@ -228,9 +271,9 @@ class _Search:
     too_little: below it a request must fail. enough: the peak without a limit. Most limits outside need no replay.
     """
 
-    def __init__(self, run: Run, settings: Settings, packed: bool) -> None:
-        self._run, self._settings, self._packed = run, settings, packed
-        unlimited = begin(run, settings, None, packed)
+    def __init__(self, run: Run, settings: Settings, start: Start) -> None:
+        self._run, self._settings, self._start = run, settings, start
+        unlimited = begin(run, settings, None, start)
         unlimited.run()
         self.enough = unlimited.allocator.peak_reserved
         self._fails = unlimited.failed > 0
@@ -256,7 +299,7 @@ class _Search:
             return False
         if limit >= self.enough and not self._needs_replay:
             return not self._fails
-        replay = begin_under(self._run, self._settings, limit, self._packed)
+        replay = begin_under(self._run, self._settings, limit, self._start)
         if replay is None:
             return False
         stride = max(1, len(self._run.program.operations) // STRETCHES)
@@ -282,24 +325,43 @@ def begin(
     run: Run,
     settings: Settings,
     limit: int | None,
-    packed: bool = False,
+    start: Start = OWN_HEAP,
     observe: Callable[[Event], None] | None = None,
 ) -> Replay:
-    """Return a replay at its start; see play. `observe` is called when a segment is added or removed."""
+    """Return a replay at its start. `observe` is called when a segment is added or removed."""
     driver = replace(run.driver, limit=limit)
     settings = replace(settings, torch=run.end.settings.torch)
     allocator = Allocator(settings, driver, AddressSpace(run.addresses), observe)
-    afresh = settings != run.end.settings or packed
+    afresh = settings != run.end.settings or start.packed
     made = _adopt(allocator, Heap(()) if afresh else run.beginning, run.unsplit)
+    if start.anchor:
+        _reserve_anchor(allocator, start.anchor)
+    if start.empties_cache:
+        allocator.empty_cache()
+        allocator.reset_peaks()
     return Replay(run.program, allocator, made)
 
 
-def begin_under(run: Run, settings: Settings, limit: int, packed: bool) -> Replay | None:
+def _reserve_anchor(allocator: Allocator, size: int) -> None:
+    """Allocate and free the anchor, unless the agent would refuse to (gpufrag.agent.torch.anchor)."""
+    settings, driver = allocator.settings, allocator.driver
+    if size < SMALLEST or settings_obstacle(settings):
+        return
+    wanted = allocator.reserved + settings.segment_size(settings.round(size))
+    if (driver.limit is None or wanted <= driver.limit) and (
+        driver.free is None or wanted <= Driver.usable(driver.free)
+    ):
+        block = allocator.malloc(size)
+        assert block is not None
+        allocator.free(block)
+
+
+def begin_under(run: Run, settings: Settings, limit: int, start: Start) -> Replay | None:
     """Return a replay at its start, after the release of cached memory if the heap exceeds the limit; None if it can't.
 
     See begin.
     """
-    replay = begin(run, settings, limit, packed)
+    replay = begin(run, settings, limit, start)
     if replay.allocator.reserved > limit:
         replay.allocator.empty_cache()
     return None if replay.allocator.reserved > limit else replay

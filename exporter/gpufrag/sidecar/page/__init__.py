@@ -328,8 +328,8 @@ def _advice(step: StepView) -> str:
     better = better_setting(step.smallest_limits)
     if better is None:
         return "keep the setting"
-    saved = step.smallest_limits[RECORDED_PACKED] - step.smallest_limits[better]
-    return f"{better} needs {format_bytes(saved)} less"
+    cost = f": {better.cost}" if better.cost else ""
+    return f"{better.name} needs {format_bytes(better.saves)} less{cost}"
 
 
 OOM_COLUMNS = (
