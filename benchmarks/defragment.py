@@ -132,7 +132,7 @@ def ratios() -> Iterator[dict[str, Any]]:
         result = mover.defragment(torch, 0)
         same = values == [(float(entry[0]), float(entry[-1])) for entry in kept]
         real = bisect_largest()
-        yield {"program": name, "before": before, **result.as_dict(), "bisected": real, "values_kept": same}
+        yield {"program": name, "before": before, **asdict(result), "bisected": real, "values_kept": same}
         del kept
 
 
@@ -168,7 +168,7 @@ def speed() -> Iterator[dict[str, Any]]:
         data.copy_(other)
         torch.cuda.synchronize()
         link = time.perf_counter() - began
-        yield {"way": way, "seconds_measured": seconds, "seconds_of_the_link": link, **result.as_dict()}
+        yield {"way": way, "seconds_measured": seconds, "seconds_of_the_link": link, **asdict(result)}
         del kept, data, other
 
 

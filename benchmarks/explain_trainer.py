@@ -3,7 +3,7 @@
     PYTHONPATH=exporter python3 benchmarks/explain_trainer.py [--steps 24] [--out explain_trainer.json]
 
 The job runs under torch's default settings with its memory history on. Printed are the first lines of `gpufrag
-explain`, and for each setting that it advises the predicted peak of reserved memory and that of a run under it.
+explain`, and for the setting that saves most the predicted peak of reserved memory and that of a run under it.
 """
 
 from __future__ import annotations
@@ -66,12 +66,12 @@ def main() -> None:
         found["lines"] = explain(path).splitlines()[:FIRST_LINES]
         found["explain_seconds"] = round(time.perf_counter() - began, 1)
         device = json.loads(explain(path, "--json"))["devices"][0]
-    found["settings"] = device["settings"]
-    print(*found["lines"], sep="\n")
-    for setting in found["settings"]:
-        setting["predicted"] = found["peaks"]["reserved"] - setting["saves"]
-        setting["real"] = run(options.steps, conf=setting["conf"])["reserved"]
-        print(f"{setting['conf']}: predicted {setting['predicted']:,}, is {setting['real']:,} bytes")
+    print(*found["lines"], f"explain took {found['explain_seconds']} s, peaks {found['peaks']}", sep="\n", flush=True)
+    best = max(device["settings"], key=lambda setting: setting["saves"])
+    best["predicted"] = found["peaks"]["reserved"] - best["saves"]
+    best["real"] = run(options.steps, conf=best["conf"])["reserved"]
+    print(f"{best['conf']}: predicted {best['predicted']:,}, is {best['real']:,} bytes")
+    found["best"] = best
     if options.out:
         options.out.write_text(json.dumps(found, indent=1) + "\n")
 

@@ -132,7 +132,7 @@ def trainer(kind: str, seconds: float, *, varying: bool, steps: int = 1_000_000)
 
     class Stop(hf.TrainerCallback):  # type: ignore[misc]
         def on_step_end(self, arguments: Any, state: Any, control: Any, **more: Any) -> None:
-            control.should_training_stop = time.perf_counter() > end
+            control.should_training_stop |= time.perf_counter() > end
 
     with tempfile.TemporaryDirectory() as folder, redirect_stdout(StringIO()):
         arguments = hf.TrainingArguments(
