@@ -20,7 +20,6 @@ from step_loops import LOOPS, Loop
 
 STEPS = 4
 ANCHOR = "BENCHMARK_ANCHOR"
-CONFS = ("", "roundup_power2_divisions:4")
 
 
 def run_here(name: str, limit: int) -> dict[str, Any] | None:
@@ -63,29 +62,29 @@ def predicted(snapshot: dict[str, Any]) -> dict[str, Any]:
     return {"operations": len(run.program.operations), "default": smallest_limit(run, end.settings), "anchors": anchors}
 
 
-def run_apart(name: str, conf: str, limit: int = 0, anchor: str = "0") -> Any:
+def run_apart(name: str, limit: int = 0, anchor: str = "0") -> Any:
     """The figures of a run without a limit; whether a run with one succeeds."""
-    done = apart.start(name, limit, conf, CUBLAS_WORKSPACE_CONFIG=":4096:8", **{ANCHOR: anchor})
+    done = apart.start(name, limit, "", CUBLAS_WORKSPACE_CONFIG=":4096:8", **{ANCHOR: anchor})
     if done.returncode not in (0, OUT_OF_MEMORY):
         raise RuntimeError(done.stderr[-500:])
     return done.returncode == 0 if limit else json.loads(done.stdout.splitlines()[-1])
 
 
-def verify(name: str, conf: str) -> dict[str, Any]:
-    found = run_apart(name, conf)
+def verify(name: str) -> dict[str, Any]:
+    found = run_apart(name)
     found["anchors"] = {
         size: {
             "smallest_limit": limit,
-            "succeeds": run_apart(name, conf, limit, size),
-            "fails_2_mib_below": not run_apart(name, conf, limit - GRID, size),
+            "succeeds": run_apart(name, limit, size),
+            "fails_2_mib_below": not run_apart(name, limit - GRID, size),
         }
         for size, limit in found["anchors"].items()
     }
-    return {"loop": name, "conf": conf, **found}
+    return {"loop": name, **found}
 
 
 def main() -> None:
-    rows = apart.main(__doc__, LOOPS, [(conf,) for conf in CONFS], run_here, verify)
+    rows = apart.main(__doc__, LOOPS, [()], run_here, verify)
     anchors = [anchor for row in rows for anchor in row["anchors"].values()]
     for key in ("succeeds", "fails_2_mib_below"):
         print(f"{key}: {sum(anchor[key] for anchor in anchors)} of {len(anchors)}")
