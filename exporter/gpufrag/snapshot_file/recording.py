@@ -12,7 +12,8 @@ from ..model.allocatable import Driver
 from ..model.heap import Heap
 from ..model.settings import NEWEST
 from ..model.trace.events import Event, parse_rows, parse_trace
-from ..model.trace.whatif import Run, ends_as_recorded, read_run
+from ..model.trace.repair import read_repaired
+from ..model.trace.whatif import Run, ends_as_recorded
 from .reading import Saved, load, name_of, read_raw, size_of
 
 HOW = (
@@ -75,7 +76,7 @@ def read_run_of(recording: Recording, limit: int | None, driver: Driver | None =
     runs = []
     for release in releases:
         settings = replace(end.settings, torch=release)
-        runs.append(read_run(recording.events, Heap(end.segments, settings), driver, limit))
+        runs.append(read_repaired(recording.events, Heap(end.segments, settings), driver, limit))
         if len(releases) > 1 and ends_as_recorded(runs[-1]):
             return runs[-1]
     return runs[0]

@@ -16,7 +16,7 @@ from ..trace.events import Event
 from .addresses import AddressSpace
 from .blocks import Arena, Block, Ordering, PoolPair, Totals, add_up, segments_of
 from .device import Counters, Device
-from .expandable import mapped_room, missing, reserve
+from .expandable import mapped_room, mappings, reserve
 from .supply import Foreseen, Heads, Supply
 
 
@@ -190,7 +190,19 @@ class Allocator:
     def missing(self, request: int, stream: int, pool: tuple[int, int]) -> int:
         """Return the driver memory in bytes that a request needs if the cache does not serve it."""
         arena, size = self.supply.arena(request, stream, pool)
-        return self.settings.segment_size(size) if arena.pool.page is None else missing(arena, size)
+        return self.settings.segment_size(size) if arena.pool.page is None else sum(mappings(arena, size))
+
+    def maps_in_vain(self, request: int, stream: int, pool: tuple[int, int], capacity: int | None) -> bool:
+        """Return whether a request that needs new pages maps some before the driver has no more.
+
+        capacity: driver memory for this process in bytes, None if unknown.
+        """
+        arena, size = self.supply.arena(request, stream, pool)
+        if arena.pool.page is None or capacity is None or not self._device.allows(self.settings.segment_size(size)):
+            return False
+        first, *rest = mappings(arena, size) or [0]
+        usable = Driver.usable(capacity - self.reserved)
+        return bool(rest) and first <= usable < first + sum(rest)
 
     def places_in_expandable(self, request: int, stream: int, pool: tuple[int, int]) -> tuple[int | None, int | None]:
         """Return the address at which the cache serves a request, and the one of free memory at which a segment grows.

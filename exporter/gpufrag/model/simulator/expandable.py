@@ -58,20 +58,20 @@ def grow(arena: Arena, size: int, device: Device, heads: dict[Block, None]) -> B
     return block
 
 
-def missing(arena: Arena, size: int) -> int:
-    """Return the bytes that `grow` would have to map."""
+def mappings(arena: Arena, size: int) -> list[int]:
+    """Return the bytes that `grow` would have to map, by range of pages, in order."""
     page = arena.pool.page
     assert page is not None
     block = _lowest_room(arena, size)
     if block is None:
-        return -(-size // page) * page
-    wanted, mapped = size, 0
+        return [-(-size // page) * page]
+    wanted, found = size, []
     while block is not None and wanted > 0:
         if block.state is UNMAPPED:
-            mapped += min(block.size, -(-wanted // page) * page)
+            found.append(min(block.size, -(-wanted // page) * page))
         wanted -= block.size
         block = block.next
-    return mapped
+    return found
 
 
 def mapped_room(arena: Arena, size: int) -> Block | None:

@@ -251,7 +251,7 @@ class Supply:
     def has_room(self, arena: Arena, size: int, freed: int) -> bool:
         """Return whether new memory is available once `freed` bytes are released."""
         request = self.settings.segment_size(size)
-        wanted = request if arena.pool.page is None else expandable.missing(arena, size)
+        wanted = request if arena.pool.page is None else sum(expandable.mappings(arena, size))
         return self.device.allows(request - freed) and self.device.holds(wanted, freed)
 
     def _new(self, arena: Arena, size: int) -> Block | None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import NamedTuple
 
 from ..allocatable import Driver
@@ -27,23 +28,37 @@ UNKNOWN_POOL = (MOST, MOST)
 """The pool of a failed request, which has no address."""
 
 
+Place = tuple[int, int]
+"""A plain segment: its address, and the event that made it (-1: older than the trace)."""
+
+
+class SegmentPool(NamedTuple):
+    pool: tuple[int, int]
+    is_inferred: bool
+
+
 class Pooled(NamedTuple):
     """The beginning of a trace with the pool of each segment, block and event.
 
-    unclear: segments of which the trace does not show whether they belong to the default pool.
+    unclear: segments of which the trace does not show whether they belong to the default pool. segments: the pools of
+    the plain segments.
     """
 
     beginning: Beginning
     unclear: int
+    segments: Mapping[Place, SegmentPool]
 
 
-def infer_pools(beginning: Beginning, end: Heap, driver: Driver) -> Pooled:
+def infer_pools(
+    beginning: Beginning, end: Heap, driver: Driver, tried: Mapping[Place, tuple[int, int]] = MappingProxyType({})
+) -> Pooled:
     """Return a trace with inferred pools; failed requests have UNKNOWN_POOL if there is more than one pool.
 
-    driver: the device's size and the process's limit, as far as they are known.
+    driver: the device's size and the process's limit, as far as they are known. tried: pools of plain
+    segments, used instead of what the trace shows.
     """
     if not _may_have_private_pools(beginning.events, end):
-        return Pooled(beginning, 0)
+        return Pooled(beginning, 0, {})
     older_pools, pools = _lasting(beginning, end)
     memory = Memory(beginning.heap, driver, older_pools)
     older = [memory.owner(segment.address) for segment in beginning.heap.segments]
@@ -56,6 +71,10 @@ def infer_pools(beginning: Beginning, end: Heap, driver: Driver) -> Pooled:
         for holding in memory.holdings:
             holding.is_private |= not holding.expandable
     evidence.weigh_vain_releases()
+    plain = {(holding.address, since): holding for holding, since in evidence.since.items() if not holding.expandable}
+    inferred = {place for place, holding in plain.items() if holding.pool is None}
+    for place in inferred & tried.keys():
+        plain[place].pool = tried[place]
     unclear = _divide(memory.holdings)
     segments = tuple(
         segment._replace(pool=owner.pool) if owner is not None and owner.pool is not None else segment
@@ -68,7 +87,8 @@ def infer_pools(beginning: Beginning, end: Heap, driver: Driver) -> Pooled:
         for event, owner in zip(beginning.events, owners)
     ]
     heap = replace(beginning.heap, segments=segments)
-    return Pooled(Beginning(tuple(allocations(segments)), heap, events), unclear)
+    found = {place: SegmentPool(holding.pool or DEFAULT_POOL, place in inferred) for place, holding in plain.items()}
+    return Pooled(Beginning(tuple(allocations(segments)), heap, events), unclear, found)
 
 
 def _may_have_private_pools(events: Sequence[Event], end: Heap) -> bool:
@@ -98,6 +118,8 @@ class _Evidence:
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
+        self.since = dict.fromkeys(memory.holdings, -1)
+        """The event that made each holding; -1 for an older one."""
         self._vain: list[tuple[list[Holding], list[Holding]]] = []
         """What a failed request released, perhaps without a flush, and what else was releasable."""
 
@@ -118,6 +140,7 @@ class _Evidence:
                 gone = []
             if action in GROWS:
                 owner = memory.grow(event, pools.get(index))
+                self.since.setdefault(owner, index)
             elif action in SHRINKS:
                 has_released = True
                 if owner is not None:

@@ -46,7 +46,7 @@ from .program import (
     Operation,
     Program,
 )  # fmt: skip
-from .twin import Twin, begins_with
+from .twin import Growth, Twin, begins_with
 
 
 def read_program(
@@ -286,7 +286,7 @@ class _Reader:
             self._twin.append_completed(late)
             return
         early, foreseen, if_full = self._twin.explain(
-            operation, done, gone, late, self._retried, self._grown if gone and not failed else None
+            operation, done, gone, late, self._retried, self._growth() if gone and not failed else None
         )
         settings = self._allocator.settings
         flushed: bool | None = None  # if this is sure
@@ -371,9 +371,8 @@ class _Reader:
         """Decide whether a request flushed the cache although it released nothing, and append it."""
         self._twin.run()
         done = [item for item in self._trail if isinstance(item, Operation)]
-        early, foreseen, if_full = self._twin.explain(
-            operation, done, (), (), grown=self._grown if self._capacity_changes else None
-        )
+        growth = self._growth() if self._capacity_changes else None
+        early, foreseen, if_full = self._twin.explain(operation, done, (), (), growth=growth)
         flush = (early, foreseen) if foreseen is not None and foreseen.flushes else if_full
         served = None if self._grown else self._flush_served(operation, (), address)
         if flush is not None and served is None:
@@ -389,6 +388,9 @@ class _Reader:
         self._twin.append_completed(done[flush[0] :])
         self._twin.skip()
 
+    def _growth(self) -> Growth:
+        return Growth(self._grown, max(self._explaining, self._reserved))
+
     def _capacity_if_full(self, gone: Sequence[Event], foreseen: Foreseen) -> int:
         """Return driver memory for the process with which a request fails at first, and not after its flush.
 
@@ -396,7 +398,7 @@ class _Reader:
         than before it, it is the smallest.
         """
         if self._allocator.settings.expandable_segments:
-            return max(self._explaining, self._reserved)
+            return self._growth().capacity
         freed = sum(event.size for event in gone) - sum(block.size for block in foreseen.released)
         return max(self._explaining, self._reserved + freed)
 

@@ -43,6 +43,24 @@ class Explanation(NamedTuple):
     if_full: tuple[int, Foreseen] | None = None
 
 
+class Growth(NamedTuple):
+    """The driver memory that a request got, and the least one for this process that explains it, in bytes."""
+
+    size: int
+    capacity: int
+
+
+class _Flush(NamedTuple):
+    """A request that may have flushed the cache after `early` completed blocks; the best one is the largest.
+
+    maps_at_once: whether it maps no pages in vain before the flush; a trace would show them.
+    """
+
+    maps_at_once: bool
+    early: int
+    foreseen: Foreseen
+
+
 class Twin:
     """The operations read so far, and the allocator to which `run` applies them."""
 
@@ -76,29 +94,25 @@ class Twin:
         gone: Sequence[Event],
         late: Sequence[Operation],
         retried: bool = False,
-        grown: int | None = None,
+        growth: Growth | None = None,
     ) -> Explanation:
         """Return how many completed blocks preceded the request, and what the request released.
 
-        The twin has then completed all blocks of the trail. grown: the driver memory that the request got, to look for
-        `if_full` too.
+        The twin has then completed all blocks of the trail. growth: to look for `if_full` too.
         """
-        flush: tuple[int, Foreseen] | None = None
-        if_full: tuple[int, Foreseen] | None = None
-        least = (grown or 0) - sum(event.size for event in gone)  # free driver memory before, if the rest was enough
+        flushes: list[_Flush] = []
+        if_full: list[_Flush] = []
+        freed = sum(event.size for event in gone)
         for count in range(len(done) + 1):
             foreseen = self.allocator.foresee(*operation[2:])
             if foreseen is not None and foreseen.flushes and begins_with(gone, foreseen.released):
-                flush = count, foreseen
-            full = None
-            if (
-                grown is not None
-                and foreseen is not None
-                and (not grown or least < self.allocator.missing(*operation[2:]))
-            ):
+                flushes.append(self._flush(operation, count, foreseen, self.capacity))
+            if growth is not None and foreseen is not None:
                 full = self.allocator.foresee(*operation[2:], full=True)
-            if full is not None and begins_with(gone, full.released):
-                if_full = count, full
+                # an expandable segment can need more pages after the flush than before it
+                can_fail = not growth.size or growth.size < self.allocator.missing(*operation[2:]) + freed
+                if full is not None and can_fail and begins_with(gone, full.released):
+                    if_full.append(self._flush(operation, count, full, growth.capacity))
             if count < len(done):
                 self._replay.complete(done[count].allocation)
         plain = (
@@ -109,11 +123,15 @@ class Twin:
         )
         for later in late:
             self._replay.complete(later.allocation)
-        if flush is not None and not self.is_flush(operation, flush[1], gone):
+        flush = max(flushes, default=None)
+        if flush is not None and not self.is_flush(operation, flush.foreseen, gone):
             flush = None
-        if if_full is not None and not (if_full[1].flushes and self.is_flush(operation, if_full[1], gone)):
-            enough = 0 < len(gone) == len(if_full[1].released) and not late  # then it did not have to flush
-            if_full = (if_full[0], Foreseen(if_full[1].released, False)) if enough else None
+        full_flush = max(if_full, default=None)
+        if full_flush is not None:
+            released, may_flush = full_flush.foreseen
+            if not (may_flush and self.is_flush(operation, full_flush.foreseen, gone)):
+                enough = 0 < len(gone) == len(released) and not late  # then it did not have to flush
+                full_flush = full_flush._replace(foreseen=Foreseen(released, False)) if enough else None
         if plain and flush is not None:
             self.doubts[FLUSH_OR_COLLECTION] += 1
         last = next((op for op in reversed(self.operations) if op.kind != CAPACITY), None)
@@ -122,7 +140,12 @@ class Twin:
             return Explanation(len(done), foreseen)
         if flush is None and retried:
             return Explanation(0, Foreseen([], True))
-        return Explanation(len(done), None, if_full) if flush is None else Explanation(*flush)
+        if flush is None:
+            return Explanation(len(done), None, None if full_flush is None else full_flush[1:])
+        return Explanation(*flush[1:])
+
+    def _flush(self, operation: Operation, early: int, foreseen: Foreseen, capacity: int | None) -> _Flush:
+        return _Flush(not self.allocator.maps_in_vain(*operation[2:], capacity), early, foreseen)
 
     def is_flush(self, operation: Operation, foreseen: Foreseen, gone: Sequence[Event]) -> bool:
         """Return whether a flush explains the released segments; all blocks of the trail must be completed."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
+from types import MappingProxyType
 from typing import NamedTuple
 
 from ..allocatable import Driver, limited
@@ -18,7 +19,7 @@ from ..simulator.blocks import Block
 from .events import GROWS, OOM, SHRINKS, Event
 from .history import Beginning, rewind
 from .no_split import unsplit_pools
-from .pools import infer_pools
+from .pools import Place, SegmentPool, infer_pools
 from .program import AWAIT, BORROW, CAPACITY, COMPLETE, FAIL, FAIL_IN_CAPTURE, FREE, MALLOC, Program, Replay
 from .reading import places, read_program
 
@@ -66,6 +67,8 @@ class Run:
     """The MemPools whose blocks are not split."""
     unclear_segments: int = 0
     """Segments of which the trace does not show whether they belong to the default pool."""
+    pools: Mapping[Place, SegmentPool] = field(default_factory=dict)
+    """Of the plain segments, if the trace has no pools."""
 
     @cached_property
     def moments(self) -> list[int]:
@@ -110,25 +113,32 @@ class Outcome:
         return 1 - self.peak_active / self.peak_reserved if self.peak_reserved else 0.0
 
 
-def read_run(events: Sequence[Event], end: Heap, driver: Driver, recorded_limit: int | None = None) -> Run:
+def read_run(
+    events: Sequence[Event],
+    end: Heap,
+    driver: Driver,
+    recorded_limit: int | None = None,
+    tried: Mapping[Place, tuple[int, int]] = MappingProxyType({}),
+) -> Run:
     """Return the run behind a trace that ends in the one-device heap `end`.
 
-    recorded_limit: the limit during the recording; it distinguishes a flush from an empty_cache. Raises BadInput if
-    trace and heap do not fit.
+    recorded_limit: the limit during the recording; it distinguishes a flush from an empty_cache. tried: see
+    infer_pools. Raises BadInput if trace and heap do not fit.
     """
     beginning, unclear = rewind(events, end), 0
+    pools: Mapping[Place, SegmentPool] = {}
     recorded = tuple(places(events, end.settings, driver.size, beginning.heap.segments))
     if recorded_limit is None:
         recorded_limit = limited(driver, end.settings).limit or _limit_behind(beginning, end)
     may_have_pools = end.settings.torch < (2, 12) or any(segment.private for segment in end.segments)
     if may_have_pools and all(event.pool == DEFAULT_POOL for event in events):
-        beginning, unclear = infer_pools(beginning, end, replace(driver, limit=recorded_limit))
+        beginning, unclear, pools = infer_pools(beginning, end, replace(driver, limit=recorded_limit), tried)
     unsplit = unsplit_pools(beginning.events, end, beginning.heap.segments)
     twin = Allocator(end.settings, replace(driver, limit=recorded_limit), AddressSpace(recorded))
     made = _adopt(twin, beginning.heap, unsplit)
     program = read_program([*beginning.allocations, *beginning.events], allocator=twin, made=made)
     older = len(beginning.allocations)
-    return Run(program, beginning.heap, end, older, recorded, driver, recorded_limit, unsplit, unclear)
+    return Run(program, beginning.heap, end, older, recorded, driver, recorded_limit, unsplit, unclear, pools)
 
 
 def _limit_behind(beginning: Beginning, end: Heap) -> int | None:
