@@ -49,11 +49,29 @@ def test_memcheck_found_no_error() -> None:
 
 def test_performance_page_has_recorded_figures() -> None:
     page = " ".join((DOCS / "performance.md").read_text(encoding="utf-8").split())
-    pauses, overhead = recorded("agent_pause"), recorded("agent_overhead")
+    pauses, overhead = recorded("agent_pause"), recorded("step_recording")["overhead"][0]
     assert [row["blocks"] for row in pauses] == [1_000, 10_000, 100_000]
     for name, digits in (("copy", (2, 2, 1)), ("measure", (2, 2, 1)), ("stats", (2, 2, 2))):
         figures = " / ".join(f"{row[name]:.{places}f}" for row, places in zip(pauses, digits))
         assert f"| {figures} ms |" in page
-    assert len(overhead["pairs"]) == 8
+    assert len(overhead["ratios"]) == 10
     assert f"{overhead['ratio']:.4f} times the time without" in page
     assert f"95 % interval {overhead['low']:.4f} to {overhead['high']:.4f}" in page
+
+
+def test_recorded_peaks_are_torchs_own() -> None:
+    page = (DOCS / "agent-reference.md").read_text(encoding="utf-8")
+    rows: Rows = recorded("step_recording")["coverage"]
+    assert all(row["exact"] == row["recordings"] for row in rows)
+    assert f"all {sum(row['recordings'] for row in rows)} recorded peaks" in page
+
+
+def test_limits_of_steps_are_exact() -> None:
+    rows: Rows = recorded("margin")
+    assert [row["succeeds"] and row["fails_2_mib_below"] for row in rows] == [True] * 10
+
+
+def test_share_of_close_live_predictions_is_up_to_date() -> None:
+    page = (DOCS / "fit.md").read_text(encoding="utf-8")
+    errors = [error for row in recorded("live_whatif") for error in row["error"].values()]
+    assert f"{sum(abs(error) <= 0.02 for error in errors)} of {len(errors)} are within 2 %" in page
