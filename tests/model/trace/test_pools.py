@@ -138,12 +138,10 @@ def test_two_segments_of_which_one_is_private_are_unclear() -> None:
     assert read(recorder).unclear_segments == 2
 
 
-def test_failed_request_has_no_pool_if_there_are_several() -> None:
+def test_failed_request_has_no_pool() -> None:
     recorder = Recorder(PLAIN, Driver(limit=30 * MIB))
     recorder.malloc(40 * MIB)
-    assert [event.pool for event in inferred(recorder).beginning.events] == [DEFAULT_POOL]
-    malloc(recorder, 12 * MIB, GRAPH)
-    assert [event.pool for event in inferred(recorder).beginning.events] == [UNKNOWN_POOL, GRAPH, GRAPH]
+    assert [event.pool for event in inferred(recorder).beginning.events] == [UNKNOWN_POOL]
 
 
 def test_request_that_failed_although_the_default_pool_had_room_was_private() -> None:
@@ -186,14 +184,12 @@ def test_request_that_fails_although_a_flush_makes_room_did_not_flush() -> None:
     assert ends_as_recorded(run)
 
 
-def test_failed_request_with_nothing_to_release_is_a_doubt_next_to_a_graph() -> None:
+def test_failed_request_with_nothing_to_release_is_a_doubt() -> None:
     recorder = Recorder(PLAIN, Driver(limit=60 * MIB))
     malloc(recorder, 40 * MIB)
     assert recorder.malloc(38 * MIB) is None
-    assert read(recorder, Driver(limit=60 * MIB)).program.doubts == {}
-    malloc(recorder, 12 * MIB, GRAPH)
     run = read(recorder, Driver(limit=60 * MIB))
-    assert [o.kind for o in run.program.operations] == [MALLOC, FAIL, MALLOC]
+    assert [o.kind for o in run.program.operations] == [MALLOC, FAIL]
     assert run.program.doubts == {FLUSH_OR_PRIVATE_POOL: 1}
 
 

@@ -189,8 +189,7 @@ class Allocator:
 
     def missing(self, request: int, stream: int, pool: tuple[int, int]) -> int:
         """Return the driver memory in bytes that a request needs if the cache does not serve it."""
-        arena, size = self.supply.arena(request, stream, pool)
-        return self.settings.segment_size(size) if arena.pool.page is None else sum(mappings(arena, size))
+        return self.supply.missing(*self.supply.arena(request, stream, pool))
 
     def maps_in_vain(self, request: int, stream: int, pool: tuple[int, int], capacity: int | None) -> bool:
         """Return whether a request that needs new pages maps some before the driver has no more.

@@ -135,6 +135,7 @@ class Supply:
             return None
         gone = self._too_old()
         at_once = self.settings.torch >= (2, 11)
+        full = full and self.missing(arena, size) > 0
         fits = not full and self._fits(arena, size, gone)
         if fits or (at_once and self._shared_block(arena, size) is not None):
             return Foreseen(gone, False)
@@ -251,8 +252,13 @@ class Supply:
     def has_room(self, arena: Arena, size: int, freed: int) -> bool:
         """Return whether new memory is available once `freed` bytes are released."""
         request = self.settings.segment_size(size)
-        wanted = request if arena.pool.page is None else sum(expandable.mappings(arena, size))
-        return self.device.allows(request - freed) and self.device.holds(wanted, freed)
+        return self.device.allows(request - freed) and self.device.holds(self.missing(arena, size), freed)
+
+    def missing(self, arena: Arena, size: int) -> int:
+        """Return the driver memory that a request needs if the cache does not serve it."""
+        if arena.pool.page is None:
+            return self.settings.segment_size(size)
+        return sum(expandable.mappings(arena, size))
 
     def _new(self, arena: Arena, size: int) -> Block | None:
         """Try once to get new memory."""

@@ -52,13 +52,15 @@ class Pooled(NamedTuple):
 def infer_pools(
     beginning: Beginning, end: Heap, driver: Driver, tried: Mapping[Place, tuple[int, int]] = MappingProxyType({})
 ) -> Pooled:
-    """Return a trace with inferred pools; failed requests have UNKNOWN_POOL if there is more than one pool.
+    """Return a trace with inferred pools; failed requests have UNKNOWN_POOL.
 
     driver: the device's size and the process's limit, as far as they are known. tried: pools of plain
     segments, used instead of what the trace shows.
     """
+    failed_in = UNKNOWN_POOL if end.settings.torch < (2, 12) else DEFAULT_POOL
     if not _may_have_private_pools(beginning.events, end):
-        return Pooled(beginning, 0, {})
+        events = [_in_pool(event, failed_in) if event.action == OOM else event for event in beginning.events]
+        return Pooled(replace(beginning, events=events), 0, {})
     older_pools, pools = _lasting(beginning, end)
     memory = Memory(beginning.heap, driver, older_pools)
     older = [memory.owner(segment.address) for segment in beginning.heap.segments]
@@ -80,8 +82,6 @@ def infer_pools(
         segment._replace(pool=owner.pool) if owner is not None and owner.pool is not None else segment
         for segment, owner in zip(beginning.heap.segments, older)
     )
-    has_private = any(holding.pool != DEFAULT_POOL for holding in memory.holdings)
-    failed_in = UNKNOWN_POOL if has_private and end.settings.torch < (2, 12) else DEFAULT_POOL
     events = [
         _in_pool(event, failed_in if event.action == OOM else owner.pool if owner is not None else None)
         for event, owner in zip(beginning.events, owners)

@@ -148,6 +148,8 @@ class _Reader:
         """The least driver memory for this process that explains the segments created since the last call."""
         self._explaining = 0
         """The same for the current request."""
+        self._early = 0
+        """The number of completed blocks of the trail before its first new segment or pages."""
         self._partial = False
         """Whether pages were released after others were mapped, so the next request grew a segment in vain."""
         self._at = 0
@@ -173,6 +175,8 @@ class _Reader:
         elif action == FREE_COMPLETED:
             self._complete(index, event)
         elif action in GROWS:
+            if not self._grown:
+                self._early = sum(isinstance(item, Operation) for item in self._trail)
             self._least = max(self._least, self._reserved + _driver_bytes(event.size))
             self._reserved += event.size
             self._grown += event.size
@@ -280,10 +284,10 @@ class _Reader:
         first = self._trail.index(gone[0]) if gone else len(self._trail)
         done, late = completed[:first], completed[first:]
         if self._partial and gone:
-            self._twin.append_completed(done)
+            self._twin.append_completed(completed[: self._early])
             self._operations.append(operation)
             self._twin.run()
-            self._twin.append_completed(late)
+            self._twin.append_completed(completed[self._early :])
             return
         early, foreseen, if_full = self._twin.explain(
             operation, done, gone, late, self._retried, self._growth() if gone and not failed else None
@@ -293,7 +297,7 @@ class _Reader:
         if not (failed or self._grown or self._retried):
             if not settings.expandable_segments:
                 flushed = False
-            elif if_full is not None or (foreseen is not None and foreseen.flushes):
+            elif if_full is not None if foreseen is None else foreseen.flushes:
                 flushed = self._flush_served(operation, gone, address)
         is_flush = foreseen is not None and foreseen.flushes and not self._retried
         if is_flush and (flushed is False or self._is_end_of_pool(gone, operation.pool)):
