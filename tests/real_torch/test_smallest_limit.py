@@ -83,6 +83,7 @@ def anchored(lines: list[str], size: int, limit: int) -> list[str]:
 @pytest.mark.parametrize("conf", ["", "expandable_segments:True"])
 @pytest.mark.parametrize("seed", range(PROGRAMS))
 def test_smallest_limit_after_empty_cache_is_exact(record, succeeds, seed: int, conf: str) -> None:
+    """In these programs. A step does not show up to 1 MiB of an older block that it frees (gpufrag.model.step)."""
     lines = requests(seed)
     before, step = lines[: len(lines) // 2], lines[len(lines) // 2 :]
     first = len(record(before, conf).events)
