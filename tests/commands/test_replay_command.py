@@ -68,4 +68,5 @@ def test_difference_and_doubts_are_reported(cli) -> None:
     assert sum(found["doubts"].values()) > 0
     text = " ".join(cli.text(*call).split())
     assert f"note: the replay differs from the recording: {found['difference']}" in text
-    assert "note: the trace is incomplete (flush or empty_cache: " in text
+    doubts = ", ".join(f"{kind}: {count:,}" for kind, count in found["doubts"].items())
+    assert f"note: the trace is incomplete ({doubts}): " in text
