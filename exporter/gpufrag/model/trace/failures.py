@@ -61,21 +61,14 @@ class Failures:
         It released nothing. foreseen: what it does in the default pool, None if it cannot have failed there after a
         flush. waited: blocks became free before it, as in a flush.
         """
+        self._twin.doubts[FLUSH_OR_PRIVATE_POOL] += 1  # which pools have memory is inferred too
         pools = self._pools_around(at, (MALLOC,), (ALLOC,))
         if not self._fails_alone(*operation[2:]):
             own = [pool for pool in pools if pool != DEFAULT_POOL]
             exhausted = [pool for pool in own if self._fails_alone(operation.size, operation.stream, pool)]
             return operation._replace(kind=FAIL_IN_CAPTURE, pool=[*exhausted, UNKNOWN_POOL][0])
-        if foreseen is None or not foreseen.flushes:
-            if not self._twin.allocator.flush_sizes()[
-                DEFAULT_POOL
-            ]:  # what would go is of pools that seem to have ended
-                self._twin.doubts[FLUSH_OR_PRIVATE_POOL] += 1
-            return operation._replace(kind=FAIL_IN_CAPTURE)
-        self._twin.doubts[FLUSH_OR_PRIVATE_POOL] += 1
-        if DEFAULT_POOL not in pools and not waited:
-            return operation._replace(kind=FAIL_IN_CAPTURE)
-        return operation
+        is_flush = foreseen is not None and foreseen.flushes and (DEFAULT_POOL in pools or waited)
+        return operation if is_flush else operation._replace(kind=FAIL_IN_CAPTURE)
 
     def place_by_release(self, operation: Operation, gone: Sequence[Event]) -> Operation:
         """Return the request as FAIL_IN_CAPTURE if it released the segments of its own pool in vain."""
