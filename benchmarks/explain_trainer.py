@@ -67,7 +67,7 @@ def main() -> None:
         found["explain_seconds"] = round(time.perf_counter() - began, 1)
         device = json.loads(explain(path, "--json"))["devices"][0]
     print(*found["lines"], f"explain took {found['explain_seconds']} s, peaks {found['peaks']}", sep="\n", flush=True)
-    best = max(device["settings"], key=lambda setting: setting["saves"])
+    best = max((each for each in device["settings"] if not each["anchor"]), key=lambda setting: setting["saves"])
     best["predicted"] = found["peaks"]["reserved"] - best["saves"]
     best["real"] = run(options.steps, conf=best["conf"])["reserved"]
     print(f"{best['conf']}: predicted {best['predicted']:,}, is {best['real']:,} bytes")
