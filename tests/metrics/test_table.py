@@ -7,7 +7,7 @@ import pytest
 
 from gpufrag.metrics import SECTIONS, TABLE, families, names
 from gpufrag.metrics.table import COUNTER, HISTOGRAM, INFO, RATIO
-from gpufrag.metrics.view import DeviceView, Fleet, ProcessView, RankView, StepView
+from gpufrag.metrics.view import CollectorResult, DeviceView, Fleet, ProcessView, RankView, StepView
 from gpufrag.mixin.config import Config
 from gpufrag.mixin.rules import groups
 from gpufrag.wire.sample import Leak, Ooms
@@ -107,9 +107,15 @@ def test_exited_rank_keeps_counters_and_last_error_only(fleet):
     assert value_of(fleet, names.UP, rank="2") == 0
 
 
-def test_failure_reason_is_present_only_while_source_fails(fleet):
-    failing = [dict(labels)["collector"] for name, *labels in series_of(fleet) if name == names.COLLECTOR_FAILURE_INFO]
-    assert failing == ["nvml"]
+def test_failure_reason_is_present_only_while_source_fails() -> None:
+    results = {
+        "fails": CollectorResult(False, 2.0, "no library"),
+        "works": CollectorResult(True, 0.1, "an earlier reason"),
+        "first-try": CollectorResult(False),
+    }
+    found = series_of(Fleet(0.0, collectors=results))
+    failing = [dict(labels) for name, *labels in found if name == names.COLLECTOR_FAILURE_INFO]
+    assert failing == [{"collector": "fails", "reason": "no library"}]
 
 
 def test_empty_fleet_reports_zero_ranks_and_build():
