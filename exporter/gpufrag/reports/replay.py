@@ -43,6 +43,7 @@ def as_record(result: Replayed) -> dict[str, Any]:
         "ends_as_recorded": result.same_end,
         "difference": result.difference,
         "doubts": dict(result.run.program.doubts),
+        "inferred_pools": result.run.inferred_pools,
         "unclear_segments": result.run.unclear_segments,
         "newly_failed": result.replay.failed,
         "counters": asdict(allocator.counters),
@@ -89,6 +90,11 @@ def as_text(result: Replayed, bold: Emphasis = str) -> str:
 def _notes(result: Replayed) -> Iterator[str]:
     if result.difference is not None:
         yield f"the replay differs from the recording: {result.difference}"
+        if result.run.inferred_pools:
+            yield (
+                f"the difference can come from the pools of {result.run.inferred_pools:,} segments, which are "
+                "inferred: the trace does not name pools; torch 2.12 and later record them"
+            )
     yield from doubts(result.run)
 
 

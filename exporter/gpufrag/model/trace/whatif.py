@@ -70,6 +70,11 @@ class Run:
     pools: Mapping[Place, SegmentPool] = field(default_factory=dict)
     """Of the plain segments, if the trace has no pools."""
 
+    @property
+    def inferred_pools(self) -> int:
+        """Return the number of segments whose pool is inferred."""
+        return sum(segment.is_inferred for segment in self.pools.values())
+
     @cached_property
     def moments(self) -> list[int]:
         """For each stretch, the number of operations after which most bytes are requested."""
