@@ -19,13 +19,18 @@ def settings_obstacle(settings: Settings) -> str | None:
 
 
 def sizes_to_try(peak: int) -> list[int]:
-    """Return a quarter, half, three quarters and all of a peak of active bytes, as sizes that are easy to write.
+    """Return about a quarter, half, three quarters and all of a peak of active bytes, in bytes.
 
-    No share is best for most jobs, so several are tried. Sizes are whole GiB, below a peak of 4 GiB multiples of
-    256 MiB, rounded down: an anchor above the limit is not reserved.
+    No share is best for most jobs, so several are tried. Sizes are rounded down, because an anchor above the limit is
+    not reserved: to one of four sizes between two powers of two, so that steps of varying length give few names, and to
+    a multiple of 256 MiB.
     """
-    unit = GIB if peak >= 4 * GIB else 256 * MIB
-    return sorted({peak * quarters // 4 // unit * unit for quarters in range(1, 5)} - {0})
+    return sorted({_round_down(peak * quarters // 4) for quarters in range(1, 5)} - {0})
+
+
+def _round_down(size: int) -> int:
+    unit = max(256 * MIB, 1 << max(size.bit_length() - 3, 0))
+    return size // unit * unit
 
 
 def anchor_name(size: int) -> str:
