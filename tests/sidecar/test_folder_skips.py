@@ -18,6 +18,7 @@ from fake_agents import NOTHING, Clock, FakeAgent, process_sample, skipped
 from gpufrag.config.sidecar import FolderSettings
 from gpufrag.sidecar import sample_files
 from gpufrag.sidecar.processes import ProcessReader, Reading
+from gpufrag.wire.folder import open_plain
 from gpufrag.wire.sample import MAX_BYTES, encode
 from unix_sockets import bind
 
@@ -41,6 +42,18 @@ def test_bad_file_does_not_hide_the_others(start_agent, reader, content: bytes, 
     reading = reader.read()
     assert [rank.sample for rank in reading.ranks] == [good.sample]
     assert skipped(reading) == {reason: 1}
+
+
+def test_file_that_the_network_does_not_return_hides_no_other(start_agent, reader, monkeypatch) -> None:
+    good, bad = start_agent(), start_agent(process_sample(1))
+
+    def open_file(path: Path) -> Any:  # reading a process's memory at 0 is EIO
+        return open("/proc/self/mem", "rb", buffering=0) if path == bad.file else open_plain(path)
+
+    monkeypatch.setattr(sample_files, "open_plain", open_file)
+    reading = reader.read()
+    assert [rank.sample for rank in reading.ranks] == [good.sample]
+    assert skipped(reading) == {"torn": 1}
 
 
 def test_file_beyond_the_largest_sample_is_skipped(start_agent, tmp_path: Path) -> None:

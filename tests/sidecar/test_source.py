@@ -12,12 +12,13 @@ from unittest.mock import Mock
 import pytest
 
 from fake_agents import FakeAgent
-from gpufrag.config.sidecar import FolderSettings, NvmlSettings
+from gpufrag.config.sidecar import AnalysisSettings, FolderSettings, NvmlSettings
 from gpufrag.errors import Unavailable
 from gpufrag.sidecar import source
 from gpufrag.sidecar.nvml import Collector
 from gpufrag.sidecar.readings import Device, Memory, NvmlReading
 from gpufrag.sidecar.source import FleetSource
+from gpufrag.wire.folder import FileName
 
 GIB = 1 << 30
 
@@ -158,6 +159,40 @@ def test_reloads_add_no_thread_while_the_folder_hangs(make: Any, hang: Any, tmp_
     (tmp_path / "other").mkdir()
     one.reconfigure(tmp_path / "other", FolderSettings(), NvmlSettings(enabled=False))
     assert failures(one.read()) == {}  # another folder does not wait for the one that hangs
+
+
+def test_folder_that_hangs_after_a_reading_does_not_hold_up_the_figures(
+    agent: FakeAgent, hang: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
+    one = FleetSource(tmp_path, FolderSettings(), None, AnalysisSettings())
+    assert failures(one.read()) == {}
+    one._folder.deadline = 0.05
+    monkeypatch.setattr(Path, "lstat", hang(Path.lstat))
+    for _ in range(2):
+        fleet = one.read()
+        assert len(fleet.ranks) == 1
+        assert "no answer from folder" in failures(fleet)["folder"]
+    one.close()
+
+
+def test_reload_while_a_recording_hangs_gives_up_on_its_thread(
+    agent: FakeAgent, hang: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
+    reading = threading.Event()
+
+    def open_plain(path: Path) -> Any:
+        reading.set()
+        return hang(Mock())(path)
+
+    monkeypatch.setattr("gpufrag.sidecar.analysis.open_plain", open_plain)
+    monkeypatch.setattr("gpufrag.sidecar.analysis.KILL_TIMEOUT", 0.05)
+    (tmp_path / FileName.of(agent.sample.identity).recording).write_bytes(b"")
+    one = FleetSource(tmp_path, FolderSettings(), None, AnalysisSettings())
+    one.read()
+    assert reading.wait(timeout=30)
+    one.reconfigure(tmp_path, FolderSettings(), NvmlSettings(enabled=False))
+    assert len(one.read().ranks) == 1
+    one.close()
 
 
 def test_reload_switches_nvml_on_and_off(agent: FakeAgent, make: Any, tmp_path: Path) -> None:

@@ -78,7 +78,9 @@ def main_stream(heap: Heap) -> int:
     streams = {segment.stream for segment in shared}
     if len(streams) < 2:  # the usual case, and a heap may have thousands of segments
         return min(streams, default=0)
-    reserved = {stream: sum(s.size for s in shared if s.stream == stream) for stream in streams}
+    reserved = dict.fromkeys(streams, 0)
+    for segment in shared:
+        reserved[segment.stream] += segment.size
     return min(reserved, key=lambda stream: (-reserved[stream], stream))
 
 

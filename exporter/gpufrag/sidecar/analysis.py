@@ -143,24 +143,39 @@ class Analyzer:
             thread.start()
 
     def look(self, names: Iterable[FileName]) -> Mapping[FileName, RankFigures]:
-        """Return the latest figures of these ranks, and have newer recordings measured. Does not wait."""
-        names = set(names)
+        """Return the latest figures of these ranks, and have newer recordings measured."""
+        self.watch(names := set(names))
+        return self.figures(names)
+
+    def watch(self, names: Iterable[FileName]) -> None:
+        """Have newer recordings of these ranks, and of no others, measured. Hangs while the folder does."""
         with self._condition:
-            self._ranks = {name: self._ranks.get(name) or _Rank(name) for name in names}
-            for job in [job for rank in self._ranks.values() for job in rank.measured]:
-                with suppress(OSError):
-                    self._count(SKIPPED, job.want((self._folder / job.file).lstat().st_mtime_ns))
+            self._ranks = {name: self._ranks.get(name) or _Rank(name) for name in set(names)}
+            jobs = [job for rank in self._ranks.values() for job in rank.measured]
+        for job in jobs:
+            with suppress(OSError):
+                changed = (self._folder / job.file).lstat().st_mtime_ns
+                with self._condition:
+                    self._count(SKIPPED, job.want(changed))
+        with self._condition:
             self._condition.notify_all()
-            return {name: rank.figures for name, rank in self._ranks.items() if any(job.done for job in rank.measured)}
+
+    def figures(self, names: Iterable[FileName]) -> Mapping[FileName, RankFigures]:
+        """Return the latest figures of these ranks. Does not wait."""
+        with self._condition:
+            ranks = {name: rank for name in names if (rank := self._ranks.get(name)) is not None}
+            return {name: rank.figures for name, rank in ranks.items() if any(job.done for job in rank.measured)}
 
     def close(self) -> None:
+        """End the threads; one that hangs in the folder ends with the process."""
         with self._condition:
             self._closed = True
             self._condition.notify_all()
         for process in (self._measuring, self._analysing):
             process.close()
+        deadline = time.monotonic() + KILL_TIMEOUT
         for thread in self._threads:
-            thread.join(timeout=self._timeout)
+            thread.join(timeout=max(0.0, deadline - time.monotonic()))
 
     def _measure(self) -> None:
         while (found := self._next(lambda rank: rank.measured)) is not None:

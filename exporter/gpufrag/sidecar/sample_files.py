@@ -88,8 +88,11 @@ def read_as(decode: Callable[[bytes], Record], path: Path, most: int) -> Record 
         return Skip.DENIED
     except OSError:  # ELOOP: a link; ENXIO: a socket; EINVAL: a pipe or a folder
         return Skip.ALIEN
-    with file as opened:
-        data = opened.read(most + 1) or b""
+    try:
+        with file as opened:
+            data = opened.read(most + 1) or b""
+    except OSError:  # EIO or ESTALE, of a network folder
+        return Skip.TORN
     if len(data) > most:
         return Skip.HUGE
     try:

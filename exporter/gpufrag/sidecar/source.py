@@ -45,9 +45,9 @@ class FleetSource:
     ) -> None:
         self._clock = clock
         self._path = folder
-        self._folder = DeadlineWorker("folder", ProcessReader(folder, settings, clock).read, settings.deadline)
         self._nvml = nvml
         self._analyzer = _analyzer(folder, analysis)
+        self._folder = DeadlineWorker("folder", self._reading_of(folder, settings), settings.deadline)
         self._reported: dict[str, str | None] = {}
         self.waiting_for: str | None = "the first reading"
         """Why there was no complete reading yet; None once there was one."""
@@ -77,29 +77,41 @@ class FleetSource:
         """The ranks with what their recordings show."""
         if self._analyzer is None:
             return ranks
-        figures = self._analyzer.look(FileName.of(rank.sample.identity) for rank in ranks if rank.alive)
+        figures = self._analyzer.figures(_alive(ranks))
         now = self._clock()
         return tuple(
             _with_figures(rank, found, now) if (found := figures.get(FileName.of(rank.sample.identity))) else rank
             for rank in ranks
         )
 
+    def _reading_of(self, folder: Path, settings: FolderSettings) -> Callable[[], Reading]:
+        """Return the work that touches the folder: it may hang, so no other thread of a scrape does."""
+        reader, analyzer = ProcessReader(folder, settings, self._clock), self._analyzer
+
+        def read() -> Reading:
+            reading = reader.read()
+            if analyzer is not None:
+                analyzer.watch(_alive(reading.ranks))
+            return reading
+
+        return read
+
     def reconfigure(
         self, folder: Path, settings: FolderSettings, nvml: NvmlSettings, analysis: AnalysisSettings | None = None
     ) -> None:
         """Use other settings from now on. A thread that hangs is kept, so that reloads do not add more of them."""
-        read = ProcessReader(folder, settings, self._clock).read
+        before, self._analyzer = self._analyzer, _analyzer(folder, analysis)
+        if before:
+            before.close()
+            if self._analyzer:
+                self._analyzer.counts = before.counts
+        read = self._reading_of(folder, settings)
         if self._folder.hangs and folder != self._path:
             self._folder.close()
             self._folder = DeadlineWorker("folder", read, settings.deadline)
         else:
             self._folder.replace_work(read, settings.deadline)
         self._path = folder
-        before, self._analyzer = self._analyzer, _analyzer(folder, analysis)
-        if before:
-            before.close()
-            if self._analyzer:
-                self._analyzer.counts = before.counts
         if self._nvml is None:
             self._nvml = nvml_collector(nvml)
         elif nvml.enabled:
@@ -124,6 +136,10 @@ class FleetSource:
                 level = logging.INFO if name == "nvml" else logging.WARNING  # no GPU in a sidecar is normal
                 event(log, level, "collector failed", collector=name, reason=result.reason)
         self._reported = {name: result.reason for name, result in collectors.items() if not result.success}
+
+
+def _alive(ranks: tuple[RankView, ...]) -> set[FileName]:
+    return {FileName.of(rank.sample.identity) for rank in ranks if rank.alive}
 
 
 def _analyzer(folder: Path, settings: AnalysisSettings | None) -> Analyzer | None:
