@@ -37,6 +37,16 @@ def test_largest_equals_bisection_on_a_gpu(golden_case: GoldenCase) -> None:
     assert found == -(-request // 512) * 512
 
 
+def test_main_stream_has_most_reserved_memory() -> None:
+    rows = [(1 << 40, 7, 2), (2 << 40, 5, 3), (3 << 40, 7, 2), (4 << 40, 0, 3)]
+    segments = [
+        {"device": 0, "address": address, "stream": stream, "total_size": size << 21, "segment_type": "large"}
+        | {"blocks": [{"address": address, "size": size << 21, "requested_size": 0, "state": "inactive"}]}
+        for address, stream, size in rows
+    ]
+    assert main_stream(parse(segments)) == 7
+
+
 @pytest.mark.parametrize("golden_case", [n for n in GOLDEN_NAMES if not n.startswith("streams")], indirect=True)
 def test_main_stream_of_one_stream_is_that_stream(golden_case: GoldenCase) -> None:
     assert main_stream(golden_case.heap) == 0

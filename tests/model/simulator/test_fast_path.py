@@ -58,7 +58,7 @@ def state_of(replay: Replay) -> tuple[object, ...]:
         [(block.address, block.size, block.key, block.born) for block in arena.free]
         for pair in allocator.supply.pools.values()
         for half in (pair.small, pair.large)
-        for arena in half.in_stream_order()
+        for arena in half.cached()
     ]
     live = [None if block is None else (block.address, block.requested) for block in replay.blocks]
     return free, live, allocator.heap(), allocator.active, allocator.peak_active, allocator.counters, replay.failed

@@ -243,3 +243,26 @@ def test_pairs_of_segments_that_differ_are_bounded(monkeypatch: pytest.MonkeyPat
     for event in events:
         memory.grow(event, None)
     assert 100 <= sum(len(holding.others) for holding in memory.holdings) / 2 < 100 + count
+
+
+def test_survivals_of_flushes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    count, size = 40, 20 << 20
+    memory = Memory(Heap((), PLAIN), Driver(), {})
+    for place in range(count):
+        memory.grow(Event("segment_alloc", (1 << 44) + 2 * place * size, size, 0), None)
+    memory.end_call()
+    assert len(list(memory.releasable())) == count
+    monkeypatch.setattr(memory, "_survivals_left", 100)
+    assert [len(list(memory.releasable())) for _ in range(4)] == [count, count, 20, 0]
+
+
+def test_free_page_of_an_expandable_segment_is_releasable() -> None:
+    memory, at = Memory(Heap((), EXPANDABLE), Driver(), {}), 1 << 44
+    holding = memory.grow(Event("segment_map", at, 60 * MIB, 0), None)
+    memory.take(holding, 0, Event("alloc", at, 41 * MIB, 0))
+    memory.end_call()
+    assert list(memory.releasable()) == []
+    memory.put(at)
+    assert list(memory.releasable()) == [holding]
+    memory.shrink(holding, Event("segment_unmap", at, 60 * MIB, 0))
+    assert list(memory.releasable()) == []

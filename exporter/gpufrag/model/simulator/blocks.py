@@ -246,8 +246,10 @@ class Pool:
             arena = self.arenas[stream] = Arena(self, stream)
         return arena
 
-    def in_stream_order(self) -> list[Arena]:
-        return [self.arenas[stream] for stream in sorted(self.arenas)]
+    def cached(self) -> list[Arena]:
+        """Return the arenas with free blocks by stream; a flush visits no others."""
+        found = [arena for arena in self.arenas.values() if arena.free.start[0]]
+        return sorted(found, key=lambda arena: arena.stream) if len(found) > 1 else found
 
     @property
     def reserved(self) -> int:

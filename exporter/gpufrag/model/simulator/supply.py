@@ -27,7 +27,7 @@ def release_segment(block: Block, device: Device, heads: Heads) -> None:
 def flush(pools: Iterable[Pool], device: Device, heads: Heads) -> None:
     """Release every free segment and every free page of expandable ones."""
     for pool in pools:
-        free = [block for arena in pool.in_stream_order() for block in arena.free]
+        free = [block for arena in pool.cached() for block in arena.free]
         if pool.page is None:
             for block in [block for block in free if block.prev is None and block.next is None]:
                 release_segment(block, device, heads)
@@ -63,7 +63,7 @@ def too_old(pool: Pool, threshold: float, device: Device) -> list[Block]:
     limit). A block's age is the number of searches of its pool since it was freed.
     """
     excess = 0 if device.limit is None else device.reserved - int(threshold * device.limit)
-    blocks = [block for arena in pool.in_stream_order() for block in arena.free if block.whole] if excess > 0 else []
+    blocks = [block for arena in pool.cached() for block in arena.free if block.whole] if excess > 0 else []
     chosen: list[Block] = []
     while blocks and excess > 0:
         average = sum(pool.age - block.born for block in blocks) / len(blocks)
@@ -203,7 +203,7 @@ class Supply:
         sizes: dict[tuple[int, int], list[int]] = {}
         for half in [*self._flushed(DEFAULT_POOL), *halves]:
             found = sizes.setdefault(half.id, [])
-            for block in (block for arena in half.arenas.values() for block in arena.free):
+            for block in (block for arena in half.cached() for block in arena.free):
                 size = (block.size if block.whole else 0) if half.page is None else bytes_of_free_pages(block)
                 if size:
                     found.append(size)
@@ -212,7 +212,7 @@ class Supply:
     def _flushed(self, pool: tuple[int, int]) -> list[Pool]:
         """Return the pools that empty_cache(pool) covers."""
         ended = [pair for id, pair in self.pools.items() if pair.released and pool in (DEFAULT_POOL, id)]
-        halves = [half for pair in ended for half in (pair.small, pair.large)]
+        halves = [half for pair in ended for half in (pair.small, pair.large) if half.arenas]
         default = self.pools[DEFAULT_POOL]
         return [default.large, default.small, *halves] if pool == DEFAULT_POOL else halves
 

@@ -14,6 +14,8 @@ from .events import Event
 MOST_PAIRS = 1_000_000
 """Comparisons that prove two holdings to be in different pools. A hostile trace has as many as its square; they take
 100 bytes each."""
+MOST_SURVIVALS = 2_000_000
+"""Times that releasable holdings are listed, for the same reason: each flush lists those that survived it."""
 
 
 @dataclass(eq=False)
@@ -47,14 +49,8 @@ class Holding:
     """Those in other pools, as far as requests prove it."""
     holes: set[int] = field(default_factory=set)
     """The addresses of its free blocks."""
-
-    def differs(self, other: Holding) -> bool:
-        """Return whether the two belong to different pools: a flush of all releases what is free in the same pool."""
-        return other in self.others or self.released <= other.survived or other.released <= self.survived
-
-    def shares_private_pool(self, other: Holding) -> bool:
-        """Return whether one private pool can have both: it serves no request once a flush has released memory."""
-        return not (self.differs(other) or other.released <= self.used or self.released <= other.used)
+    pages: set[int] = field(default_factory=set)
+    """Those with a whole page, if it is expandable."""
 
 
 class Memory:
@@ -81,7 +77,11 @@ class Memory:
         self._hole_ends: dict[int, int] = {}  # address by end
         self._free: dict[tuple[int, bool], dict[tuple[int, int] | None, list[tuple[int, int]]]] = {}
         """(size, address) of the free blocks in plain ones, sorted; by stream and kind, then by pool."""
-        self._pairs_left = MOST_PAIRS
+        self._pairs_left, self._survivals_left = MOST_PAIRS, MOST_SURVIVALS
+        self._releasable: dict[Holding, None] = {}
+        """Plain holdings that are one free block, and expandable ones with a free page."""
+        self._expandable: dict[tuple[int, bool], dict[Holding, None]] = {}
+        """By stream and kind."""
         self._sizes: dict[int, int] = {}  # of the blocks that are not free
         for segment in beginning.segments:
             self._adopt(segment, pools.get(segment.address))
@@ -116,6 +116,7 @@ class Memory:
         holding.mapped -= event.size
         self._reserved -= event.size
         if holding.mapped <= 0:
+            self._forget(holding)
             del self._live[holding.address]
             del self._starts[bisect_left(self._starts, holding.address)]
 
@@ -152,17 +153,24 @@ class Memory:
 
     def releasable(self) -> Iterator[Holding]:
         """Yield the holdings with memory that a flush of their pool releases."""
-        for holding in self._live.values():
-            if holding.expandable:
-                page = self.settings.page_size(holding.small)
-                starts = [address - holding.address for address in holding.holes]
-                free = any(
-                    -(-start // page) * page + page <= start + self._holes[holding.address + start] for start in starts
-                )
-            else:
-                free = self._holes.get(holding.address) == holding.end - holding.address
-            if free and holding not in self.new:
+        for holding in self._releasable:
+            if self._survivals_left > 0 and holding not in self.new:
+                self._survivals_left -= 1
                 yield holding
+
+    def _note_released(self, holding: Holding, start: int, size: int) -> None:
+        """Note a new free block if a flush releases memory of it."""
+        if holding.expandable:
+            page, offset = self.settings.page_size(holding.small), start - holding.address
+            if -(-offset // page) * page + page <= offset + size:
+                holding.pages.add(start)
+                self._releasable[holding] = None
+        elif size == holding.end - holding.address:
+            self._releasable[holding] = None
+
+    def _forget(self, holding: Holding) -> None:
+        self._releasable.pop(holding, None)
+        self._expandable.get((holding.stream, holding.small), {}).pop(holding, None)
 
     def _adopt(self, segment: Segment, pool: tuple[int, int] | None) -> None:
         holding = self._holding(segment.address, segment.size, segment.stream, segment.small, segment.expandable)
@@ -179,10 +187,13 @@ class Memory:
         if holding is None:
             holding = Holding(len(self.holdings), address, address, stream, small, expandable)
             if expandable and self._pairs_left > 0:
-                for other in self._live.values():
-                    same = other.expandable and (other.stream, other.small) == (stream, small)
-                    if same and (self._span is None or other.end + size <= other.address + self._span):
+                for other in self._expandable.get((stream, small), ()):
+                    if self._span is None or other.end + size <= other.address + self._span:
                         self._part(holding, other)  # it had room
+            if (replaced := self._live.get(address)) is not None:
+                self._forget(replaced)
+            if expandable:
+                self._expandable.setdefault((stream, small), {})[holding] = None
             self.holdings.append(holding)
             self.new.append(holding)
             self._live[address] = holding
@@ -190,7 +201,13 @@ class Memory:
         elif address < holding.address:
             self._starts[bisect_left(self._starts, holding.address)] = address
             self._live[address] = self._live.pop(holding.address)
+            moves = holding.address - address
             holding.address = address
+            if moves % self.settings.page_size(small):  # other pages
+                holding.pages.clear()
+                self._releasable.pop(holding, None)
+                for hole in holding.holes:
+                    self._note_released(holding, hole, self._holes[hole])
         holding.end = max(holding.end, address + size)
         holding.mapped += size
         self._reserved += size
@@ -257,6 +274,7 @@ class Memory:
         self._holes[start] = end - start
         self._hole_ends[end] = start
         holding.holes.add(start)
+        self._note_released(holding, start, end - start)
         if late:
             self.late.add(start)
         if not holding.expandable:
@@ -268,6 +286,9 @@ class Memory:
         size = self._holes.pop(address)
         self._hole_ends.pop(address + size, None)
         holding.holes.discard(address)
+        holding.pages.discard(address)
+        if not holding.pages:
+            self._releasable.pop(holding, None)
         if not holding.expandable:
             free = self._free[holding.stream, holding.small][holding.pool]
             del free[bisect_left(free, (size, address))]

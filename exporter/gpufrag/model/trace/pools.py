@@ -208,25 +208,56 @@ def _may_be_partial(settings: Settings, event: Event) -> bool:
     return settings.garbage_collection_threshold > 0 or (least is not None and event.size >= least)
 
 
+class _Members:
+    """The holdings of one pool, with the sums that show in one step whether another one is of a different pool."""
+
+    def __init__(self) -> None:
+        self.holdings: set[Holding] = set()
+        self.latest = 0
+        """The highest number of a holding."""
+        self._released, self._survived, self._used = MOST, -1, -1
+
+    def add(self, holding: Holding) -> None:
+        self.holdings.add(holding)
+        self.latest = max(self.latest, holding.number)
+        self._released = min(self._released, holding.released)
+        self._survived, self._used = max(self._survived, holding.survived), max(self._used, holding.used)
+
+    def differ(self, holding: Holding) -> bool:
+        """Return whether one belongs to another pool: a flush of all releases what is free in the same pool."""
+        return (
+            holding.released <= self._survived
+            or self._released <= holding.survived
+            or not holding.others.isdisjoint(self.holdings)
+        )
+
+    def share_private_pool(self, holding: Holding) -> bool:
+        """Return whether one private pool can have all: it serves no request once a flush has released memory."""
+        return not (self._released <= holding.used or holding.released <= self._used or self.differ(holding))
+
+
 def _divide(holdings: Sequence[Holding]) -> int:
     """Assign the holdings of unknown pools, as many as possible to the default pool; return how many are unclear."""
-    default = [holding for holding in holdings if holding.pool == DEFAULT_POOL]
+    default = _Members()
     unknown = [holding for holding in holdings if holding.pool is None]
 
     def assign_default(holding: Holding) -> None:
         holding.pool = DEFAULT_POOL
-        default.append(holding)
+        default.add(holding)
 
+    for holding in holdings:
+        if holding.pool == DEFAULT_POOL:
+            default.add(holding)
     for holding in unknown:
         if holding.is_default and not holding.is_private:
             assign_default(holding)
     unknown = [holding for holding in unknown if holding.pool is None]
     for holding in unknown:
-        holding.is_private |= any(holding.differs(other) for other in default)
-    either = [holding for holding in unknown if not holding.is_private]
-    rivals = {holding: len(holding.others.intersection(either)) for holding in either}
-    for holding in sorted(either, key=lambda holding: (rivals[holding], -holding.requests)):
-        if not any(holding.differs(other) for other in default):
+        holding.is_private |= default.differ(holding)
+    either = {holding for holding in unknown if not holding.is_private}
+    rivals = {holding: len(holding.others & either) for holding in unknown if holding in either}
+    for holding in sorted(rivals, key=lambda holding: (rivals[holding], -holding.requests)):
+        if not default.differ(holding):
             assign_default(holding)
     _divide_private(holdings)
     return sum(count > 0 for count in rivals.values())
@@ -234,16 +265,16 @@ def _divide(holdings: Sequence[Holding]) -> int:
 
 def _divide_private(holdings: Sequence[Holding]) -> None:
     """Assign the holdings without a pool to private ones, to the one used last if possible."""
-    pools: dict[tuple[int, int], list[Holding]] = {}
+    pools: dict[tuple[int, int], _Members] = {}
     for holding in holdings:
         if holding.pool not in (None, DEFAULT_POOL):
-            pools.setdefault(holding.pool, []).append(holding)
+            pools.setdefault(holding.pool, _Members()).add(holding)
     invented = 0
     for holding in holdings:
         if holding.pool is None:
-            fitting = [pool for pool in pools if all(map(holding.shares_private_pool, pools[pool]))]
+            fitting = [pool for pool, members in pools.items() if members.share_private_pool(holding)]
             if not fitting:
                 invented += 1
                 fitting = [(0, MOST - invented)]
-            holding.pool = max(fitting, key=lambda pool: max((h.number for h in pools.get(pool, [])), default=0))
-            pools.setdefault(holding.pool, []).append(holding)
+            holding.pool = max(fitting, key=lambda pool: pools[pool].latest if pool in pools else 0)
+            pools.setdefault(holding.pool, _Members()).add(holding)
