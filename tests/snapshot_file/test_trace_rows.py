@@ -215,6 +215,22 @@ def test_actions_that_are_dicts_are_refused(rows: bool, tmp_path: Path) -> None:
         read_profiles(load(path, rows=rows), {})
 
 
+def test_requests_beyond_63_bits_are_noted(tmp_path: Path) -> None:
+    path = tmp_path / "snapshot.pickle"
+    path.write_bytes(pickle.dumps(snapshot(40, size=(1 << 64) - 1), 4))
+    ((profile, *_),) = read_profiles(load(path, rows=True), {})
+    assert "add up to more than 2^63 bytes" in profile.note
+
+
+@pytest.mark.parametrize("damage", [{"frames": 1.5}, {"frames": ["f"]}, {"frames": [], "history": "h"}])
+def test_block_whose_stack_has_another_form_is_refused(damage: dict[str, Any]) -> None:
+    dump = repeated("lists of blocks")
+    del dump["segments"][1:]
+    dump["segments"][0]["blocks"][0] |= damage
+    with pytest.raises(BadInput, match="stack of a block does not have torch's form"):
+        read_profiles({**dump, "device_traces": []}, {})
+
+
 def test_stack_that_is_no_list_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "snapshot.pickle"
     path.write_bytes(pickle.dumps(snapshot(40, frames=7), 4))

@@ -94,8 +94,11 @@ class Trace(Sequence[Event]):
         return map(Event._make, zip(*columns))
 
     def active(self) -> array[int]:
-        """Return the active bytes (as requested) after each event, counted from 0 before the trace."""
-        return array("q", accumulate(map(mul, self.sizes, map(_ACTIVE.__getitem__, self.actions))))
+        """Return the active bytes (as requested) after each event, counted from 0 before the trace. Raises BadInput."""
+        try:
+            return array("q", accumulate(map(mul, self.sizes, map(_ACTIVE.__getitem__, self.actions))))
+        except OverflowError:
+            raise BadInput("its requests add up to more than 2^63 bytes") from None
 
     def reserved(self) -> list[tuple[int, int]]:
         """Return each event that changes the reserved bytes, and those after it, counted from 0 before the trace."""

@@ -200,17 +200,27 @@ def _badness(moment: Moment) -> tuple[float, int, int]:
 
 
 def frames_of_blocks(segments: Sequence[Mapping[str, Any]], device: int) -> dict[int, Frames]:
-    """Return the frames of each live block that has some, by address, from torch's raw segments."""
+    """Return the frames of each live block that has some, by address, from torch's raw segments. Raises BadInput."""
     found: dict[int, Frames] = {}
     for segment in segments:
         if segment["device"] != device:
             continue
         address = segment["address"]
         for block in segment["blocks"]:
-            if block["state"] != INACTIVE and (frames := frames_of(block)):
+            if block["state"] != INACTIVE and (frames := _frames_of(block)):
                 found[block.get("address", address)] = frames
             address += block["size"]
     return found
+
+
+def _frames_of(block: Mapping[str, Any]) -> Sequence[Any]:
+    try:
+        frames = frames_of(block)
+        if isinstance(frames, (list, tuple)) and {dict}.issuperset(map(type, frames)):
+            return frames
+    except (AttributeError, LookupError, TypeError):
+        pass
+    raise BadInput("the stack of a block does not have torch's form")
 
 
 def call_sites_of(frames: Mapping[int, Frames]) -> dict[int, Stack]:
