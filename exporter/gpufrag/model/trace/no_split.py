@@ -60,6 +60,8 @@ class _Blocks:
 
     def follow(self, event: Event, call: int, completes: bool) -> None:
         """Follow an event; `call` is the number of calls before it."""
+        if self.are_refuted:
+            return
         action, address, end = event.action, event.address or 0, (event.address or 0) + event.size
         if action in GROWS:
             place = event.stream, event.size == SMALL_SEGMENT, address if action == "segment_alloc" else 0
@@ -124,6 +126,9 @@ class _Blocks:
 
     def _remove(self, start: int, end: int) -> None:
         """Remove free memory."""
+        if self._free.get(start, (0,))[0] == end:  # the usual case
+            self._drop(start)
+            return
         for address, (stop, place) in [*self._free.items()]:
             if address < end and start < stop:
                 call = self._freed[address]
