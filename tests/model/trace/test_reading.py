@@ -15,6 +15,7 @@ from gpufrag.model.trace.events import Event
 from gpufrag.model.trace.no_split import unsplit_pools
 from gpufrag.model.trace.program import (
     AWAIT,
+    BORROW,
     COMPLETE,
     EMPTY,
     FAIL,
@@ -261,6 +262,16 @@ def test_mempool_may_have_served_a_request_after_a_flush(retries: int) -> None:
     replay.run()
     assert program.doubts == {"flush or request in a MemPool": 1}
     assert (replay.failed, replay.allocator.counters.alloc_retries) == (0, retries)
+
+
+def test_mempool_may_serve_a_request_that_collected_garbage() -> None:
+    """empty_cache would have released the small segment too."""
+    own = [event._replace(pool=(0, 1)) for event in used_once(40 * MIB, 4 << 30)]
+    small = [segment("alloc", 2 * MIB, 2 << 30), alloc(2 << 30), *free(2 << 30)]
+    request = [segment("free", 30 * MIB, 1 << 30), alloc(4 << 30, 36 * MIB)._replace(pool=(0, 1))]
+    settings = Settings(torch=(2, 12), garbage_collection_threshold=0.8)
+    events = [*own, *small, *used_once(30 * MIB), *request]
+    assert kinds(*events, settings=settings, limit=75 * MIB) == [*[MALLOC, FREE] * 3, BORROW]
 
 
 @pytest.mark.parametrize("size", [1024, MIB, 2 * MIB, 20 * MIB])

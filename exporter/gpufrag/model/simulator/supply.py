@@ -56,7 +56,7 @@ def oversize(arena: Arena, size: int, least: int, gone: Sequence[Block]) -> tupl
     return chosen, released >= wanted
 
 
-def too_old(pool: Pool, threshold: float, device: Device) -> list[Block]:
+def _too_old(pool: Pool, threshold: float, device: Device) -> list[Block]:
     """Return the free segments that garbage collection releases, in order.
 
     Collects segments older than the average, repeatedly, until reserved bytes are below the threshold (a share of the
@@ -133,7 +133,7 @@ class Supply:
         """
         if self.cached(arena, size) is not None:
             return None
-        gone = self._too_old()
+        gone = self.too_old()
         at_once = self.settings.torch >= (2, 11)
         full = full and self.missing(arena, size) > 0
         fits = not full and self._fits(arena, size, gone)
@@ -168,7 +168,7 @@ class Supply:
 
         lender: the MemPool that serves it if its turn comes; None: any with use_on_oom.
         """
-        self._give_back(self._too_old())
+        self._give_back(self.too_old())
         at_once = self.settings.torch >= (2, 11)  # earlier releases flush before they look in other pools
         block = self._new(arena, size) or (self._take_shared(arena, size, lender) if at_once else None)
         least = self.settings.max_split_size
@@ -220,10 +220,11 @@ class Supply:
         """Return whether a flush is allowed: not in a graph capture; before torch 2.13 not for a MemPool either."""
         return not self.capturing and (arena.pool.id == DEFAULT_POOL or self.settings.torch >= (2, 13))
 
-    def _too_old(self) -> list[Block]:
+    def too_old(self) -> list[Block]:
+        """Return the free segments that garbage collection releases now."""
         if not self.collects:
             return []
-        return too_old(self.pools[DEFAULT_POOL].large, self.settings.garbage_collection_threshold, self.device)
+        return _too_old(self.pools[DEFAULT_POOL].large, self.settings.garbage_collection_threshold, self.device)
 
     def _give_back(self, blocks: Sequence[Block]) -> None:
         for block in blocks:

@@ -36,6 +36,7 @@ from .lending import Lending
 from .pools import UNKNOWN_POOL
 from .program import (
     AWAIT,
+    BORROW,
     EMPTY,
     FAIL,
     FAIL_IN_CAPTURE,
@@ -324,6 +325,11 @@ class _Reader:
                 self._twin.run()
             else:
                 self._twin.doubts[FLUSH_OR_EMPTY_CACHE] += 1
+        if foreseen is None and self._is_lent(operation, gone):
+            self._twin.append_completed([*done, *late])
+            self._operations.append(operation._replace(kind=BORROW))
+            self._twin.run()
+            return
         if foreseen is None:
             self._twin.append_completed([*done, *late])
             self._twin.append_emptied(gone)
@@ -343,6 +349,14 @@ class _Reader:
         self._twin.append_completed([*done[early:], *late])
         if foreseen.flushes:
             self._twin.skip()
+
+    def _is_lent(self, operation: Operation, gone: Sequence[Event]) -> bool:
+        """Return whether a MemPool with use_on_oom served a request of the default pool that collected garbage."""
+        if not gone or self._grown or operation.kind == FAIL or self._allocator.settings.torch < (2, 11):
+            return False
+        if operation.pool == DEFAULT_POOL or self._twin.is_flush(operation, Foreseen([], True), gone):
+            return False
+        return [block.size for block in self._allocator.supply.too_old()] == [event.size for event in gone]
 
     def _flush_served(self, operation: Operation, gone: Sequence[Event], address: int | None) -> bool | None:
         """Return whether a request that no new pages served got its block by a flush; None if it can't be told.
