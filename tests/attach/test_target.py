@@ -55,7 +55,7 @@ def _error(pid: int, anybody: Caller) -> str:
 
 @pytest.mark.parametrize("pid", [2**22 + 7, 0, -1])
 def test_missing_process_is_named(pid: int, anybody: Caller) -> None:
-    assert _error(pid, anybody).startswith(f"no process {pid} (any more)")
+    assert _error(pid, anybody).startswith(f"no process {pid}; ")
 
 
 def test_process_that_ends_meanwhile_is_named() -> None:

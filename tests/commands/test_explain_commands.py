@@ -50,8 +50,20 @@ def test_explain_names_the_best_anchor_with_its_cost(cli) -> None:
     (anchored,) = [each for each in found["settings"] if each["anchor"]]
     size = anchored["anchor"] >> 30
     (advice,) = [each for each in found["advice"] if "anchor" in each["change"]]
-    assert advice["change"] == f"start it with `gpufrag run --anchor {size}GiB`, and unset PYTORCH_CUDA_ALLOC_CONF"
+    assert advice["change"] == f"start the job with `gpufrag run --anchor {size}GiB`, and unset PYTORCH_CUDA_ALLOC_CONF"
     assert "no other process can use the anchor's memory" in advice["what"]
+
+
+def test_explain_leaves_out_settings_that_save_little(cli) -> None:
+    found = cli.device("explain", TESTS / "fixtures/programs/growing_cache.pickle.gz")
+    (anchored,) = [each for each in found["settings"] if each["saves"] > 0]
+    assert anchored["saves"] < 0.02 * found["peak_reserved"]
+    assert not [each for each in found["advice"] if each["what"].startswith("lower peak reserved")]
+
+
+def test_explain_gain_of_free_memory_is_not_in_use(cli) -> None:
+    found = cli.device("explain", SNAPSHOTS / "graph-pool.pickle.gz")
+    assert [each["what"] for each in found["advice"]] == ["more usable"]
 
 
 def test_explain_healthy_program_is_fine(cli, save) -> None:

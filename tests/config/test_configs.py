@@ -90,7 +90,7 @@ def test_disabled_nvml_takes_no_time_of_a_scrape() -> None:
 @pytest.mark.parametrize(
     ("raw", "problem"),
     [
-        ({"policy": {"namespaces": "ml"}}, "policy.namespaces must be a list of text"),
+        ({"policy": {"namespaces": "ml"}}, "policy.namespaces must be a list such as [a, b]"),
         ({"policy": {"namespaces": ["*"]}}, "policy.namespaces: '*' is not a namespace name"),
         ({"policy": {"namespaces": [""]}}, "policy.namespaces: '' is not a namespace name"),
         ({"policy": {"namespaces": ["ml/../x"]}}, "is not a namespace name"),

@@ -101,7 +101,7 @@ def test_flags_replace_values_of_the_file(load: Load) -> None:
         ('web: {file: "a\\nb"}', r"line 1: web.file must be a path (got 'a\nb')"),
         ("web: {enabled: 'yes'}", "line 1: web.enabled must be true or false (got 'yes')"),
         ("web: {level: loud}", "line 1: web.level must be low or high (got 'loud')"),
-        ("web: {names: x}", "line 1: web.names must be a list of text (got 'x')"),
+        ("web: {names: x}", "line 1: web.names must be a list such as [a, b] (got 'x')"),
         ("web: {users: hunter2}", "line 1: web.users must be a mapping of text to text (found text)"),
         ("web: {port: 99}", "line 1: web.port 99 is taken"),
         ("web: 9836", "line 1: web must be a mapping of keys, found a number"),

@@ -348,8 +348,8 @@ def rank(name: str, values: str | float, number: int = 0, **labels: str) -> Line
 
 
 GONE = Firing(
-    "Job llm: 1 rank(s) ended within the last 30m. The other ranks may wait for them in a collective. Check the logs "
-    "of the missing ranks."
+    "Job llm: 1 rank(s) disappeared within the last 30m. The other ranks may wait for them in a collective. Check the "
+    "logs of the missing ranks."
 )
 ENDS, RETURNS = "1+0x20 0+0x100", "1+0x20 0+0x4 1+0x90"
 RANKS = [
@@ -401,14 +401,14 @@ HEALTH = [
     Case("GpufragAgentOverhead", "two percent, in two parts", "16m",
          [rank(STALLED, "0+0.3x120", cause="stats"), rank(STALLED, "0+0.3x120", cause="snapshot")], Firing(
              f"Job llm (rank 0, {POD}): the agent pauses the process for 2% of the time. Increase the agent's "
-             "interval or reduce its budget. With the default settings, this is a bug: please report it.")),
+             "interval or reduce its budget.")),
     Case("GpufragAgentOverhead", "measuring in the background", "30m",
          [rank(STALLED, "0+3x120", cause="measure"), rank(STALLED, "0+0.03x120", cause="snapshot")]),
     Case("GpufragAgentOverhead", "one per mille", "30m", [rank(STALLED, "0+0.03x120", cause="snapshot")]),
     Case("GpufragAgentOverhead", "counter reset", "30m", [rank(STALLED, "800+0.03x30 0+0.03x90", cause="snapshot")]),
     Case("GpufragRestartRefused", "circuit opens", "1m", [line(CIRCUIT, "0+0x1 1+0x100", **RESTARTER)],
-         Firing("Job gpufrag-restarter: no job is restarted, because restarts failed, did not help, or were too "
-                "frequent. Check the restarter's decisions, fix the cause, then close the circuit breaker.",
+         Firing("Job gpufrag-restarter: the restarter restarts no job, because restarts failed, did not help, or were "
+                "too frequent. Check the restarter's decisions, fix the cause, then close the circuit breaker.",
                 job={"namespace": "ml", "job": "gpufrag-restarter"})),
     Case("GpufragRestartRefused", "circuit closed", "20m", [line(CIRCUIT, "0+0x100", **RESTARTER)]),
 ]  # fmt: skip

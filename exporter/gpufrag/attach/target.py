@@ -210,7 +210,7 @@ def _kernel_errors(pid: int) -> Iterator[None]:
     try:
         yield
     except (FileNotFoundError, ProcessLookupError):
-        raise Unavailable(f"no process {pid} (any more); find the pid with: ps -e | grep python") from None
+        raise Unavailable(f"no process {pid}; find the pid with: ps -e | grep python") from None
     except PermissionError as error:
         raise Unavailable(
             f"process {pid}: cannot read {error.filename}; run this command as root or with CAP_SYS_PTRACE"

@@ -18,7 +18,8 @@ MAX_FILE = 2 << 30
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    processes.add_arguments(parser, "record", "record all processes, one file each, named after its rank or pid")
+    each = "record all processes, each to its own file, such as steps-rank0.pickle for -o steps.pickle"
+    processes.add_arguments(parser, "record", each)
     parser.add_argument("--steps", metavar="N", type=int, default=1, help="steps to record (default: 1)")
     parser.add_argument(
         "--stacks",

@@ -32,9 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     option(parser, "--device", "D", "device to replay, if the snapshot has several", whole(0))
     option(parser, "--torch", "RELEASE", "torch release, if the file does not name it", release)
-    parser.add_argument(
-        "--json", action="store_true", help="print the final heap as a snapshot, and all figures, as JSON"
-    )
+    parser.add_argument("--json", action="store_true", help="print JSON: all figures, and the final heap as a snapshot")
 
 
 def run(options: argparse.Namespace) -> int:

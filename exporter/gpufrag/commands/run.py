@@ -77,11 +77,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--name",
         metavar="NAME",
-        help="name of the job, the label job_name of its alerts (default: the name of its script)",
+        help="name of the job in its alerts, the label job_name (default: the name of its script)",
     )
     add("--grace", metavar="DURATION", help="time between SIGTERM and SIGKILL when CMD is restarted (default: 60s)")
     add("--in-place", action="store_true", help="restart only torchrun's workers; needs torchrun --max-restarts")
-    add("--defragment", action="store_true", help="let the restarter defragment the job before it restarts it")
+    add(
+        "--defragment",
+        action="store_true",
+        help="let the restarter defragment the job first, and restart it only if that does not help",
+    )
     add("job", metavar="CMD ...", nargs=argparse.REMAINDER, help="the command and its arguments")
 
 

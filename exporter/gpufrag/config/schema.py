@@ -83,7 +83,7 @@ class Setting:
             *rest, last = typing.get_args(self.base)
             return f"{', '.join(rest)} or {last}" if rest else str(last)
         if origin is tuple:
-            return "a list of text"
+            return "a list such as [a, b]"
         if origin is Mapping:
             return "a mapping of text to text"
         unit = {"seconds": "a duration", "bytes": "a size"}.get(self.unit)

@@ -115,7 +115,7 @@ def next_request_will_fail(config: Config) -> Alert:
         severity=CRITICAL,
         expr=f"min by ({config.by_job}) ({_request_served(config)}) < 1",
         hold=config.timing.hold,
-        summary="The job's next large allocation will fail: no free block is big enough",
+        summary="The job's next large allocation will fail",
         description=f"{templates.lookup(config, worst, sizes)}. Save a checkpoint now. Then restart the job, or reduce "
         "the batch size or the sequence length.",
     )
@@ -281,8 +281,8 @@ def rank_missing(config: Config) -> Alert:
         expr=f"max_over_time({alive}[{memory}]) - {alive} > 0",
         hold=config.timing.hold,
         summary="Ranks are missing while other ranks of the job run",
-        description=f": {value('humanize')} rank(s) ended within the last {memory}. The other ranks may wait for them "
-        "in a collective. Check the logs of the missing ranks.",
+        description=f": {value('humanize')} rank(s) disappeared within the last {memory}. The other ranks may wait for "
+        "them in a collective. Check the logs of the missing ranks.",
     )
 
 
@@ -320,7 +320,7 @@ def agent_overhead(config: Config) -> Alert:
         summary="The gpufrag agent slows the job down",
         description=f"{templates.lookup(config, f'topk(1, {pause_share(config, JOB)})', WHERE)}: the agent pauses the "
         f"process for {value('humanizePercentage')} of the time. Increase the agent's interval or reduce its "
-        "budget. With the default settings, this is a bug: please report it.",
+        "budget.",
     )
 
 
@@ -332,8 +332,8 @@ def restart_refused(config: Config) -> Alert:
         expr=f"max by ({config.by_job}) ({recent}) == 1",
         hold=0,
         summary="The restarter's circuit breaker is open: no job is restarted",
-        description=": no job is restarted, because restarts failed, did not help, or were too frequent. Check the "
-        "restarter's decisions, fix the cause, then close the circuit breaker.",
+        description=": the restarter restarts no job, because restarts failed, did not help, or were too frequent. "
+        "Check the restarter's decisions, fix the cause, then close the circuit breaker.",
     )
 
 

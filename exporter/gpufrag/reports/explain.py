@@ -14,6 +14,7 @@ from ..model.diagnosis import Assessment, Finding, assess_profile, findings, whe
 from ..model.fragmentation import Fragmentation
 from ..model.heap import INACTIVE, Heap
 from ..model.trace.columns import Trace
+from ..model.trace.comparison import WORTHWHILE
 from ..model.trace.profile import Frames, Moment, Profile
 from ..units import format_bytes, format_duration
 from .terminal import Emphasis
@@ -21,6 +22,8 @@ from .terminal import Emphasis
 SHOWN = 5
 """Culprits, call sites and pieces of advice in the text; JSON has all."""
 UNKNOWN = "–"
+LESS_IN_USE = ("large_temporary", "kept_across_steps")
+"""Findings whose gain is memory in use. The gain of the others is free memory that becomes usable."""
 CONF = "PYTORCH_CUDA_ALLOC_CONF"
 HOW_STACKS = (
     "record a running job with `gpufrag record PID --steps 3 --stacks`, or call "
@@ -79,14 +82,16 @@ class Analysis(NamedTuple):
 def advice(explained: Explained, found: Sequence[Culprit], rules: Sequence[Finding]) -> list[Advice]:
     """Return settings, code changes and findings, largest measured gain first."""
     result = []
+    worthwhile = max(1, WORTHWHILE * explained.profile.peak_reserved)
     for tried in explained.tried:
-        if tried.failed <= tried.failed_before and tried.saves > 0:
+        fewer = tried.failed_before - tried.failed
+        if fewer >= 0 and tried.saves >= (1 if fewer else worthwhile):
             what = "lower peak reserved"
-            if tried.failed < tried.failed_before:
-                what += f", {tried.failed_before - tried.failed} fewer failed requests"
+            if fewer:
+                what += f", {fewer} fewer failed requests"
             change = f"set {tried.conf}"
             if tried.anchor:
-                change = f"start it with `gpufrag run --anchor {anchor_size(tried.anchor)}`, and unset {CONF}"
+                change = f"start the job with `gpufrag run --anchor {anchor_size(tried.anchor)}`, and unset {CONF}"
                 what += "; no other process can use the anchor's memory"
             result.append(Advice(change, tried.saves, what))
     for culprit in found:
@@ -96,7 +101,9 @@ def advice(explained: Explained, found: Sequence[Culprit], rules: Sequence[Findi
             blocks = f"the blocks of {where(culprit.stack)}"
             change = f"allocate {blocks} before larger blocks, or copy them and free the originals"
             result.append(Advice(change, gain, what))
-    result += [Advice(rule.change, rule.gain, "less in use" if rule.gain else "not measured") for rule in rules]
+    for rule in rules:
+        what = "less in use" if rule.name in LESS_IN_USE else "more usable"
+        result.append(Advice(rule.change, rule.gain, what if rule.gain else "not measured"))
     unique = {each.change: each for each in sorted(result, key=lambda each: each.gain or 0)}
     return sorted(unique.values(), key=lambda each: -(each.gain or 0))
 
@@ -168,9 +175,9 @@ def _culprit_lines(culprit: Culprit) -> Iterator[str]:
     size, pins, verb = format_bytes(culprit.size), format_bytes(culprit.pins), "pins" if culprit.blocks == 1 else "pin"
     yield f"  {where(culprit.stack)} keeps {_counted(culprit.blocks)} ({size}) that {verb} {pins}"
     if culprit.allocatable is not None:
-        yield f"    without this pinning, the largest request could be {format_bytes(culprit.allocatable)} larger"
+        yield f"    in separate segments: the largest request could be {format_bytes(culprit.allocatable)} larger"
     elif culprit.unpinned is not None:
-        yield f"    without this pinning, torch could return {format_bytes(culprit.unpinned)} more to the driver"
+        yield f"    in separate segments: torch could return {format_bytes(culprit.unpinned)} more to the driver"
 
 
 def _counted(blocks: int) -> str:

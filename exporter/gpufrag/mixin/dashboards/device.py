@@ -60,8 +60,8 @@ def _devices(s: Selection) -> Row:
             ),
             stacked(
                 Face("Device memory by holder",
-                    "Sum over the selected devices. Where the driver does not show processes, the memory of other "
-                    "processes counts as held by those with gpufrag.",
+                    "Sum over the selected devices. Where the driver does not show processes, \"processes with "
+                    "gpufrag\" includes the others.",
                     "bytes", 12),
                 held,
             ),

@@ -34,7 +34,8 @@ def _overview(s: Selection) -> Row:
         [
             number(Face("Jobs", "Training jobs with at least one living rank.", "short", 3, 4), Query(jobs)),
             number(
-                Face("Ranks", "Living processes with an agent. Fewer than expected: some exited.", "short", 3, 4),
+                Face("Ranks", "Living processes with an agent. If they are fewer than you started, some exited.",
+                    "short", 3, 4),
                 Query(f"sum({s.rule(recording.JOB_RANKS)})"),
             ),
             number(
@@ -202,7 +203,7 @@ def _health(s: Selection) -> Row:
             ),
             lines(
                 Face("Age of the oldest sample by job",
-                    "An agent writes one sample per second. If a sample ages, its process hangs or was killed.",
+                    "An agent writes one sample per second. If the age grows, the process hangs.",
                     "s", 8, runbook=config.runbook(AlertName.SAMPLE_STALE)),
                 Query(f"max by ({by}) (time() - {s.series(names.SAMPLE_TIMESTAMP)})", s.job),
                 thresholds=[limits.stale],

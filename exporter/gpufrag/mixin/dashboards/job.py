@@ -161,8 +161,9 @@ def _steps(s: Selection) -> Row:
                 Face("Smallest limit by allocator setting",
                     "The smallest memory limit that the last analysed step of the worst rank needs: as it ran, and "
                     "simulated under other settings of PYTORCH_CUDA_ALLOC_CONF. A setting with a shorter bar saves "
-                    "memory. anchor:SIZE is `gpufrag run --anchor SIZE`, for the ranks that need least with this size. "
-                    "Compare \"recorded, empty_cache\" with \"as it ran\", and the others with \"recorded, packed\".",
+                    "memory. anchor:SIZE is `gpufrag run --anchor SIZE`; each rank has only the best size. Compare "
+                    "\"recorded, empty_cache\" with \"as it ran\", and the others with \"recorded, packed\": the "
+                    "recorded setting, also without gaps between older blocks.",
                     "bytes", 8, runbook=config.runbook(AlertName.MARGIN_LOW)),
                 Query(f"max({s.series(names.STEP_SMALLEST_LIMIT)})", "as it ran"),
                 Query(

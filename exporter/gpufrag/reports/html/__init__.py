@@ -181,7 +181,7 @@ CULPRIT_COLUMNS = (
     Column("blocks", "number"),
     Column("size", "number"),
     Column("pins", "number"),
-    Column("gain elsewhere", "number"),
+    Column("gain in separate segments", "number"),
 )
 
 

@@ -142,7 +142,7 @@ RANK_COLUMNS = (
     Column("largest allocatable", "number"),
     Column("stranded", "number"),
     Column("reserved / limit", "number"),
-    Column("agent cost", "number"),
+    Column("agent overhead", "number"),
 )
 
 
@@ -370,7 +370,7 @@ def no_ooms_text(fleet: Fleet) -> str:
         return "No recent out-of-memory errors."
     return (
         f"No recent reports. The allocators counted {sum(count for _, count in counts)} out-of-memory errors since the "
-        f"processes started ({', '.join(counted[:MAX_LISTED])}), but these reports were deleted or not written."
+        f"processes started ({', '.join(counted[:MAX_LISTED])}), but their reports were deleted or not written."
     )
 
 
