@@ -23,7 +23,7 @@ def test_arguments_override_the_environment() -> None:
         *(({}, {"budget": v}, "share of wall time") for v in (0.0, -0.1, 1.5, float("nan"), 1e-300)),
         *(
             ({"GPUFRAG_ANCHOR": v}, {}, "(?i)anchor must be")
-            for v in ("0", "95%", "2", "2.5", "-1%", "much", "nan", "nan%", "%", "20G")
+            for v in ("0", "0GiB", "95%", "2", "2.5", "-1%", "much", "nan", "nan%", "%", "20G")
         ),
         *(({"GPUFRAG_LEAK_THRESHOLD": v}, {}, "(?i)leak.threshold") for v in ("0", "much", "-1MB", "5M")),
     ],

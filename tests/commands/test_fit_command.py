@@ -29,6 +29,12 @@ def test_anchor_is_named_as_its_option(cli) -> None:
     assert f"torch's defaults, --anchor {size} " in cli.text("fit", TRACE, "--card", "80GiB")
 
 
+def test_setting_is_named_only_if_it_saves_2_percent(cli) -> None:
+    assert "needs only" not in cli.text("fit", TRACE, "--card", "2GiB")  # 1.96 instead of 1.98 GiB
+    capped = TESTS / "golden" / "train-cap4.json.gz"
+    assert "needs only 2.45 GiB with " in cli.text("fit", capped, "--card", "80GiB")
+
+
 def test_late_trace_compares_settings_from_packed_heaps(cli, tmp_path) -> None:
     raw = json.loads(gzip.decompress(TRACE.read_bytes()))
     late = tmp_path / "late.json"

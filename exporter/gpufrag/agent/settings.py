@@ -51,7 +51,8 @@ class AgentSettings:
             )
         if self.leak_threshold <= 0:
             raise UsageError(f"leak threshold must be above 0 bytes per step, such as 1MB (got {self.leak_threshold})")
-        if isinstance(self.anchor, float) and not 0 < self.anchor <= LARGEST_ANCHOR:
+        most = LARGEST_ANCHOR if isinstance(self.anchor, float) else float("inf")
+        if self.anchor is not None and not 0 < self.anchor <= most:
             raise UsageError(
                 f"anchor must be above 0 and at most {LARGEST_ANCHOR:.0%} of a device (got {self.anchor:.0%})"
             )

@@ -113,7 +113,7 @@ def _lines(recording: Recording, fits: Sequence[Fit], cards: Sequence[Card]) -> 
     needed = _size(recorded.smallest_limit)
     yield emphasis(f"{recording.name}: device {recording.device}: needs {needed} with its own settings")
     best = min((one for one in fits if one.packed), key=lambda one: (one.smallest_limit is None, one.smallest_limit))
-    if best is not packed and best.smallest_limit is not None:
+    if best.smallest_limit is not None and _is_worthwhile(best.smallest_limit, packed.smallest_limit):
         instead = "" if recorded.packed else f", compared with {_size(packed.smallest_limit)} (recorded, packed)"
         yield f"needs only {_size(best.smallest_limit)} with {_name(best)}{instead}"
     yield ""
@@ -134,6 +134,13 @@ def _lines(recording: Recording, fits: Sequence[Fit], cards: Sequence[Card]) -> 
         yield "compare it with (recorded). Each call of empty_cache costs time, because it waits for the GPU."
     if any(one.start.anchor for one in fits):
         yield "--anchor is an option of gpufrag run. No other process can use the memory of the anchor."
+
+
+def _is_worthwhile(limit: int, own: int | None) -> bool:
+    """Return whether a limit is worth a change of the settings, by the rule of `gpufrag whatif`."""
+    from ..model.trace.comparison import saves_enough
+
+    return own is None or saves_enough(limit, own)
 
 
 def _name(one: Fit) -> str:
