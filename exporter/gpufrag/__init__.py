@@ -35,7 +35,9 @@ def start(
     budget: float | None = None,
     folder: str | os.PathLike[str] | None = None,
 ) -> None:
-    """Watch this process's GPU memory from its first use of a GPU. A second call does nothing.
+    """Watch this process's GPU memory from its first use of a GPU.
+
+    If the agent already runs, only `port` has an effect.
 
     port: serve /metrics from this process, on `host` at this port plus the local rank. None: the sidecar serves the
         metrics.
@@ -74,13 +76,15 @@ def on_checkpoint(save: Save) -> Save:
 
         @gpufrag.on_checkpoint
         def save(request):
+            if rank != 0:
+                return None  # if the model is sharded, every rank must save
             path = f"checkpoints/{request.step}.pt"
             torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)
             return path
 
-    `save` runs in that thread between two steps, after the step that all ranks agreed on (`request.step`), so it may
-    use collectives. It returns the path it saved to, or None. If it raises, the requester gets the error and training
-    continues. A second call replaces the function. docs/checkpoint.md has the contract.
+    `save` runs in that thread of every rank, between two steps, after the step that all ranks agreed on
+    (`request.step`), so it may use collectives. It returns the path it saved to, or None. If it raises, the requester
+    gets the error and training continues. A second call replaces the function. docs/checkpoint.md has the contract.
     """
     from . import agent
 
@@ -110,8 +114,8 @@ def checkpoint_on_signal(*signals: int, timeout: float = 600.0) -> None:
 
     Call it in the main thread, together with `on_checkpoint`. All ranks of a host get the signal and agree on a step.
     If nothing can be saved within `timeout` seconds, the signal has its previous effect. Ranks on several hosts cannot
-    agree this way; the restarter coordinates them. Raises UsageError outside the main thread, or if a
-    signal cannot be handled.
+    agree this way: in Kubernetes, use the restarter. Raises UsageError outside the main thread, or if a signal cannot
+    be handled.
     """
     import signal
 

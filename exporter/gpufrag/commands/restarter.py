@@ -14,7 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from ..config import reference
     from ..restarter.settings import FLAGS, RestarterConfig
 
-    option(parser, "--config", "FILE", "config file; it must set auth.bearer_file", Path)
+    option(parser, "--config", "FILE", "config file; it must set auth.bearer_file or web.config_file", Path)
     parser.add_argument("--check", action="store_true", help="check the config and exit")
     option(parser, "--kubeconfig", "FILE", "kubeconfig file to use outside a pod (default: $KUBECONFIG)", Path)
     option(parser, "--context", "NAME", "context of the kubeconfig (default: its current context)")

@@ -128,7 +128,10 @@ class AnalysisSettings:
 
     enabled: Annotated[
         bool,
-        about("Find the memory that recorded steps need. If off, the metrics for it are absent.", "--analysis"),
+        about(
+            "Compute how much memory recorded steps need. If off, the metrics of recorded steps are absent.",
+            "--analysis",
+        ),
     ] = True
     cpu_share: Annotated[float, between(0.0001, 1.0, "Maximum share of one core, for each rank.")] = 0.02
     timeout: Annotated[

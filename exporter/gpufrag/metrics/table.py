@@ -208,12 +208,13 @@ STEPS: tuple[Metric[Any], ...] = (
         "Smallest memory limit under which every request of the last analysed step succeeds. This is the memory that "
         "the job really needs, including fragmentation."),
     Metric(names.STEP_MARGIN, GAUGE, STEP, _margin,
-        "limit - smallest limit of the last analysed step. At 0, the next such step fails."),
+        "limit - smallest limit of the last analysed step. At 0, a slightly larger step fails."),
     Metric(names.WHATIF_SMALLEST_LIMIT, GAUGE, STEP,
         lambda step: {name: limit for name, limit in step.smallest_limits.items() if name != RECORDED},
-        "Smallest limit of the last analysed step by allocator setting. setting=\"recorded, packed\" is the job's "
-        "own setting. Compare these limits only with each other: they assume no gaps between older blocks. "
-        "Exception: compare setting=\"recorded, empty_cache\" with gpufrag_step_smallest_limit_bytes.",
+        "Smallest limit of the last analysed step by allocator setting, if the blocks from before the step had no "
+        "gaps between them. setting=\"recorded, packed\" is the job's own setting. Compare these limits only with each "
+        "other. Exception: setting=\"recorded, empty_cache\" keeps the gaps; compare it with "
+        "gpufrag_step_smallest_limit_bytes.",
         adds=(Label.SETTING,), detail=True),
     Metric(names.STEP_LARGEST_REQUEST, GAUGE, STEP, lambda step: step.largest_request or None,
         "Largest request of the last analysed step.", detail=True),

@@ -136,14 +136,13 @@ class Timing:
         seconds(
             MILLISECOND,
             YEAR,
-            "`for` of the restart alert; some alerts use two or three times as long. Choose more than a job needs to "
-            "start.",
+            "`for` of most alerts; some use two or three times as long. Choose more than a job needs to start.",
         ),
     ] = 300.0
     keep_firing: Annotated[
         float,
         seconds(
-            MILLISECOND, YEAR, "`keep_firing_for` of the restart alert, so that a gap in the data does not end it."
+            MILLISECOND, YEAR, "`keep_firing_for` of GpuMemoryFragmented, so that a gap in the data does not end it."
         ),
     ] = 300.0
     margin_history: Annotated[
@@ -194,9 +193,9 @@ class Config:
             " Without `{name}`, alerts link to ADDRESS/NAME. If empty, they link to the sidecar's /runbooks/NAME."
         ),
     ] = ""
-    off: Annotated[tuple[str, ...], about("Alerts to leave out. The default fires on healthy jobs too.")] = (
-        AlertName.CACHE_FRAGMENTED,
-    )
+    off: Annotated[
+        tuple[str, ...], about("Alerts to leave out. GpuMemoryCacheFragmented also fires on healthy jobs.")
+    ] = (AlertName.CACHE_FRAGMENTED,)
 
     def __post_init__(self) -> None:
         for where in ("selector", "target_selector"):

@@ -57,7 +57,7 @@ REFUSED_ALERTS = Row(
 ACTIONS = Row(
     "gpufrag_restarter_actions_total",
     COUNTER,
-    "Completed restarts by kind of job and result (restarted, defragmented, dry-run, or what went wrong).",
+    "Attempted restarts that ended, by kind of job and result (restarted, defragmented, dry-run, or what went wrong).",
     ("kind", "result"),
 )
 ENOUGH, NOT_ENOUGH, STILL_FIRING = "enough", "not-enough", "still-firing"

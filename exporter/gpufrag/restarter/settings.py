@@ -36,7 +36,11 @@ class AuthSettings:
     """Who may send alerts, read decisions and close the circuit breaker, in addition to users in `web.config_file`."""
 
     bearer_file: Annotated[
-        Path | None, about("File with bearer tokens, one per line. The restarter reads it again for each request.")
+        Path | None,
+        about(
+            "File with bearer tokens, one per line. The restarter reads it again for each request. Required unless "
+            "`web.config_file` requires passwords or client certificates."
+        ),
     ] = None
 
 

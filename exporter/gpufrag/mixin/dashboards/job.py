@@ -153,7 +153,7 @@ def _steps(s: Selection) -> Row:
             lines(
                 Face("Margin by rank",
                     "Memory limit minus the smallest limit under which the last analysed step succeeds, fragmentation "
-                    "included. At 0, the next step like it runs out of memory.",
+                    "included. At 0, a slightly larger step runs out of memory.",
                     "bytes", 8, runbook=config.runbook(AlertName.MARGIN_LOW)),
                 Query(f"min {BY_RANK} ({s.series(names.STEP_MARGIN)})", RANK_NAME),
             ),
