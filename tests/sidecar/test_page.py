@@ -218,6 +218,7 @@ def test_margin_is_unknown_or_negative(changes: dict[str, object], margin: str) 
             "memory",
         ),
         ({"a": 98 << 20}, "–"),
+        ({"recorded": 0, "recorded, packed": 0, "recorded, empty_cache": 0, "a": 0}, "keep the setting"),
     ],
 )
 def test_setting_is_advised_if_it_saves_enough(limits: dict[str, int], advice: str) -> None:

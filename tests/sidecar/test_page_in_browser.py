@@ -13,9 +13,12 @@ from typing import Any
 import pytest
 
 from browser import BROWSER, Browser
-from fake_agents import FakeAgent
+from fake_agents import FakeAgent, process_sample
 from gpufrag.config.sidecar import ControlSettings
+from gpufrag.metrics.view import Fleet, RankView, StepView
 from gpufrag.sidecar import page
+from gpufrag.sidecar.history import History
+from gpufrag.sidecar.page import Surroundings
 from gpufrag.sidecar.server import Sidecar
 from gpufrag.wire.recording import decode, encode
 from recorded_steps import recorded_step
@@ -120,3 +123,17 @@ def test_map_of_the_latest_recording_is_on_the_page(
         browser.screenshot(tmp_path / f"map-{width}.png")
         assert browser.problems == []
         assert all(url.startswith(one.url()) for url in browser.requests)
+
+
+@pytest.mark.parametrize("width", [1200, 390])
+def test_advice_about_an_anchor_wraps(tmp_path: Path, width: int) -> None:
+    limits = {"recorded": 40 << 30, "recorded, packed": 40 << 30, "anchor:20GiB": 30 << 30}
+    step = StepView(0, 0.0, 1.0, 20 << 30, 1 << 30, 8000, 90 << 30, 50 << 30, limits)
+    fleet = Fleet(0.0, (RankView(process_sample(), steps=(step,)),))
+    file = tmp_path / "page.html"
+    file.write_bytes(page.render(fleet, Surroundings(tmp_path, History(), ())))
+    cell = "[...document.querySelectorAll('td')].find(e => e.innerText.includes('no other process can use'))"
+    with Browser(tmp_path / "profile") as browser:
+        browser.resize(width, 900)
+        browser.open(file.as_uri())
+        assert browser.run(f"{cell}.getBoundingClientRect().right") <= width

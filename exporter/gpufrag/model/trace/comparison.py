@@ -131,7 +131,7 @@ def advise(candidates: Sequence[Candidate]) -> Advice:
 
 def saves_enough(needs: int, needed: int) -> bool:
     """Return whether a limit is worth a change from the recorded setting, which needs `needed`."""
-    return needed - needs >= WORTHWHILE * needed
+    return needed - needs >= max(1, WORTHWHILE * needed)
 
 
 def best_of(candidates: Sequence[Candidate]) -> Candidate:

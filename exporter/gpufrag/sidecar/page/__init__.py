@@ -286,7 +286,7 @@ STEP_COLUMNS = (
     Column("limit", "number"),
     Column("margin", "number"),
     Column("smallest limit"),
-    Column("advice"),
+    Column("advice", "text"),
     Column("heap"),
 )
 
