@@ -36,6 +36,9 @@ def test_host_without_folder_fails_and_runs_all_tables(cli, tmp_path):
         (["--prometheus", "http://me:secret@x:9090"], 2, "--prometheus contains a user or a password"),
         (["--prometheus", "http://x:9090", "--bearer-file", "/none/such"], 1, "/none/such: No such file"),
         (["--sidecar", "https://x:9836", "--ca-file", "/none/such"], 1, "/none/such"),
+        (["--namespace", "ml"], 2, "--namespace requires --kubernetes"),
+        (["--host", "--restarter", "r"], 2, "--restarter requires --kubernetes"),
+        (["--bearer-file", "token"], 2, "--bearer-file requires --prometheus"),
         (["--manifests", "/none/such"], 1, "cannot read /none/such: No such file"),
     ],
 )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import html
 import json
 from pathlib import Path
 
 import pytest
 
 from gpufrag.model.fragmentation import measure
+from gpufrag.reports.explain import Tried
+from gpufrag.units import format_bytes
 from gpufrag.wire.oom_report import Frame, OomReport, encode
 from gpufrag.wire.sample import Identity
 from helpers import SNAPSHOTS, TESTS, golden_case_named
@@ -18,11 +21,80 @@ CASE = TESTS / "golden" / "churn-default.json.gz"
 
 def test_explain_text_has_verdict_culprit_and_advice(cli, save) -> None:
     lines = cli.text("explain", save(run(growing_cache)), "--no-whatif").splitlines()
-    assert lines[0].startswith("device 0 of ")
-    assert lines[1].split(":")[0] in ("fine", "tune", "act")
-    assert lines[2].startswith("pinned between live blocks: ")
-    assert "  /job/train.py:20 in step keeps " in "\n".join(lines[:6])
+    assert lines[0].split(":")[0] in ("fine", "tune", "act")
+    assert lines[1] == "no setting tested: --no-whatif was given"
+    assert lines[2].startswith("device 0 of ")
+    assert lines[3].startswith("pinned between live blocks: ")
+    assert "  /job/train.py:20 in step keeps " in "\n".join(lines[:7])
     assert any(line.startswith("  1. ") for line in lines)
+
+
+def test_explain_second_line_is_the_best_setting(cli, save) -> None:
+    path = save(run(dynamic_shapes))
+    best = min(cli.device("explain", path)["settings"], key=lambda each: each["peak"])
+    line = cli.text("explain", path).splitlines()[1]
+    peak, less = format_bytes(best["peak"]), format_bytes(best["saves"])
+    assert line == f"{best['conf']} would lower the peak to {peak} ({less} less)"
+
+
+def test_explain_trace_without_its_beginning_gives_both_peaks(cli) -> None:
+    line = cli.text("explain", SNAPSHOTS / "train-varlen.pickle.gz").splitlines()[1]
+    assert line.endswith("14.6 GiB (recorded setting: 16.3 GiB, if the trace starts without gaps)")
+
+
+def test_explain_says_why_no_setting_was_tested(cli, save, monkeypatch) -> None:
+    path = save(run(healthy))
+    assert cli.text("explain", path).splitlines()[1] == "no tested setting would lower the peak by 2% or more"
+    monkeypatch.setattr("gpufrag.commands.explain.MOST_EVENTS", 3)
+    assert "no setting tested: the trace has more than 3 events" in cli.text("explain", path).splitlines()[1]
+    without_trace = cli.text("explain", SNAPSHOTS / "default-1.pickle.gz").splitlines()
+    assert without_trace[1] == "no setting tested: there is no usable trace"
+
+
+def test_setting_helps_if_fewer_requests_fail_or_the_peak_falls_enough() -> None:
+    assert Tried("", 98, 2, 0, 0).helps
+    assert not Tried("", 99, 1, 0, 0).helps
+    assert not Tried("", 0, 0, 0, 0).helps
+    assert Tried("", 120, -20, 3, 1).helps
+    assert not Tried("", 50, 50, 3, 3).helps
+
+
+def test_explain_begins_with_the_worst_device(cli, save) -> None:
+    first, second = run(healthy), run(dynamic_shapes)
+    for segment in second["segments"]:
+        segment["device"] = 1
+        segment["address"] += 1 << 50
+        for block in segment["blocks"]:
+            block["address"] += 1 << 50
+    for entry in second["device_traces"][0]:
+        entry["addr"] += 1 << 50
+    first["segments"] += second["segments"]
+    first["device_traces"] += second["device_traces"]
+    path = save(first)
+    worse, better = cli.text("explain", path).split("\n\ndevice 0", 1)[0].splitlines(), "fine: device 0: "
+    assert worse[0].startswith(("tune: device 1: ", "act: device 1: "))
+    assert "would lower the peak" in worse[1]
+    assert any(line.startswith(better) for line in worse)
+    cli.text("explain", path, "--html", path.with_name("report.html"))
+    page = path.with_name("report.html").read_text(encoding="utf-8")
+    assert page.index("<h2>Device 1") < page.index("<h2>Device 0")
+    assert f"<p>{html.escape(worse[1])}</p>" in page
+
+
+def test_explain_memory_without_python_stacks_says_how_to_see_more(cli, save) -> None:
+    def recorded(frames: list[dict[str, object]]) -> str:
+        snapshot = run(growing_cache)
+        for each in (*(block for s in snapshot["segments"] for block in s["blocks"]), *snapshot["device_traces"][0]):
+            if any(frame["line"] == 20 for frame in each.get("frames", ())):
+                each["frames"] = frames
+        return cli.text("explain", save(snapshot), "--no-whatif")
+
+    engine = {"filename": "libtorch_cpu.so", "line": 1, "name": "torch::autograd::Engine::evaluate_function(int)"}
+    assert 'record with stacks="all"' in recorded([])
+    text = recorded([engine])
+    assert "autograd:Engine in backward keeps " in text
+    assert 'stacks="all"' not in text
+    assert "the blocks of autograd" not in text
 
 
 def test_explain_names_the_growing_cache_first(cli, save) -> None:
@@ -69,7 +141,7 @@ def test_explain_gain_of_free_memory_is_not_in_use(cli) -> None:
 def test_explain_healthy_program_is_fine(cli, save) -> None:
     path = save(run(healthy))
     text = cli.text("explain", path)
-    assert text.splitlines()[1].startswith("fine: ")
+    assert text.startswith("fine: ")
     assert "No findings." in text
     assert "culprits" not in text
 

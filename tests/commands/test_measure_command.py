@@ -72,6 +72,11 @@ def test_figure_for_several_devices_is_refused(cli, two_devices, flag):
     assert (code, "has devices 0, 1; choose with --device" in error) == (2, True)
 
 
+def test_limit_of_zero_is_refused(cli):
+    code, error = cli.refusal("measure", CASE, "--limit", "0")
+    assert (code, "a memory limit must be above 0, such as 40GiB (got 0)" in error) == (2, True)
+
+
 def test_missing_settings_are_noted(cli, save):
     path = save(load(TORCH)["segments"])
     assert cli.json("measure", path)["settings_known"] is False

@@ -39,6 +39,12 @@ def test_bad_call_is_one_line(cli, tmp_path, flags, code, text):
     assert (found, text in error) == (code, True), error
 
 
+def test_file_as_folder_is_refused(cli, tmp_path):
+    (tmp_path / "file").write_text("")
+    code, error = cli.refusal(*build(tmp_path / "file"))
+    assert (code, "file is not a folder; choose another folder with --out" in error) == (1, True)
+
+
 def test_dashboards_are_next_to_the_rules(cli, tmp_path):
     pytest.importorskip("grafana_foundation_sdk")
     cli.text("mixin", "build", "--out", tmp_path)

@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from gpufrag.cli import main
 from gpufrag.model.fragmentation import measure
 from gpufrag.wire.oom_report import Frame, OomReport, Point
 from gpufrag.wire.sample import DriverReading, Identity, Snapshot
-from helpers import TESTS, golden_case_named
+from helpers import SNAPSHOTS, TESTS, golden_case_named
 
 GIB = 1 << 30
 LOG = TESTS / "oom_log" / "fixtures" / "torch-ranks.log"
@@ -196,6 +197,24 @@ def test_explain_log_without_errors_is_empty(cli, tmp_path: Path) -> None:
     (tmp_path / "log").write_text("all is well\n")
     assert cli.json("oom", "explain", tmp_path / "log") == []
     assert "No out-of-memory errors" in cli.text("oom", "explain", tmp_path / "log")
+
+
+@pytest.mark.parametrize(
+    ("file", "what"),
+    [
+        (SNAPSHOTS / "default-1.pickle.gz", "is a memory snapshot, not a log; use `gpufrag explain "),
+        (sys.executable, "is a binary file, not a log"),
+    ],
+    ids=["snapshot", "binary"],
+)
+def test_explain_refuses_what_is_no_log(cli, file: object, what: str) -> None:
+    code, error = cli.refusal("oom", "explain", file)
+    assert (code, what in error) == (1, True), error
+
+
+def test_explain_names_mpirun_ranks(cli) -> None:
+    text = cli.text("oom", "explain", LOG.with_name("rank-marks-mpirun-timestamp.log"))
+    assert "(line 2, rank 1, GPU 0, torch)" in text
 
 
 def test_explain_text_has_verdict_and_advice(cli) -> None:

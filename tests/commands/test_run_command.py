@@ -120,7 +120,11 @@ def test_signals_reach_the_command(number: signal.Signals) -> None:
         (["--bogus", "--", "true"], 2, "--bogus"),
         (["--interval", "0", "--", "true"], 2, "interval must be 0.001 to"),
         (["--interval", "soon", "--", "true"], 2, "soon"),
-        (["--budget", "2", "--", "true"], 2, "budget must be a share"),
+        (
+            ["--budget", "2", "--", "true"],
+            2,
+            "budget must be a share of wall time from 0.000000001 to 1, such as 0.001 (got 2)",
+        ),
         (["--anchor", "120%", "--", "true"], 2, "anchor must be above 0"),
         (["--anchor", "much", "--", "true"], 2, "--anchor must be a share of the device or a size"),
         (["--leak-threshold", "much", "--", "true"], 2, "--leak-threshold: 'much' is not a size"),

@@ -114,7 +114,7 @@ def test_smallest_limit_as_recorded_starts_from_the_recorded_heap(cli) -> None:
 
 
 def test_equal_settings_give_no_advice(cli) -> None:
-    text = cli.text("whatif", KV, "--limit", "0")
+    text = cli.text("whatif", KV, "--limit", "1MiB")
     assert "keep the recorded setting" in text
     assert "requests fail under every tested setting" in text
     assert "PYTORCH_CUDA_ALLOC_CONF" not in text

@@ -33,6 +33,22 @@ def test_call_site_has_the_innermost_frames_outside_torch() -> None:
     assert call_sites.read(heap(stack, stack)) == {0: {("train.py:7 step", "main.py:9 step"): Held(1024, 2)}}
 
 
+def test_backward_pass_is_named_by_its_innermost_operator() -> None:
+    """As torch 2.15 records it with stacks="all"."""
+    names = [
+        "at::_ops::mm::call(at::Tensor const&, at::Tensor const&)", "??",
+        "torch::autograd::generated::AddmmBackward0::apply(std::vector<at::Tensor, std::allocator<at::Tensor> >&&)",
+        "torch::autograd::Engine::evaluate_function(std::shared_ptr<torch::autograd::GraphTask>&)",
+        "torch::autograd::Engine::thread_main(std::shared_ptr<torch::autograd::GraphTask> const&)",
+    ]  # fmt: skip
+    stack = [frame("/torch/lib/libtorch_cpu.so", 1, name) for name in names]
+    assert call_site(stack) == ("autograd:AddmmBackward0 backward",)
+    assert call_site(stack[3:]) == ("autograd:Engine backward",)
+    assert call_site(stack[:2]) == ()
+    assert call_site([*stack, frame("train.py", 7)]) == ("train.py:7 step",)
+    assert call_site([*stack, frame(TORCH)]) == ()
+
+
 def test_notebook_cell_is_a_call_site() -> None:
     assert call_sites.read(heap([frame("<ipython-input-3>", 2, "<module>")])) == {
         0: {("<ipython-input-3>:2 <module>",): Held(512, 1)}

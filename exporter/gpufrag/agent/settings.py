@@ -44,10 +44,12 @@ class AgentSettings:
 
     def __post_init__(self) -> None:
         if not SHORTEST <= self.interval <= LONGEST:
-            raise UsageError(f"interval must be {SHORTEST:g} to {LONGEST:g} seconds, such as 10 (got {self.interval})")
+            raise UsageError(
+                f"interval must be {SHORTEST:g} to {LONGEST:g} seconds, such as 10 (got {self.interval:g})"
+            )
         if not SMALLEST <= self.budget <= 1:
             raise UsageError(
-                f"budget must be a share of wall time from {SMALLEST:g} to 1, such as 0.001 (got {self.budget})"
+                f"budget must be a share of wall time from {SMALLEST:.9f} to 1, such as 0.001 (got {self.budget:g})"
             )
         if self.leak_threshold <= 0:
             raise UsageError(f"leak threshold must be above 0 bytes per step, such as 1MB (got {self.leak_threshold})")

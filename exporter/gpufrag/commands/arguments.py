@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import BadInput, UsageError
-from ..units import format_bytes
+from ..units import format_bytes, parse_memory
 
 FOLDER_HELP = (
     "the agents' folder (default: $GPUFRAG_DIR, else /run/gpufrag if it exists, else gpufrag-UID in the temporary "
@@ -35,6 +35,13 @@ def folder_name(text: str) -> Path:
     if not text:
         raise UsageError("DIR is empty; write . for the working folder")
     return Path(text)
+
+
+def memory_limit(text: str) -> int:
+    """Parse the memory limit of a process to bytes. Raises UsageError, also for 0."""
+    if size := parse_memory(text):
+        return size
+    raise UsageError(f"a memory limit must be above 0, such as 40GiB (got {text.strip()})")
 
 
 def refuse_more_free_than_there_is(free: int | None, size: int | None) -> None:

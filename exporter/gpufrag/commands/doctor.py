@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..errors import UsageError
 from ..wire.codec import dumps
 from .arguments import folder_name, option
 
@@ -28,9 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     cluster = parser.add_argument_group("a Kubernetes cluster")
     cluster.add_argument("--kubernetes", action="store_true", help="check a cluster")
     option(cluster, "--namespace", "NAME", "namespace of the jobs (default: this pod's own)")
-    option(cluster, "--release-namespace", "NAME", "namespace of the restarter (default: gpufrag)", default="gpufrag")
+    option(cluster, "--release-namespace", "NAME", "namespace of the restarter (default: gpufrag)")
     text = "name of the restarter's Deployment (default: gpufrag-restarter)"
-    option(cluster, "--restarter", "NAME", text, default="gpufrag-restarter")
+    option(cluster, "--restarter", "NAME", text)
     option(cluster, "--kubeconfig", "FILE", "kubeconfig file (default: $KUBECONFIG)", Path)
     option(cluster, "--context", "NAME", "context of the kubeconfig (default: its current context)")
     other = parser.add_argument_group("Prometheus and manifests")
@@ -46,6 +47,7 @@ def run(options: argparse.Namespace) -> int:
     from ..doctor.checks import failed
     from ..reports.terminal import bold
 
+    _refuse_flags_without_effect(options)
     outcomes: list[Outcome] = []
     emphasis = bold(sys.stdout)
     for outcome in _outcomes(options):
@@ -55,6 +57,14 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print(dumps([outcome.as_record() for outcome in outcomes], 2))
     return 1 if failed(outcomes) else 0
+
+
+def _refuse_flags_without_effect(options: argparse.Namespace) -> None:
+    for flag in ("namespace", "release_namespace", "restarter", "kubeconfig", "context"):
+        if getattr(options, flag) is not None and not options.kubernetes:
+            raise UsageError(f"--{flag.replace('_', '-')} requires --kubernetes")
+    if options.bearer_file is not None and not options.prometheus:
+        raise UsageError("--bearer-file requires --prometheus")
 
 
 def _outcomes(options: argparse.Namespace) -> Iterator[Outcome]:
@@ -111,7 +121,9 @@ def _cluster(options: argparse.Namespace) -> Iterator[Outcome]:
     connected = kubernetes.connect(options.kubeconfig, options.context)
     namespace = options.namespace or own_namespace()
     try:
-        place = cluster.Place(connected, namespace, time.time(), options.release_namespace, options.restarter)
+        release = options.release_namespace or "gpufrag"
+        restarter = options.restarter or "gpufrag-restarter"
+        place = cluster.Place(connected, namespace, time.time(), release, restarter)
         yield from examine("cluster", cluster.CHECKS, place)
     finally:
         connected.close()

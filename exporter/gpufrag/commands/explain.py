@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import BadInput, Unavailable, UsageError, one_line
 from ..units import argument, format_bytes, parse_memory, whole
-from .arguments import refuse_more_free_than_there_is
+from .arguments import memory_limit, refuse_more_free_than_there_is
 
 if TYPE_CHECKING:
-    from ..reports.explain import Explained
+    from ..model.trace.whatif import Outcome
+    from ..reports.explain import Explained, Tried
 
 CANDIDATES = ("expandable_segments:True", "max_split_size_mb:128", "roundup_power2_divisions:4")
 FILES = {
@@ -28,6 +29,10 @@ MOST_EVENTS = 200_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        f"{parser.description}. The output begins with a verdict: fine (no change needed), tune (a setting or a change "
+        "of the code can save memory) or act (much memory is lost, or the next request can fail)."
+    )
     parser.add_argument(
         "file",
         metavar="FILE",
@@ -52,7 +57,10 @@ def add_device_arguments(parser: argparse.ArgumentParser) -> None:
         help="size of the device; the second value of torch.cuda.mem_get_info()",
     )
     parser.add_argument(
-        "--limit", metavar="SIZE", type=size, help="memory limit of the process (default: the device's size)"
+        "--limit",
+        metavar="SIZE",
+        type=argument(memory_limit),
+        help="memory limit of the process (default: the device's size)",
     )
     parser.add_argument(
         "--other", metavar="SIZE", type=size, help="memory of other processes on the device (nvidia-smi)"
@@ -81,7 +89,8 @@ def run(options: argparse.Namespace) -> int:
         print(dumps({"file": name, "devices": [report.as_record(each) for each in explained]}, 2))
     else:
         bold = terminal.bold(sys.stdout)
-        texts = [report.as_text(each, name, bold) for each in explained]
+        several = len(explained) > 1
+        texts = [report.as_text(each, name, bold, several) for each in report.worst_first(explained)]
         print("\n\n".join(texts) or f"{name}: no memory is reserved, so there is nothing to explain.")
     return 0
 
@@ -177,12 +186,14 @@ def _explain_oom(raw: Mapping[str, Any], options: argparse.Namespace) -> int:
 def _with_settings(explained: Explained, options: argparse.Namespace) -> Explained:
     """Replay the trace under other settings, unless it is too long."""
     events, end = explained.events, explained.end
-    if options.no_whatif or not events or len(events) > MOST_EVENTS:
-        return explained
+    if options.no_whatif or not events:
+        return replace(explained, untried="--no-whatif was given")
+    if len(events) > MOST_EVENTS:
+        why = f"the trace has more than {MOST_EVENTS:,} events; `gpufrag whatif` replays longer ones"
+        return replace(explained, untried=why)
     from ..model.anchor import anchor_name
     from ..model.settings import parse_conf
     from ..model.trace.whatif import PACKED, Start, play, possible_anchors, read_run
-    from ..reports.explain import Tried
     from ..reports.terminal import Progress
 
     profile = explained.profile
@@ -191,8 +202,8 @@ def _with_settings(explained: Explained, options: argparse.Namespace) -> Explain
         driver = replace(driver, free=driver.free + profile.worst.reserved)
     try:
         replayed = read_run(list(events), end, driver, driver.limit)
-    except BadInput:  # a trace with gaps can be profiled, but not replayed
-        return explained
+    except BadInput as error:  # a trace with gaps can be profiled, but not replayed
+        return replace(explained, untried=str(error))
     tried, anchored = [], []
     with Progress(sys.stderr) as progress:
         progress.start("recorded setting")
@@ -203,13 +214,19 @@ def _with_settings(explained: Explained, options: argparse.Namespace) -> Explain
                 continue
             progress.start(conf)
             after = play(replayed, settings, driver.limit, progress.show, PACKED)
-            tried.append(Tried(conf, before.peak_reserved - after.peak_reserved, before.failed, after.failed))
+            tried.append(_tried(conf, before, after))
         defaults = parse_conf("", end.settings.torch)
         for size in possible_anchors(replayed, defaults):
             progress.start(anchor_name(size))
             after = play(replayed, defaults, driver.limit, progress.show, Start(anchor=size))
-            saves = before.peak_reserved - after.peak_reserved
-            anchored.append(Tried("", saves, before.failed, after.failed, size))
+            anchored.append(_tried("", before, after, size))
     if anchored:
-        tried.append(min(anchored, key=lambda one: (one.failed, -one.saves)))
+        tried.append(min(anchored, key=lambda one: (one.failed, one.peak)))
     return replace(explained, tried=tried)
+
+
+def _tried(conf: str, before: Outcome, after: Outcome, anchor: int = 0) -> Tried:
+    from ..reports.explain import Tried
+
+    saves = before.peak_reserved - after.peak_reserved
+    return Tried(conf, after.peak_reserved, saves, before.ooms, after.ooms, anchor)

@@ -13,7 +13,7 @@ from ..reports import measure, terminal
 from ..snapshot_file import name_of, read
 from ..units import parse_memory, whole
 from ..wire.codec import dumps
-from .arguments import option, refuse_more_free_than_there_is
+from .arguments import memory_limit, option, refuse_more_free_than_there_is
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "size of the device; the second value of torch.cuda.mem_get_info()",
         parse_memory,
     )
-    option(parser, "--limit", "SIZE", "memory limit of the process (default: the device's size)", parse_memory)
+    option(parser, "--limit", "SIZE", "memory limit of the process (default: the device's size)", memory_limit)
     option(parser, "--device", "D", "only this device (default: all)", whole(0))
     option(
         parser,

@@ -33,6 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     from ..mixin import config, dashboards, rules
 
+    if options.out.exists() and not options.out.is_dir():
+        raise Unavailable(f"{options.out} is not a folder; choose another folder with --out")
     chosen = config.load(options.config, options.settings)
     files = rules.rule_files(chosen)
     if not options.rules_only:

@@ -13,9 +13,9 @@ from ..model.trace.whatif import begin, shape
 from ..reports import replay as report
 from ..reports import terminal
 from ..snapshot_file.recording import read_recording, read_run_of
-from ..units import parse_memory, whole
+from ..units import whole
 from ..wire.codec import dumps
-from .arguments import option, release
+from .arguments import memory_limit, option, release
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,9 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     text = "PYTORCH_CUDA_ALLOC_CONF to replay with (default: the recorded one; '' for torch's defaults)"
     option(parser, "--settings", "CONF", text, _conf)
-    option(parser, "--limit", "SIZE", "memory limit to replay with (default: the limit while recording)", parse_memory)
+    option(parser, "--limit", "SIZE", "memory limit to replay with (default: the limit while recording)", memory_limit)
     option(
-        parser, "--recorded-limit", "SIZE", "memory limit while recording (default: the one in the file)", parse_memory
+        parser, "--recorded-limit", "SIZE", "memory limit while recording (default: the one in the file)", memory_limit
     )
     option(parser, "--device", "D", "device to replay, if the snapshot has several", whole(0))
     option(parser, "--torch", "RELEASE", "torch release, if the file does not name it", release)

@@ -15,7 +15,7 @@ from ..errors import BadInput, UsageError
 from ..reports.terminal import Progress
 from ..units import argument, parse_memory, whole
 from ..wire.codec import dumps
-from .arguments import refuse_more_free_than_there_is, release
+from .arguments import memory_limit, refuse_more_free_than_there_is, release
 
 if TYPE_CHECKING:
     from ..model.settings import Settings
@@ -38,7 +38,7 @@ PARALLEL_FROM = 200_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    size = argument(parse_memory)
+    size, limit = argument(parse_memory), argument(memory_limit)
     parser.add_argument(
         "file", metavar="SNAPSHOT", help="snapshot with history (torch.cuda.memory._record_memory_history)"
     )
@@ -51,12 +51,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="settings to compare instead of the built-in list; '' for torch's defaults",
     )
     parser.add_argument(
-        "--limit", metavar="SIZE", type=size, help="memory limit to replay with (default: the limit while recording)"
+        "--limit", metavar="SIZE", type=limit, help="memory limit to replay with (default: the limit while recording)"
     )
     parser.add_argument(
         "--recorded-limit",
         metavar="SIZE",
-        type=size,
+        type=limit,
         help="memory limit while recording (default: the one in the file)",
     )
     parser.add_argument(

@@ -19,13 +19,17 @@ MOST_FRAMES = 64
 """Of a full stack, innermost first."""
 MOST_TEXT = 200
 """Characters of a frame; a longer one keeps its end, which has the line and the function."""
+_NODE = re.compile(r"torch::autograd::(?:\w{1,80}::){0,3}(\w{1,80})::(?:apply|evaluate_function)\b")
+"""The operator of the backward pass in a C++ frame, or the engine that runs it."""
+_BACKWARD = "autograd:"
 GROWN = 3
 """Call sites in a result."""
 _TORCH = re.compile(r"/torch/(?:_\w+|amp|autograd|cuda|distributed|functional|nn|optim|utils)(?:/|\.py$)")
 """Of a torch outside site-packages, such as one that was built in its source folder."""
 
 Stack = tuple[str, ...]
-"""`file:line function`, innermost first. Empty for memory without a Python stack, such as a backward pass."""
+"""`file:line function`, innermost first. Without Python frames: `autograd:AddmmBackward0 backward` if C++ frames show a
+backward pass, else empty."""
 
 
 class Held(NamedTuple):
@@ -47,7 +51,7 @@ Sites = Mapping[int, Mapping[Stack, Held]]
 def read(snapshot: Mapping[str, Any], only_recorded: bool = False) -> Sites:
     """Return the live memory by call site of a snapshot that `heap.parse` accepts.
 
-    only_recorded: leave out blocks without a Python stack.
+    only_recorded: leave out blocks whose call site is unknown.
     """
     sites: dict[int, dict[Stack, Held]] = {}
     for segment in snapshot["segments"]:
@@ -80,8 +84,27 @@ def frames_of(block: Mapping[str, Any]) -> Sequence[Any]:
 
 
 def call_site(frames: Iterable[Any]) -> Stack:
-    """Return the innermost FRAMES frames of the program, torch's own left out."""
-    return tuple(islice(_own_python(frames), FRAMES))
+    """Return the innermost FRAMES frames of the program, torch's own left out; else the operator of a backward pass."""
+    frames = list(frames)
+    return tuple(islice(_own_python(frames), FRAMES)) or _backward(frames)
+
+
+def _backward(frames: Sequence[Any]) -> Stack:
+    """Return the innermost operator of autograd: the threads of a backward pass have C++ frames only."""
+    if any(map(_is_python, frames)):
+        return ()
+    nodes = (_NODE.search(str(frame.get("name", ""))) for frame in frames)
+    return next(((f"{_BACKWARD}{node[1]} backward",) for node in nodes if node), ())
+
+
+def is_in_program(stack: Stack) -> bool:
+    """Return whether the stack names a line of the program."""
+    return bool(stack) and not stack[0].startswith(_BACKWARD)
+
+
+def has_cpp(stacks: Iterable[Iterable[Any]]) -> bool:
+    """Return whether any stack has C++ frames."""
+    return any(not _is_python(frame) for frames in stacks for frame in frames)
 
 
 def full_stack(frames: Iterable[Any]) -> Stack:

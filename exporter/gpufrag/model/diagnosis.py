@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ..units import format_bytes
 from .allocatable import main_stream
-from .call_sites import Stack
+from .call_sites import Stack, is_in_program
 from .fragmentation import Fragmentation
 from .heap import INACTIVE
 from .trace.profile import NEARLY_FULL, Moment, Profile, SiteStats
@@ -76,7 +76,8 @@ def assess_profile(profile: Profile) -> Assessment:
     peak = Assessment(_health_of_share(profile.peak_fragmentation), reason)
     worse = ratio if _severity(ratio) > _severity(peak) else peak
     at = f" after {moment.events:,} of {profile.events:,} events"
-    return Assessment(worse.health, reason if worse is peak else f"{ratio.reason}{at}; {reason}")
+    deciding = ratio.reason.partition(";")[0]
+    return Assessment(worse.health, reason if worse is peak else f"{deciding}{at}; {reason}")
 
 
 def _assessed_moment(profile: Profile) -> tuple[Moment, Assessment]:
@@ -113,7 +114,11 @@ def _dynamic_shapes(profile: Profile) -> Iterator[Finding]:
     """Many sizes from one call site leave gaps that fit none of the next ones."""
     if profile.worst.found.stranded < 0.05 * profile.worst.reserved:
         return
-    varying = _largest(site for site in profile.stats.items() if site[0] and site[1].sizes >= 8 and site[1].count >= 16)
+    varying = _largest(
+        (stack, stats)
+        for stack, stats in profile.stats.items()
+        if is_in_program(stack) and stats.sizes >= 8 and stats.count >= 16
+    )
     if varying:
         stack, stats = varying
         yield Finding(
@@ -130,7 +135,7 @@ def _small_surge(profile: Profile) -> Iterator[Finding]:
     surge = _largest(
         (stack, stats)
         for stack, stats in profile.stats.items()
-        if stack and stats.count >= max(1000, 0.3 * total) and stats.small >= 0.95 * stats.count
+        if is_in_program(stack) and stats.count >= max(1000, 0.3 * total) and stats.small >= 0.95 * stats.count
     )
     if surge:
         stack, stats = surge
@@ -155,12 +160,13 @@ def _empty_cache(profile: Profile) -> Iterator[Finding]:
 def _large_temporary(profile: Profile) -> Iterator[Finding]:
     temporary = profile.temporary
     if temporary is not None and temporary.size >= 0.2 * profile.peak.active:
+        tensor = f"the tensor of {where(temporary.stack)}" if is_in_program(temporary.stack) else "this tensor"
         yield Finding(
             "large_temporary",
             "one short-lived tensor makes a large part of the peak",
             f"{where(temporary.stack)} holds {format_bytes(temporary.size)} of "
             f"{format_bytes(profile.peak.active)} at the peak, and frees it soon after",
-            f"compute the tensor of {where(temporary.stack)} in chunks, or in place",
+            f"compute {tensor} in chunks, or in place",
             temporary.size,
         )
 
@@ -186,7 +192,10 @@ def _kept_across_steps(profile: Profile) -> Iterator[Finding]:
     kept = _largest(
         (stack, stats)
         for stack, stats in profile.stats.items()
-        if stack and not stats.optimizer and len(stats.kept_stretches) >= 5 and stats.kept >= 0.5 * stats.count
+        if is_in_program(stack)
+        and not stats.optimizer
+        and len(stats.kept_stretches) >= 5
+        and stats.kept >= 0.5 * stats.count
     )
     if kept:
         stack, stats = kept

@@ -29,6 +29,10 @@ _COMPRESSED: dict[bytes, Callable[[BinaryIO], Any]] = {
 }
 _UNSUPPORTED = {b"\x28\xb5\x2f\xfd": "zstd -dc", b"PK\x03\x04": "unzip -p"}
 _HEAD = 6
+_SNAPSHOT = re.compile(rb"\x80[\x02-\x05]|\s{0,99}\{\s{0,99}\"(?:segments|device_traces)\"")
+"""The beginning of a pickle, or of a snapshot in JSON."""
+_TEXT = bytes({*range(256)} - {*range(1, 7), *range(14, 27), *range(28, 32)})
+"""Bytes that logs have. Rotated logs can have zeros, and terminals use other control characters."""
 
 _COLOUR = re.compile(r"\x1b\[[0-9;?]{0,20}[A-Za-z]")
 _PIECE = re.compile(
@@ -79,7 +83,9 @@ def log_chunks(source: str, stdin: io.BufferedReader | None = None) -> Iterator[
     hint = "name a job's log, or - for standard input"
     with unreadable_is_unavailable(name, "log", hint), _open(source, stdin) as file:
         try:
-            yield from _lines(_decompressed(file, name))
+            lines = _decompressed(file, name)
+            _refuse_other_files(lines, name)
+            yield from _lines(lines)
         except (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError):
             raise BadInput(
                 f"{name}: its compressed stream is cut off or damaged; decompress the rest yourself"
@@ -101,6 +107,14 @@ def _decompressed(file: io.BufferedReader, name: str) -> io.BufferedReader[Any]:
         raise BadInput(f"{name}: is compressed; decompress it first, as in `{tool} FILE | gpufrag oom explain -`")
     opener = next((opener for magic, opener in _COMPRESSED.items() if head.startswith(magic)), None)
     return file if opener is None else io.BufferedReader(opener(file))
+
+
+def _refuse_other_files(file: io.BufferedReader[Any], name: str) -> None:
+    head = file.peek(1 << 12)[: 1 << 12]
+    if _SNAPSHOT.match(head):
+        raise BadInput(f"{name}: is a memory snapshot, not a log; use `gpufrag explain {name}`")
+    if len(head.translate(None, _TEXT)) > 0.05 * len(head.strip(b"\0")):
+        raise BadInput(f"{name}: is a binary file, not a log; name the job's log")
 
 
 def _lines(file: io.BufferedReader[Any]) -> Iterator[bytes]:

@@ -8,13 +8,13 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from ..model.anchor import anchor_size
-from ..model.call_sites import Stack
+from ..model.call_sites import Stack, has_cpp, is_in_program
 from ..model.culprits import Culprit, culprits
-from ..model.diagnosis import Assessment, Finding, assess_profile, findings, where
+from ..model.diagnosis import Assessment, Finding, Health, assess_profile, findings, where
 from ..model.fragmentation import Fragmentation
 from ..model.heap import INACTIVE, Heap
 from ..model.trace.columns import Trace
-from ..model.trace.comparison import WORTHWHILE
+from ..model.trace.comparison import WORTHWHILE, saves_enough
 from ..model.trace.profile import Frames, Moment, Profile
 from ..units import format_bytes, format_duration
 from .terminal import Emphasis
@@ -31,17 +31,29 @@ HOW_STACKS = (
 )
 
 
+HOW_CPP = '  without a Python stack: the backward pass, or C++ code; to see which, record with stacks="all"'
+
+
 class Tried(NamedTuple):
     """A setting under which the trace was replayed."""
 
     conf: str
+    peak: int
+    """Bytes of peak reserved memory."""
     saves: int
-    """Bytes of peak reserved memory, against the recorded setting."""
+    """Bytes of that peak, against the recorded setting."""
     failed_before: int
     failed: int
     """Requests that fail under it."""
     anchor: int = 0
     """Bytes of the anchor; 0 is none."""
+
+    @property
+    def helps(self) -> bool:
+        """Whether the setting is worth a change, by the rule of `gpufrag whatif`."""
+        if self.failed or self.failed_before:  # the peak of an incomplete run cannot be compared
+            return self.failed < self.failed_before
+        return self.saves > 0 and saves_enough(self.peak, self.peak + self.saves)
 
 
 @dataclass(frozen=True)
@@ -52,6 +64,8 @@ class Explained:
     events: Trace
     end: Heap
     tried: Sequence[Tried] = ()
+    untried: str = "compare settings with `gpufrag whatif`"
+    """Why no setting was replayed."""
 
     @cached_property
     def analysis(self) -> Analysis:
@@ -82,21 +96,20 @@ class Analysis(NamedTuple):
 def advice(explained: Explained, found: Sequence[Culprit], rules: Sequence[Finding]) -> list[Advice]:
     """Return settings, code changes and findings, largest measured gain first."""
     result = []
-    worthwhile = max(1, WORTHWHILE * explained.profile.peak_reserved)
     for tried in explained.tried:
         fewer = tried.failed_before - tried.failed
-        if fewer >= 0 and tried.saves >= (1 if fewer else worthwhile):
-            what = "lower peak reserved"
+        if tried.helps:
+            what = "lower peak reserved" if tried.saves > 0 else ""
             if fewer:
-                what += f", {fewer} fewer failed requests"
+                what += f"{', ' if what else ''}{fewer} fewer failed requests"
             change = f"set {tried.conf}"
             if tried.anchor:
                 change = f"start the job with `gpufrag run --anchor {anchor_size(tried.anchor)}`, and unset {CONF}"
                 what += "; no other process can use the anchor's memory"
-            result.append(Advice(change, tried.saves, what))
+            result.append(Advice(change, tried.saves if tried.saves > 0 else None, what))
     for culprit in found:
         gain = culprit.unpinned if culprit.allocatable is None else culprit.allocatable
-        if gain and culprit.stack:
+        if gain and is_in_program(culprit.stack):
             what = "reclaimable" if culprit.allocatable is None else "larger possible request"
             blocks = f"the blocks of {where(culprit.stack)}"
             change = f"allocate {blocks} before larger blocks, or copy them and free the originals"
@@ -139,15 +152,41 @@ def as_record(explained: Explained) -> dict[str, Any]:
     }
 
 
-def as_text(explained: Explained, name: str, bold: Emphasis = str) -> str:
-    """Return the verdict first, then culprits, findings and advice."""
+def worst_first(explained: Sequence[Explained]) -> list[Explained]:
+    """Return the devices by verdict; those of one verdict stay in order."""
+    return sorted(explained, key=lambda each: list(Health).index(each.analysis.assessment.health), reverse=True)
+
+
+def best_setting(explained: Explained) -> str:
+    """Return in one sentence what the best of the replayed settings would change, or why none was replayed."""
+    if not explained.tried:
+        return f"no setting tested: {explained.untried if explained.events else 'there is no usable trace'}"
+    best = min(explained.tried, key=lambda tried: (tried.failed, tried.peak))
+    if not best.helps:
+        if best.failed_before:
+            return "no tested setting would let failed requests succeed"
+        return f"no tested setting would lower the peak by {WORTHWHILE:.0%} or more"
+    name = f"`gpufrag run --anchor {anchor_size(best.anchor)}`" if best.anchor else best.conf
+    if best.failed_before:
+        return f"{name} would let {best.failed_before - best.failed} of {best.failed_before} failed requests succeed"
+    before = best.peak + best.saves
+    less = f"{format_bytes(best.saves)} less"
+    if saves_enough(before, explained.profile.peak_reserved):  # the replay packs blocks that are older than the trace
+        less = f"recorded setting: {format_bytes(before)}, if the trace starts without gaps"
+    return f"{name} would lower the peak to {format_bytes(best.peak)} ({less})"
+
+
+def as_text(explained: Explained, name: str, bold: Emphasis = str, one_of_several: bool = False) -> str:
+    """Return the verdict first, then the best setting, culprits, findings and advice."""
     profile = explained.profile
     assessment, found, rules, ranked = explained.analysis
     at = f" at the worst moment (after {profile.worst.events:,} of {profile.events:,} events)" if profile.events else ""
     stranded = profile.worst.found.stranded
+    of_device = f"device {profile.device}: " if one_of_several else ""
     lines = [
-        bold(f"device {profile.device} of {name}"),
-        bold(f"{assessment.health.value}: {assessment.reason}"),
+        bold(f"{assessment.health.value}: {of_device}{assessment.reason}"),
+        bold(best_setting(explained)),
+        f"device {profile.device} of {name}",
         f"pinned between live blocks: {format_bytes(stranded)} of {format_bytes(profile.worst.reserved)} reserved{at}",
     ]
     if profile.note:
@@ -156,11 +195,13 @@ def as_text(explained: Explained, name: str, bold: Emphasis = str) -> str:
         lines.append(f"stacks: none recorded, so no line of code can be named; {HOW_STACKS}")
     if found and stranded:
         lines += ["", bold("culprits: live blocks that pin free memory")]
-        for culprit in found[:SHOWN]:
-            lines += _culprit_lines(culprit)
+        for number, culprit in enumerate(found[:SHOWN]):
+            lines += _culprit_lines(culprit, ", with the blocks above" if number else "")
         if len(found) > SHOWN:
             rest = sum(culprit.pins for culprit in found[SHOWN:])
             lines.append(f"  {len(found) - SHOWN} more call sites pin {format_bytes(rest)}")
+        if profile.has_stacks and not all(each.stack for each in found) and not has_cpp(profile.frames.values()):
+            lines.append(HOW_CPP)
     lines += ["", bold("findings" if rules else "No findings.")]
     for rule in rules:
         lines += [f"  {rule.cause}", f"    evidence  {rule.evidence}", f"    change    {rule.change}"]
@@ -171,13 +212,16 @@ def as_text(explained: Explained, name: str, bold: Emphasis = str) -> str:
     return "\n".join(lines)
 
 
-def _culprit_lines(culprit: Culprit) -> Iterator[str]:
-    size, pins, verb = format_bytes(culprit.size), format_bytes(culprit.pins), "pins" if culprit.blocks == 1 else "pin"
-    yield f"  {where(culprit.stack)} keeps {_counted(culprit.blocks)} ({size}) that {verb} {pins}"
+def _culprit_lines(culprit: Culprit, moved: str) -> Iterator[str]:
+    size, pins = format_bytes(culprit.size), format_bytes(culprit.pins)
+    yield f"  {where(culprit.stack)} keeps {_counted(culprit.blocks)} ({size}); share of the pinned memory: {pins}"
+    if not culprit.allocatable and not culprit.unpinned:
+        return
     if culprit.allocatable is not None:
-        yield f"    in separate segments: the largest request could be {format_bytes(culprit.allocatable)} larger"
-    elif culprit.unpinned is not None:
-        yield f"    in separate segments: torch could return {format_bytes(culprit.unpinned)} more to the driver"
+        gain = f"the largest request could be {format_bytes(culprit.allocatable)} larger"
+    else:
+        gain = f"torch could return {format_bytes(culprit.unpinned or 0)} more to the driver"
+    yield f"    in separate segments{moved}: {gain}"
 
 
 def _counted(blocks: int) -> str:

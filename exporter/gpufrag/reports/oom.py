@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -143,6 +144,10 @@ def _when(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(min(seconds, 1 << 37)))
 
 
+_MPIRUN = re.compile(r"\b[0-9]{1,5},([0-9]{1,6})\b")
+"""mpirun's prefix: job and rank."""
+
+
 class Explained(NamedTuple):
     oom: Oom
     verdict: Verdict
@@ -167,7 +172,8 @@ def explained_record(explained: Explained) -> dict[str, Any]:
 
 def explained_text(explained: Explained, bold: Emphasis = str) -> str:
     oom, verdict = explained
-    where = [f"line {oom.line:,}", oom.source, "" if oom.device is None else f"GPU {oom.device}", oom.facts.allocator]
+    source = _MPIRUN.sub(r"rank \1", oom.source)
+    where = [f"line {oom.line:,}", source, "" if oom.device is None else f"GPU {oom.device}", oom.facts.allocator]
     lines = [bold(f"{verdict.cause.value.upper()}  ({', '.join(filter(None, where))})")]
     if oom.facts.requested is not None:
         lines += _row("requested", format_bytes(oom.facts.requested))

@@ -24,7 +24,7 @@ from ...model.trace.columns import Trace
 from ...model.trace.profile import Profile, profile_heap
 from ...units import format_bytes
 from ...web.html import STYLE, Cell, Column, table
-from ..explain import Advice, Explained, Side, as_text, live_sites, timeline_text
+from ..explain import Advice, Explained, Side, as_text, best_setting, live_sites, timeline_text, worst_first
 from .data import device_data
 
 FOLDER = Path(__file__).parent
@@ -36,7 +36,7 @@ def render(
     explained: Sequence[Explained], name: str, progress: Callable[[int, int], None] = lambda done, total: None
 ) -> bytes:
     """Return the report on all devices of the snapshot `name`."""
-    parts = []
+    explained, parts = worst_first(explained), []
     for each in explained:
         parts.append(_device(each, f"Device {each.profile.device}", name))
         progress(len(parts), 2 * len(explained))
@@ -145,6 +145,7 @@ def _device(explained: Explained, heading: str, name: str) -> str:
         heading=heading,
         health=assessment.health.value,
         reason=html.escape(assessment.reason),
+        setting=html.escape(best_setting(explained)),
         note=f"<p>Note: {html.escape(profile.note)}</p>" if profile.note else "",
         tiles=_tiles(profile),
         moment=_moment(profile),
@@ -180,7 +181,7 @@ CULPRIT_COLUMNS = (
     Column("where", "text"),
     Column("blocks", "number"),
     Column("size", "number"),
-    Column("pins", "number"),
+    Column("share of pinned memory", "number"),
     Column("gain in separate segments", "number"),
 )
 
