@@ -24,7 +24,7 @@ FILES = {
     "--speedscope": "live and stranded memory by stack to this file, for speedscope",
     "--perfetto": "the trace to this file, for Perfetto or chrome://tracing",
 }
-MOST_EVENTS = 200_000
+MOST_EVENTS = 1_000_000
 """Events of a trace up to which settings are replayed."""
 
 
