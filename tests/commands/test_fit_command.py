@@ -35,6 +35,14 @@ def test_setting_is_named_only_if_it_saves_2_percent(cli) -> None:
     assert "needs only 2.45 GiB with " in cli.text("fit", capped, "--card", "80GiB")
 
 
+def test_requests_that_failed_in_the_recording_are_counted(cli) -> None:
+    note = "Requests that failed in the recording: 1. They are not counted, so the job may need more."
+    assert note in cli.text("fit", TRACE, "--card", "2GiB")
+    assert cli.device("fit", TRACE, "--card", "2GiB")["failed_requests"] == 1
+    capped = TESTS / "golden" / "train-cap4.json.gz"
+    assert "that failed in the recording" not in cli.text("fit", capped, "--card", "2GiB")
+
+
 def test_late_trace_compares_settings_from_packed_heaps(cli, tmp_path) -> None:
     raw = json.loads(gzip.decompress(TRACE.read_bytes()))
     late = tmp_path / "late.json"

@@ -60,9 +60,9 @@ def run(options: argparse.Namespace) -> int:
     texts = []
     for recording in read_recordings(options.file, options.device):
         recorded = on_any_device(_read_run(recording))
-        fits = _fit(recording, recorded, cards, options.context + options.other)
-        records.append({"device": recording.device, "fits": [_record(fit) for fit in fits]})
-        texts.append("\n".join(_lines(recording, fits, cards)))
+        fits, failed = _fit(recording, recorded, cards, options.context + options.other), recorded.program.failed
+        records.append({"device": recording.device, "failed_requests": failed, "fits": [_record(fit) for fit in fits]})
+        texts.append("\n".join(_lines(recording, fits, cards, failed)))
     if options.json:
         print(dumps({"file": options.file, "devices": records}, 2))
     else:
@@ -107,7 +107,7 @@ def _record(one: Fit) -> dict[str, Any]:
     return {"conf": record.pop("conf"), **record.pop("start")._asdict(), **record}
 
 
-def _lines(recording: Recording, fits: Sequence[Fit], cards: Sequence[Card]) -> Iterator[str]:
+def _lines(recording: Recording, fits: Sequence[Fit], cards: Sequence[Card], failed: int) -> Iterator[str]:
     emphasis = bold(sys.stdout)
     recorded, packed = fits[0], next(one for one in fits if one.packed)
     needed = _size(recorded.smallest_limit)
@@ -126,8 +126,10 @@ def _lines(recording: Recording, fits: Sequence[Fit], cards: Sequence[Card]) -> 
         cells = [cell.rjust(width) for cell, width in zip(row[1:], widths[1:])]
         yield "  ".join([row[0].ljust(widths[0]), *cells]).rstrip()
     yield ""
-    yield "fits: every request of the trace succeeds. Numbers in brackets: how often the allocator flushes its cache,"
-    yield "which costs time."
+    yield "fits: each request that succeeded in the recording succeeds. Numbers in brackets: how often the allocator"
+    yield "flushes its cache, which costs time."
+    if failed:
+        yield f"Requests that failed in the recording: {failed:,}. They are not counted, so the job may need more."
     if not recorded.packed:
         yield "The recorded setting starts from its own heap. The other lines assume that older blocks lie without"
         yield "gaps: compare them with (recorded, packed). Only the line with empty_cache starts from its own heap too:"

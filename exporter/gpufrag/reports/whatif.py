@@ -12,7 +12,7 @@ from typing import Any
 from ..model.anchor import anchor_size
 from ..model.settings import unknown_options
 from ..model.trace.comparison import Advice, Candidate, Compared, advise
-from ..model.trace.program import AWAIT, FAIL, FAIL_IN_CAPTURE
+from ..model.trace.program import AWAIT
 from ..model.trace.whatif import Run
 from ..units import format_bytes
 from .terminal import Emphasis
@@ -38,7 +38,7 @@ def notes(compared: Compared) -> Iterator[str]:
             "setting: if the process had a memory limit, add --recorded-limit"
         )
     yield from doubts(run)
-    if any(operation.kind in (FAIL, FAIL_IN_CAPTURE) for operation in run.program.operations):
+    if run.program.failed:
         yield (
             "requests failed in the recording: if they succeed under another setting, the program can continue "
             "differently than recorded"

@@ -70,6 +70,11 @@ class Program:
     def inferred(self) -> int:
         return sum(self.doubts.values())
 
+    @property
+    def failed(self) -> int:
+        """The number of requests that failed in the recording."""
+        return sum(operation.kind in (FAIL, FAIL_IN_CAPTURE) for operation in self.operations)
+
 
 class Replay:
     """Runs a program on an allocator; `position` is the number of operations done.
