@@ -9,6 +9,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from helpers import SNAPSHOTS, TESTS, golden_case_named
 
 GROWTH = TESTS / "fixtures" / "whatif" / "kv-growth.json.gz"
@@ -105,6 +107,13 @@ def test_one_anchor_is_compared_and_none_with_given_settings(cli) -> None:
     assert sum(candidate["anchor"] > 0 for candidate in cli.device("whatif", GROWTH)["candidates"]) == 1
     given = cli.device("whatif", GROWTH, "--settings", EXPANDABLE)["candidates"]
     assert not any(candidate["anchor"] or candidate["empties_cache"] for candidate in given)
+
+
+@pytest.mark.parametrize(("flags", "count"), [((), 0), (("--smallest-limit",), 1)])
+def test_anchor_above_the_limit_is_compared_only_in_a_search(cli, flags: tuple[str, ...], count: int) -> None:
+    """Under the limit, the agent does not reserve it."""
+    candidates = cli.device("whatif", GROWTH, "--limit", "40MiB", *flags)["candidates"]
+    assert sum(candidate["anchor"] > 0 for candidate in candidates) == count
 
 
 def test_smallest_limit_as_recorded_starts_from_the_recorded_heap(cli) -> None:

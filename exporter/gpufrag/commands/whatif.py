@@ -166,7 +166,7 @@ def _play(run: Run, own_conf: str, limit: int | None, options: argparse.Namespac
     from ..model.trace.comparison import best_of
     from ..model.trace.whatif import in_effect
 
-    choices = list(_choices(run, own_conf, limit, options.settings))
+    choices = list(_choices(run, own_conf, limit, options))
     kinds = [(in_effect(run, choice.settings, limit, options.smallest_limit), choice.start) for choice in choices]
     distinct: dict[tuple[Settings, Start], _Choice] = {}
     for kind, choice in zip(kinds, choices):
@@ -235,7 +235,7 @@ def _total(work: _Work) -> int:
     return len(work.run.program.operations) * len(work.choices) * (1 + work.search)
 
 
-def _choices(run: Run, own_conf: str, limit: int | None, confs: list[str] | None) -> Iterator[_Choice]:
+def _choices(run: Run, own_conf: str, limit: int | None, options: argparse.Namespace) -> Iterator[_Choice]:
     """Yield the recorded setting as recorded, the same with the others' start, and the others."""
     from ..model.settings import parse_conf, without_choices
     from ..model.trace.whatif import EMPTIED, OWN_HEAP, PACKED, Start, possible_anchors
@@ -244,8 +244,8 @@ def _choices(run: Run, own_conf: str, limit: int | None, confs: list[str] | None
     if not run.complete:
         yield _Choice(own_conf, own, OWN_HEAP, recorded=True)
     yield _Choice(own_conf, own, PACKED, recorded=True)
-    if confs is not None:
-        choices = {conf: _settings(conf, own.torch) for conf in confs}
+    if options.settings is not None:
+        choices = {conf: _settings(conf, own.torch) for conf in options.settings}
         yield from (_Choice(conf, settings, PACKED) for conf, settings in choices.items() if settings != own)
         return
     stays = without_choices(own_conf)
@@ -254,7 +254,10 @@ def _choices(run: Run, own_conf: str, limit: int | None, confs: list[str] | None
     choices = {conf: parse_conf(conf, own.torch) for conf in (",".join(filter(None, (one, stays))) for one in known)}
     yield from (_Choice(conf, settings, PACKED) for conf, settings in choices.items() if settings != own)
     defaults = parse_conf(stays, own.torch)
-    yield from (_Choice(stays, defaults, Start(anchor=size)) for size in possible_anchors(run, defaults))
+    # above the limit, the agent does not reserve the anchor; a search also tries larger limits
+    most = None if options.smallest_limit else run.limit_under(defaults, limit)
+    sizes = [size for size in possible_anchors(run, defaults) if most is None or size <= most]
+    yield from (_Choice(stays, defaults, Start(anchor=size)) for size in sizes)
     if not run.complete:
         yield _Choice(own_conf, own, EMPTIED, recorded=True)
 
