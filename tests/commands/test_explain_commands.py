@@ -146,6 +146,13 @@ def test_explain_healthy_program_is_fine(cli, save) -> None:
     assert "culprits" not in text
 
 
+def test_defaults_are_tried_too(cli) -> None:
+    found = cli.device("explain", TESTS / "golden" / "train-cap4-maxsplit64.json.gz")
+    gains = {each["change"]: each["gain"] for each in found["advice"]}
+    (anchor,) = [gain for change, gain in gains.items() if "--anchor" in change]
+    assert 0 < gains["unset PYTORCH_CUDA_ALLOC_CONF"] < anchor
+
+
 @pytest.mark.parametrize("path", sorted(SNAPSHOTS.glob("*.pickle*")), ids=lambda path: path.name)
 @pytest.mark.parametrize("driver", [(), ("--driver-free", "0", "--driver-size", "143GiB")], ids=["unknown", "full"])
 def test_explain_verdict_that_is_not_fine_has_advice(cli, path: Path, driver: tuple[str, ...]) -> None:

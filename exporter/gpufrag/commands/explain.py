@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..model.trace.whatif import Outcome
     from ..reports.explain import Explained, Tried
 
-CANDIDATES = ("expandable_segments:True", "max_split_size_mb:128", "roundup_power2_divisions:4")
+CANDIDATES = ("", "expandable_segments:True", "max_split_size_mb:128", "roundup_power2_divisions:4")
 FILES = {
     "--html": "a report with charts and a memory map to this file",
     "--speedscope": "live and stranded memory by stack to this file, for speedscope",
@@ -209,10 +209,10 @@ def _with_settings(explained: Explained, options: argparse.Namespace) -> Explain
         progress.start("recorded setting")
         before = play(replayed, end.settings, driver.limit, progress.show, PACKED)
         for conf in CANDIDATES:
-            settings = parse_conf(conf)
+            settings = parse_conf(conf, end.settings.torch)
             if settings == end.settings:
                 continue
-            progress.start(conf)
+            progress.start(conf or "torch's defaults")
             after = play(replayed, settings, driver.limit, progress.show, PACKED)
             tried.append(_tried(conf, before, after))
         defaults = parse_conf("", end.settings.torch)

@@ -102,7 +102,7 @@ def advice(explained: Explained, found: Sequence[Culprit], rules: Sequence[Findi
             what = "lower peak reserved" if tried.saves > 0 else ""
             if fewer:
                 what += f"{', ' if what else ''}{fewer} fewer failed requests"
-            change = f"set {tried.conf}"
+            change = f"set {tried.conf}" if tried.conf else f"unset {CONF}"
             if tried.anchor:
                 change = f"start the job with `gpufrag run --anchor {anchor_size(tried.anchor)}`, and unset {CONF}"
                 what += "; no other process can use the anchor's memory"
@@ -166,7 +166,7 @@ def best_setting(explained: Explained) -> str:
         if best.failed_before:
             return "no tested setting would let failed requests succeed"
         return f"no tested setting would lower the peak by {WORTHWHILE:.0%} or more"
-    name = f"`gpufrag run --anchor {anchor_size(best.anchor)}`" if best.anchor else best.conf
+    name = f"`gpufrag run --anchor {anchor_size(best.anchor)}`" if best.anchor else best.conf or "torch's defaults"
     if best.failed_before:
         return f"{name} would let {best.failed_before - best.failed} of {best.failed_before} failed requests succeed"
     before = best.peak + best.saves
