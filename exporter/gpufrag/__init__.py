@@ -112,10 +112,10 @@ def step_ended(step: int | None = None) -> None:
 def checkpoint_on_signal(*signals: int, timeout: float = 600.0) -> None:
     """Save a checkpoint and exit with status 42 at these signals (default: SIGTERM and SIGUSR1).
 
-    Call it in the main thread, together with `on_checkpoint`. All ranks of a host get the signal and agree on a step.
-    If nothing can be saved within `timeout` seconds, the signal has its previous effect. Ranks on several hosts cannot
-    agree this way: in Kubernetes, use the restarter. Raises UsageError outside the main thread, or if a signal cannot
-    be handled.
+    Call it in the main thread, together with `on_checkpoint`. Every rank of the host must receive one of the signals;
+    the ranks then agree on a step. If nothing can be saved within `timeout` seconds, the signal has its previous
+    effect. Ranks on several hosts cannot agree this way: in Kubernetes, use the restarter. Raises UsageError outside
+    the main thread, or if a signal cannot be handled.
     """
     import signal
 

@@ -54,7 +54,7 @@ def markdown(kind: type[Any], flags: Collection[str] | None = None) -> str:
         if first != section:
             pairs = zip(rows, (row for _, row in known), strict=True)
             rows = [(key, row) for (key, row), other in pairs if (row.doc, row.default) != (other.doc, other.default)]
-            text += f" All other keys are as in `{first}`."
+            text += f" All other keys of `{first}` exist here too, with their own values."
         lines = [f"### `{section}`\n\n{text}\n"] if section else []
         lines += ["| key | value | default | meaning |", "|---|---|---|---|"]
         for key, row in rows:
