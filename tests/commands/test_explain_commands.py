@@ -39,7 +39,7 @@ def test_explain_second_line_is_the_best_setting(cli, save) -> None:
 
 def test_explain_trace_without_its_beginning_gives_both_peaks(cli) -> None:
     line = cli.text("explain", SNAPSHOTS / "train-varlen.pickle.gz").splitlines()[1]
-    assert line.endswith("14.6 GiB (recorded setting: 16.3 GiB, if the trace starts without gaps)")
+    assert line.endswith("from 16.3 GiB to 14.6 GiB, if the trace started without gaps")
 
 
 def test_explain_says_why_no_setting_was_tested(cli, save, monkeypatch) -> None:
@@ -90,7 +90,7 @@ def test_explain_memory_without_python_stacks_says_how_to_see_more(cli, save) ->
         return cli.text("explain", save(snapshot), "--no-whatif")
 
     engine = {"filename": "libtorch_cpu.so", "line": 1, "name": "torch::autograd::Engine::evaluate_function(int)"}
-    assert 'record with stacks="all"' in recorded([])
+    assert 'call _record_memory_history(stacks="all")' in recorded([])
     text = recorded([engine])
     assert "autograd:Engine in backward keeps " in text
     assert 'stacks="all"' not in text
@@ -124,6 +124,19 @@ def test_explain_names_the_best_anchor_with_its_cost(cli) -> None:
     (advice,) = [each for each in found["advice"] if "anchor" in each["change"]]
     assert advice["change"] == f"start the job with `gpufrag run --anchor {size}GiB`, and unset PYTORCH_CUDA_ALLOC_CONF"
     assert "no other process can use the anchor's memory" in advice["what"]
+
+
+def test_explain_verdict_is_of_the_worst_moment(cli) -> None:
+    found = cli.device("explain", TESTS / "golden/cache-default.json.gz")
+    worst = found["worst"]
+    assert found["reason"].startswith(f"ratio {worst['fragmentation_ratio']:.2f}:")
+    assert f"after {worst['events']:,} of" in found["reason"]
+
+
+def test_explain_measured_settings_replace_the_advice_to_compare(cli) -> None:
+    found = cli.device("explain", TESTS / "golden/cache-default.json.gz")
+    assert [each for each in found["findings"] if "compare allocator settings" in each["change"]]
+    assert not [each for each in found["advice"] if "compare allocator settings" in each["change"]]
 
 
 def test_explain_leaves_out_settings_that_save_little(cli) -> None:
@@ -257,7 +270,7 @@ def test_diff_lists_growth_by_call_site(cli, save) -> None:
     assert found["leak_suspects"] == found["call_sites"]
     assert found["quantities"]["active"]["after"] - found["quantities"]["active"]["before"] == block.size + kept
     text = cli.text("diff", before, after)
-    assert "+24.0 MiB in +1 block: /job/train.py:77 in step" in text
+    assert "+24.0 MiB, +1 block: /job/train.py:77 in step" in text
 
 
 def test_diff_of_gaps(cli, save) -> None:

@@ -69,5 +69,5 @@ def test_difference_and_doubts_are_reported(cli) -> None:
     text = " ".join(cli.text(*call).split())
     assert f"note: the replay differs from the recording: {found['difference']}" in text
     doubts = ", ".join(f"{kind}: {count:,}" for kind, count in found["doubts"].items())
-    assert f"note: the trace is incomplete ({doubts}): " in text
+    assert f"note: the trace does not always show what the allocator did ({doubts}): " in text
     assert f"note: the difference can come from the pools of {found['inferred_pools']} segments, which are" in text

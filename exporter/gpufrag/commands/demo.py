@@ -82,7 +82,10 @@ def _show(demo: processes.Demo, options: argparse.Namespace) -> None:
     if options.once:
         _draw(lines)
     if len(lines) < 2:
-        raise Unavailable(f"no rank is on /metrics: {demo.last_errors() or 'allow more time with --duration'}")
+        hint = "allow more time with --duration"
+        if options.gpu:
+            hint += ", and check that torch.cuda.is_available() is True"
+        raise Unavailable(f"no rank is on /metrics: {demo.last_errors() or hint}")
 
 
 def _seconds(duration: float | None) -> Iterator[bool]:

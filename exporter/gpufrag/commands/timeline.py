@@ -11,6 +11,10 @@ from .explain import add_device_arguments, profiles, read, write_files
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        f"{parser.description}. reservable: memory that the process can still reserve. worst: the highest ratio of the "
+        "moments with more than 5% of the limit free, or the most stranded memory if there is none."
+    )
     parser.add_argument(
         "file",
         metavar="FILE",

@@ -155,7 +155,8 @@ ALLOCATOR: tuple[Metric[Any], ...] = (
     Metric(names.PEAK_RESERVED, GAUGE, TOTALS, lambda totals: totals.peak_reserved,
         "Highest reserved bytes since the process started or reset its peak statistics."),
     Metric(names.ALLOC_RETRIES, COUNTER, TOTALS, lambda totals: totals.counters.alloc_retries,
-        "Times the driver refused memory and the allocator flushed its cache to try again. Each flush stalls the job."),
+        "Times the driver or the memory limit refused memory and the allocator flushed its cache to try again. Each "
+        "flush stalls the job."),
     Metric(names.OOMS, COUNTER, TOTALS, lambda totals: totals.counters.ooms,
         "Out-of-memory errors raised by the allocator, including errors that the program caught."),
     Metric(names.DEVICE_ALLOCS, COUNTER, TOTALS, lambda totals: totals.counters.device_allocs,

@@ -27,7 +27,10 @@ _NEIGHBOURS = "find the processes on the device with {monitor}, and stop or move
 _TORCH_EXPANDABLE = (
     "compare allocator settings with `gpufrag whatif` on a recorded trace, or try {conf}=expandable_segments:True"
 )
-_NO_EXPANDABLE = "set {conf}=garbage_collection_threshold:0.8,max_split_size_mb:128 and keep tensor shapes from varying"
+_NO_EXPANDABLE = (
+    "set {conf}=max_split_size_mb:128 (if the process has a memory limit, also garbage_collection_threshold:0.8), "
+    "and keep tensor shapes from varying"
+)
 NEXT_STEPS = {
     ("fragmentation", "torch"): _TORCH_EXPANDABLE,
     ("fragmentation", "tensorflow"): "set TF_GPU_ALLOCATOR=cuda_malloc_async and restart; keep shapes from varying",
@@ -67,7 +70,8 @@ NEXT_STEPS = {
 OTHER_HARDWARE = {
     ("fragmentation", "torch", "hip"): (
         "set {conf}=expandable_segments:True if this ROCm build supports it (it warns if not), else "
-        "{conf}=garbage_collection_threshold:0.8,max_split_size_mb:128; keep tensor shapes from varying"
+        "{conf}=max_split_size_mb:128 (if the process has a memory limit, also garbage_collection_threshold:0.8); "
+        "keep tensor shapes from varying"
     ),
     ("fragmentation", "torch", "xpu"): (
         "keep tensor shapes from varying, and call torch.xpu.empty_cache() between phases"

@@ -18,7 +18,7 @@ ACT_RATIO = 4.0
 TUNE_RATIO = 2.0
 TUNE_SHARE, ACT_SHARE = 0.2, 0.4
 """Shares of reserved memory that is not in use."""
-_COMPARE = "compare allocator settings with `gpufrag whatif`; expandable_segments:True usually helps most"
+COMPARE = "compare allocator settings with `gpufrag whatif`; expandable_segments:True usually helps most"
 
 
 class Health(str, Enum):
@@ -81,8 +81,9 @@ def assess_profile(profile: Profile) -> Assessment:
 
 
 def _assessed_moment(profile: Profile) -> tuple[Moment, Assessment]:
-    """Return the first moment with the worst assessment."""
-    return max(((moment, assess(moment.found)) for moment in profile.moments), key=lambda one: _severity(one[1]))
+    """Return the profile's worst moment, or the first of those with a worse assessment."""
+    moments = [profile.worst, *profile.moments]
+    return max(((moment, assess(moment.found)) for moment in moments), key=lambda one: _severity(one[1]))
 
 
 def _severity(assessment: Assessment) -> int:
@@ -307,7 +308,7 @@ def _unused(profile: Profile) -> Iterator[Finding]:
             "unused_share",
             f"{above} of the reserved memory is not in use at the peak",
             f"{format_bytes(unused)} of {format_bytes(profile.peak_reserved)}",
-            _COMPARE,
+            COMPARE,
         )
 
 
@@ -334,7 +335,7 @@ def _pinned(profile: Profile) -> Iterator[Finding]:
             f"{format_bytes(found.stranded)} of {format_bytes(found.reserved)} reserved{at}",
             "allocate long-lived tensors before short-lived ones of similar size (expandable segments are on already)"
             if expandable
-            else _COMPARE
+            else COMPARE
             if profile.events
             else "try expandable_segments:True; from a snapshot with history, `gpufrag whatif` computes its effect",
         )

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from ..model.anchor import anchor_size
 from ..model.call_sites import Stack, has_cpp, is_in_program
 from ..model.culprits import Culprit, culprits
-from ..model.diagnosis import Assessment, Finding, Health, assess_profile, findings, where
+from ..model.diagnosis import COMPARE, Assessment, Finding, Health, assess_profile, findings, where
 from ..model.fragmentation import Fragmentation
 from ..model.heap import INACTIVE, Heap
 from ..model.trace.columns import Trace
@@ -31,7 +31,9 @@ HOW_STACKS = (
 )
 
 
-HOW_CPP = '  without a Python stack: the backward pass, or C++ code; to see which, record with stacks="all"'
+HOW_CPP = (
+    '  without a Python stack: the backward pass, or C++ code; to see which, call _record_memory_history(stacks="all")'
+)
 
 
 class Tried(NamedTuple):
@@ -115,6 +117,8 @@ def advice(explained: Explained, found: Sequence[Culprit], rules: Sequence[Findi
             change = f"allocate {blocks} before larger blocks, or copy them and free the originals"
             result.append(Advice(change, gain, what))
     for rule in rules:
+        if rule.change == COMPARE and any(tried.helps for tried in explained.tried):
+            continue
         what = "less in use" if rule.name in LESS_IN_USE else "more usable"
         result.append(Advice(rule.change, rule.gain, what if rule.gain else "not measured"))
     unique = {each.change: each for each in sorted(result, key=lambda each: each.gain or 0)}
@@ -170,10 +174,12 @@ def best_setting(explained: Explained) -> str:
     if best.failed_before:
         return f"{name} would let {best.failed_before - best.failed} of {best.failed_before} failed requests succeed"
     before = best.peak + best.saves
-    less = f"{format_bytes(best.saves)} less"
     if saves_enough(before, explained.profile.peak_reserved):  # the replay packs blocks that are older than the trace
-        less = f"recorded setting: {format_bytes(before)}, if the trace starts without gaps"
-    return f"{name} would lower the peak to {format_bytes(best.peak)} ({less})"
+        return (
+            f"{name} would lower the peak from {format_bytes(before)} to {format_bytes(best.peak)}, "
+            "if the trace started without gaps"
+        )
+    return f"{name} would lower the peak to {format_bytes(best.peak)} ({format_bytes(best.saves)} less)"
 
 
 def as_text(explained: Explained, name: str, bold: Emphasis = str, one_of_several: bool = False) -> str:
@@ -196,7 +202,7 @@ def as_text(explained: Explained, name: str, bold: Emphasis = str, one_of_severa
     if found and stranded:
         lines += ["", bold("culprits: live blocks that pin free memory")]
         for number, culprit in enumerate(found[:SHOWN]):
-            lines += _culprit_lines(culprit, ", with the blocks above" if number else "")
+            lines += _culprit_lines(culprit, "these blocks and those above" if number else "these blocks")
         if len(found) > SHOWN:
             rest = sum(culprit.pins for culprit in found[SHOWN:])
             lines.append(f"  {len(found) - SHOWN} more call sites pin {format_bytes(rest)}")
@@ -221,7 +227,7 @@ def _culprit_lines(culprit: Culprit, moved: str) -> Iterator[str]:
         gain = f"the largest request could be {format_bytes(culprit.allocatable)} larger"
     else:
         gain = f"torch could return {format_bytes(culprit.unpinned or 0)} more to the driver"
-    yield f"    in separate segments{moved}: {gain}"
+    yield f"    if {moved} were in separate segments, {gain}"
 
 
 def _counted(blocks: int) -> str:
@@ -351,7 +357,7 @@ def diff_text(record: dict[str, Any], names: tuple[str, str], bold: Emphasis = s
             sign = "+" if change["bytes"] > 0 else ""
             size = f"{sign}{format_bytes(change['bytes'])}"
             blocks = f"{change['blocks']:+,} block{'' if abs(change['blocks']) == 1 else 's'}"
-            lines.append(f"  {size:>12} in {blocks}: {where(tuple(change['stack']))}")
+            lines.append(f"  {size:>12}, {blocks}: {where(tuple(change['stack']))}")
     for title, key in (("appeared", "gaps_appeared"), ("closed", "gaps_closed")):
         total = sum(gap["bytes"] for gap in record[key])
         lines.append(f"gaps {title}: {len(record[key]):,} ({format_bytes(total)}, each at least 1 MiB)")

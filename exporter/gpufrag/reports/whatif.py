@@ -61,8 +61,9 @@ def doubts(run: Run) -> Iterator[str]:
     if run.program.doubts:
         kinds = ", ".join(f"{kind}: {count:,}" for kind, count in run.program.doubts.items())
         yield (
-            f"the trace is incomplete ({kinds}): the number of retries can be off by {run.program.inferred:,}. To "
-            "record the calls of empty_cache too, use _record_memory_history(context='all')"
+            f"the trace does not always show what the allocator did ({kinds}): the number of retries can be off by "
+            f"{run.program.inferred:,}. To record the calls of empty_cache too, use "
+            "_record_memory_history(context='all')"
         )
     if run.unclear_segments:
         yield (

@@ -161,9 +161,9 @@ def _steps(s: Selection) -> Row:
                 Face("Smallest limit by allocator setting",
                     "The smallest memory limit that the last analysed step of the worst rank needs: as it ran, and "
                     "simulated under other settings of PYTORCH_CUDA_ALLOC_CONF. A setting with a shorter bar saves "
-                    "memory. anchor:SIZE is `gpufrag run --anchor SIZE`; each rank has only the best size. Compare "
-                    "\"recorded, empty_cache\" with \"as it ran\", and the others with \"recorded, packed\": the "
-                    "recorded setting, also without gaps between older blocks.",
+                    "memory. anchor:SIZE is `gpufrag run --anchor SIZE`; gpufrag shows only the best size of each "
+                    "rank. Compare \"recorded, empty_cache\" with \"as it ran\". Compare the others with \"recorded, "
+                    "packed\", the recorded setting: all of them assume no gaps between older blocks.",
                     "bytes", 8, runbook=config.runbook(AlertName.MARGIN_LOW)),
                 Query(f"max({s.series(names.STEP_SMALLEST_LIMIT)})", "as it ran"),
                 Query(
@@ -198,8 +198,9 @@ def _faults(s: Selection) -> Row:
             ),
             lines(
                 Face("Cache flushes per minute by rank",
-                    "The driver refused memory, so the allocator flushed its cache and retried. Each flush stalls the "
-                    "rank and with it the job. A steady rate means that memory is short or fragmented.",
+                    "The driver or the memory limit refused memory, so the allocator flushed its cache and retried. "
+                    "Each flush stalls the rank and with it the job. A steady rate means that memory is short or "
+                    "fragmented.",
                     "short", 8, decimals=1, runbook=config.runbook(AlertName.THRASHING)),
                 Query(f"60 * {rate(names.ALLOC_RETRIES)}", RANK_NAME),
                 thresholds=[limits.retries_per_minute],
