@@ -50,10 +50,15 @@ def agent(start_agent) -> FakeAgent:
 
 
 @pytest.fixture
-def hang() -> Iterator[Callable[[Callable[..., Any]], Callable[..., Any]]]:
-    """Makes a function wait until the end of the test."""
+def hang() -> Iterator[Callable[..., None]]:
+    """A function that waits until the end of the test, and then fails: its thread must not go on in later tests."""
     release = threading.Event()
-    yield lambda function: lambda *arguments: release.wait() and function(*arguments)
+
+    def wait(*arguments: Any) -> None:
+        release.wait()
+        raise Unavailable("the test has ended")
+
+    yield wait
     release.set()
 
 
@@ -83,13 +88,13 @@ def test_disabled_nvml_is_not_a_failure(agent: FakeAgent, make: Any) -> None:
 
 
 def test_hung_driver_does_not_hide_the_ranks(agent: FakeAgent, make: Any, hang: Any) -> None:
-    fleet = make(hang(one_gpu)).read()
+    fleet = make(hang).read()
     assert len(fleet.ranks) == 1
     assert "no answer from nvml" in failures(fleet)["nvml"]
 
 
 def test_hung_folder_does_not_hide_the_devices(make: Any, hang: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source.ProcessReader, "read", hang(lambda _: None))
+    monkeypatch.setattr(source.ProcessReader, "read", hang)
     fleet = make(one_gpu, deadline=0.1).read()
     assert (len(fleet.ranks), len(fleet.devices)) == (0, 1)
     assert "no answer from folder" in failures(fleet)["folder"]
@@ -136,7 +141,7 @@ def test_failure_and_recovery_are_logged_once(make: Any, tmp_path: Path, caplog:
 
 
 def test_reloads_add_no_thread_while_the_driver_hangs(agent: FakeAgent, make: Any, hang: Any, tmp_path: Path) -> None:
-    one = make(hang(one_gpu))
+    one = make(hang)
     one.read()
     threads = threading.active_count()
     for seconds in (0.1, 0.2, 0.3):
@@ -147,7 +152,7 @@ def test_reloads_add_no_thread_while_the_driver_hangs(agent: FakeAgent, make: An
 
 def test_reloads_add_no_thread_while_the_folder_hangs(make: Any, hang: Any, tmp_path: Path, monkeypatch: Any) -> None:
     read = source.ProcessReader.read
-    monkeypatch.setattr(source.ProcessReader, "read", hang(read))
+    monkeypatch.setattr(source.ProcessReader, "read", hang)
     one = make(None, deadline=0.05)
     one.read()
     threads = threading.active_count()
@@ -167,7 +172,7 @@ def test_folder_that_hangs_after_a_reading_does_not_hold_up_the_figures(
     one = FleetSource(tmp_path, FolderSettings(), None, AnalysisSettings())
     assert failures(one.read()) == {}
     one._folder.deadline = 0.05
-    monkeypatch.setattr(Path, "lstat", hang(Path.lstat))
+    monkeypatch.setattr(Path, "lstat", hang)
     for _ in range(2):
         fleet = one.read()
         assert len(fleet.ranks) == 1
@@ -182,7 +187,7 @@ def test_reload_while_a_recording_hangs_gives_up_on_its_thread(
 
     def open_plain(path: Path) -> Any:
         reading.set()
-        return hang(Mock())(path)
+        return hang(path)
 
     monkeypatch.setattr("gpufrag.sidecar.analysis.open_plain", open_plain)
     monkeypatch.setattr("gpufrag.sidecar.analysis.KILL_TIMEOUT", 0.05)
