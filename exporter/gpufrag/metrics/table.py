@@ -207,7 +207,7 @@ def _margin(step: StepView) -> int | None:
 STEPS: tuple[Metric[Any], ...] = (
     Metric(names.STEP_SMALLEST_LIMIT, GAUGE, STEP, lambda step: step.smallest_limits.get(RECORDED),
         "Smallest memory limit under which every request of the last analysed step succeeds. This is the memory that "
-        "the job really needs, including fragmentation."),
+        "the job really needs, including fragmentation. Requests that failed in this step are left out."),
     Metric(names.STEP_MARGIN, GAUGE, STEP, _margin,
         "limit - smallest limit of the last analysed step. At 0, a slightly larger step fails."),
     Metric(names.WHATIF_SMALLEST_LIMIT, GAUGE, STEP,
