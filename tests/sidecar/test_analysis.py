@@ -228,6 +228,16 @@ def test_recording_is_not_copied_on_its_way_to_a_worker() -> None:
         worker.close()
 
 
+def test_worker_starts_again_after_a_restart_but_not_after_its_end() -> None:
+    worker = _Process(MEASURE, 60.0)
+    worker.ask(b"x")
+    worker.close()
+    worker.ask(b"x")
+    worker.close(for_good=True)
+    with pytest.raises(OSError, match="has ended"):
+        worker.ask(b"x")
+
+
 def cgroup_of(folder: Path, limit: str, used: int) -> tuple[Path, Path]:
     """The file that names a process's cgroup, and the folder of cgroups; the limit is on the parent."""
     groups = folder / "cgroup"

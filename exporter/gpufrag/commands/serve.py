@@ -7,7 +7,7 @@ import gc
 import os
 import signal
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -44,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
     sidecar = server.Sidecar(config, _folder, lambda: configured(options))
     gc.collect()
     gc.freeze()  # a collection during a scrape need not look at what is loaded by now
-    with _announcing(sidecar.service(), options.write_target) as service:
+    with closing(sidecar), _announcing(sidecar.service(), options.write_target) as service:
         runner.run(_calling(service, raise_deferred), config.web)
     return 0
 

@@ -172,7 +172,7 @@ class Analyzer:
             self._closed = True
             self._condition.notify_all()
         for process in (self._measuring, self._analysing):
-            process.close()
+            process.close(for_good=True)
         deadline = time.monotonic() + KILL_TIMEOUT
         for thread in self._threads:
             thread.join(timeout=max(0.0, deadline - time.monotonic()))
@@ -256,6 +256,7 @@ class _Process:
         self._work, self.timeout = work, timeout
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
+        self._ended = False
 
     def ask(self, data: bytes) -> _Answer:
         """Raises TimeoutError, and OSError, ValueError or Misfit if the process has no answer."""
@@ -286,15 +287,18 @@ class _Process:
 
     def _started(self) -> subprocess.Popen[bytes]:
         with self._lock:
+            if self._ended:
+                raise OSError("the analysis has ended")
             if self._process is None:
                 command = worker_command(__name__, self._work)
                 pipe = subprocess.PIPE
                 self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
             return self._process
 
-    def close(self) -> None:
-        """End the process. The next `ask` starts another one."""
+    def close(self, for_good: bool = False) -> None:
+        """End the process. The next `ask` starts another one, or fails if this was `for_good`."""
         with self._lock:
+            self._ended |= for_good
             process, self._process = self._process, None
         if process is None:
             return

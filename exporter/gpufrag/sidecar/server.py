@@ -63,6 +63,10 @@ class Sidecar:
         self._step_reports = StepReports(cache)
         self._report_worker = SerialExecutor("gpufrag-step-report")
 
+    def close(self) -> None:
+        """End threads and worker processes, which would otherwise finish their work after the sidecar's end."""
+        self._source.close()
+
     def service(self) -> Service:
         routes = [
             Route("/", self._page),
