@@ -186,7 +186,9 @@ def _explain_oom(raw: Mapping[str, Any], options: argparse.Namespace) -> int:
 def _with_settings(explained: Explained, options: argparse.Namespace) -> Explained:
     """Replay the trace under other settings, unless it is too long."""
     events, end = explained.events, explained.end
-    if options.no_whatif or not events:
+    if not events:
+        return explained
+    if options.no_whatif:
         return replace(explained, untried="--no-whatif was given")
     if len(events) > MOST_EVENTS:
         why = f"the trace has more than {MOST_EVENTS:,} events; `gpufrag whatif` replays longer ones"
