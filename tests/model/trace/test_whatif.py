@@ -227,9 +227,7 @@ def test_smallest_limit_is_searched_only_below_another() -> None:
 
 def test_peaks_after_empty_cache_leave_out_the_cache() -> None:
     recorder = Recorder()
-    cached = recorder.malloc(100 * MIB)
-    assert cached is not None
-    recorder.free(cached)
+    recorder.cache(100 * MIB)
     begin = len(recorder.trace)
     recorder.malloc(30 * MIB)
     run = read_run(recorder.trace[begin:], recorder.heap(), Driver())
