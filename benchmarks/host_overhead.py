@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from step_recording import HostBound
+from step_recording import HostBound, interval
 
 from gpufrag import agent
 from gpufrag.agent.agent import Agent
@@ -41,7 +41,6 @@ DEFAULT_INTERVAL = AgentSettings().interval
 AFTER, NEIGHBOURS = 0.3, 20
 STRETCH, SETTLE = 20, 3
 """Steps."""
-NORMAL_95 = 1.96
 
 
 class Timed(TorchSource):
@@ -73,13 +72,6 @@ class Loop(HostBound):
             found.append(time.perf_counter())
         torch.cuda.synchronize()
         return found
-
-
-def interval(values: list[float]) -> tuple[float, float, float]:
-    """(low, mean, high) of the mean, 95 %."""
-    mean = statistics.fmean(values)
-    half = NORMAL_95 * statistics.stdev(values) / math.sqrt(len(values))
-    return mean - half, mean, mean + half
 
 
 def between_recordings(loop: Loop, pairs: int) -> list[float]:
